@@ -1,0 +1,57 @@
+# Everything runs from a virtual environment that the first target makes, from the pinned versions in constraints.txt.
+# With nothing but Python >= 3.11 (with venv) and make on the machine: `make demo`, `make test`.
+
+PYTHON ?= python3
+VENV ?= .venv
+# More for the command behind a target: make test ARGS="-k schema -x", make demo ARGS="--seed 3".
+ARGS ?=
+
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help install demo check test perf torture clean
+
+help:
+	@echo "make demo      train DQN on CartPole with actors in their own processes"
+	@echo "make test      run the tests"
+	@echo "make check     lint, formatting, types"
+	@echo "make perf      measure against the bars, then the benchmarks"
+	@echo "make torture   the long runs under random kills"
+	@echo "make clean     remove the virtual environment, caches and build results"
+
+install: $(VENV)/installed
+
+# The stamps are the only rules that install. Each is written last, so an install that was cut short starts again.
+$(VENV)/installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Conduit needs Python >= 3.11, and $(PYTHON) is " + sys.version.split()[0] + "; name another: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) -e '.[dev,demo]'
+	@touch $@
+
+$(VENV)/installed-peers: $(VENV)/installed
+	$(INSTALL) -e '.[peers]'
+	@touch $@
+
+demo: $(VENV)/installed
+	$(BIN)/conduit demo $(ARGS)
+
+check: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: $(VENV)/installed
+	$(BIN)/python -m pytest $(ARGS)
+
+perf: $(VENV)/installed-peers
+	$(BIN)/python -m perf.bars engine $(ARGS)
+	$(BIN)/python -m pytest perf --benchmark-enable --benchmark-only
+
+torture: $(VENV)/installed
+	$(BIN)/python -m pytest -m torture --timeout=0 $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,61 @@
+"""Conduit: an experience data plane for reinforcement learning.
+
+Actors write steps straight into shared memory, learners pull ready batches. The layers, each importing only what stands
+above it:
+
+    errors  field  nesting  schema  clock  jit      what everything shares
+    store        where rows are: segment, words, protocol, participants, leases, weights
+    kernels      how rows become batches: plans, CPU kernels, the float64 reference
+    sampling     which windows a batch is made of
+    plane        the engine and its control points: ingestion (Writer), placement, delivery (Loader)
+    demo  cli    what stands on top; they use the plane, never the store
+
+Importing this package starts no thread, sets no environment variable, and does not import torch.
+"""
+
+from conduit import errors as errors
+from conduit.kernels.transforms import Transform as Transform
+from conduit.kernels.transforms import cast as cast
+from conduit.kernels.transforms import scale as scale
+from conduit.plane.batch import Batch as Batch
+from conduit.plane.delivery import Delivery as Delivery
+from conduit.plane.delivery import Loader as Loader
+from conduit.plane.engine import Client as Client
+from conduit.plane.engine import Engine as Engine
+from conduit.plane.engine import attach as attach
+from conduit.plane.ingestion import CommitEvery as CommitEvery
+from conduit.plane.ingestion import Ingestion as Ingestion
+from conduit.plane.ingestion import Writer as Writer
+from conduit.plane.placement import Placement as Placement
+from conduit.plane.placement import Pool as Pool
+from conduit.schema import Field as Field
+from conduit.schema import Schema as Schema
+from conduit.store.layout import Table as Table
+from conduit.store.weights import PolicySlot as PolicySlot
+from conduit.store.weights import Weights as Weights
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Batch",
+    "Client",
+    "CommitEvery",
+    "Delivery",
+    "Engine",
+    "Field",
+    "Ingestion",
+    "Loader",
+    "Placement",
+    "PolicySlot",
+    "Pool",
+    "Schema",
+    "Table",
+    "Transform",
+    "Weights",
+    "Writer",
+    "__version__",
+    "attach",
+    "cast",
+    "errors",
+    "scale",
+]

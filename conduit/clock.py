@@ -1,0 +1,45 @@
+"""Deadlines: every wait in Conduit is bounded by one of these.
+
+A deadline is made once, at the call that may block, and handed down, so that nested waits share one budget instead of
+adding theirs up. The clock is the system's monotonic one; tests hand in their own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+Clock = Callable[[], float]
+"""Returns monotonic seconds."""
+
+
+class Deadline:
+    """A point in monotonic time after which a wait gives up.
+
+    Args:
+        timeout: Seconds from now; 0 means "try once"; None means a year, which is as good as for ever and still bounded.
+        clock: Monotonic seconds; `time.monotonic` unless a test needs its own.
+
+    Raises:
+        ValueError: `timeout` is negative or not a number.
+    """
+
+    __slots__ = ("_clock", "_end", "timeout")
+
+    FOREVER = 365.0 * 24 * 3600
+
+    def __init__(self, timeout: float | None, clock: Clock = time.monotonic) -> None:
+        seconds = self.FOREVER if timeout is None else float(timeout)
+        if not seconds >= 0:
+            raise ValueError(f"Expected a timeout of at least 0 seconds, got {timeout!r}; pass None to wait without limit")
+        self.timeout = seconds
+        self._clock = clock
+        self._end = clock() + seconds
+
+    def left(self) -> float:
+        """Seconds until the deadline, never below 0."""
+        return max(0.0, self._end - self._clock())
+
+    def passed(self) -> bool:
+        """True once the deadline lies behind."""
+        return self._clock() >= self._end

@@ -1,0 +1,154 @@
+"""Every error Conduit raises, as one tree under :class:`ConduitError`.
+
+::
+
+    ConduitError(Exception)
+    ├── SchemaError(ValueError)           a schema cannot be built or read
+    │   └── SchemaMismatch                two schemas that must be equal differ
+    ├── FieldError(ValueError)            a value does not fit its field: key, dtype, shape
+    ├── ConfigError(ValueError)           an option is wrong, or options contradict each other
+    │   └── CapacityError                 a capacity or page size that cannot work
+    ├── NoSpace(OSError)                  the memory file system is full
+    ├── EngineExists(FileExistsError)     a live engine already has this name
+    │   └── Leftover                      the segment of an engine that died has this name
+    ├── EngineNotFound(FileNotFoundError) no engine has this name
+    ├── AccessDenied(PermissionError)     this user may not open, map or write the segment
+    ├── BadSegment(ValueError)            a segment that is truncated, foreign or of another version
+    ├── Closed(ValueError)                used after close
+    │   └── Forked                        used in a child of the process that opened it
+    ├── WaitTimeout(TimeoutError)         a wait reached its deadline
+    │   ├── DataTimeout                   rows did not come
+    │   └── SpaceTimeout                  no page became free
+    ├── BuffersBusy(BufferError)          every batch buffer is still held
+    ├── Busy(BlockingIOError)             it would have to wait, and waiting was not asked for
+    ├── Overwritten(LookupError)          the rows asked for have been replaced by newer ones
+    ├── ParticipantsFull(OSError)         every participant slot of the engine is taken
+    └── MissingExtra(ImportError)         an optional package is not installed
+
+Each error is also the builtin a caller would reach for, so ``except TimeoutError`` works without this module.
+Busy, Closed, BadSegment and Overwritten are four facts and never stand for one another.
+
+A message says what was expected, what came, where (a field path, at the end as ``- at `obs.camera` ``) and the remedy.
+An error leaves everything as it was: nothing has been written or claimed when it is raised. Errors can be pickled,
+so they cross process pools unharmed.
+"""
+
+from __future__ import annotations
+
+import errno as _errno
+
+
+class ConduitError(Exception):
+    """The root of the tree.
+
+    Args:
+        message: What was expected, what came, and the remedy.
+        at: The dotted path of the field concerned. It is appended to the message and kept as ``error.at``.
+
+    Attributes:
+        at: The dotted field path, or None where no single field is concerned.
+    """
+
+    at: str | None
+
+    def __init__(self, message: str, *, at: str | None = None) -> None:
+        super().__init__(message if at is None else f"{message} - at `{at}`")
+        self.at = at
+
+
+class SchemaError(ConduitError, ValueError):
+    """A schema cannot be built or read: a space, name, dtype or shape that is not supported, or a bad document."""
+
+
+class SchemaMismatch(SchemaError):
+    """Two schemas that must be equal differ; the message names the first differing field with both sides."""
+
+
+class FieldError(ConduitError, ValueError):
+    """A value does not fit its field: missing or unknown key, wrong dtype, wrong shape."""
+
+
+class ConfigError(ConduitError, ValueError):
+    """An option is wrong, or options contradict each other; found when the object is made, with the numbers."""
+
+
+class CapacityError(ConfigError):
+    """A capacity or page size that cannot work, such as fewer rows than the writers need at once."""
+
+
+class NoSpace(ConduitError, OSError):
+    """The memory file system behind the segment is full; ``errno`` is ENOSPC."""
+
+    errno = _errno.ENOSPC
+
+
+class EngineExists(ConduitError, FileExistsError):
+    """A live engine already has this name; ``errno`` is EEXIST."""
+
+    errno = _errno.EEXIST
+
+
+class Leftover(EngineExists):
+    """The segment under this name belongs to an engine that died: adopt it, or remove it with ``conduit clean``."""
+
+
+class EngineNotFound(ConduitError, FileNotFoundError):
+    """No engine has this name; ``errno`` is ENOENT."""
+
+    errno = _errno.ENOENT
+
+
+class AccessDenied(ConduitError, PermissionError):
+    """This user may not open, map or write the segment; ``errno`` is EACCES."""
+
+    errno = _errno.EACCES
+
+
+class BadSegment(ConduitError, ValueError):
+    """The segment is truncated, is not Conduit's, or was made by a version with another layout."""
+
+
+class Closed(ConduitError, ValueError):
+    """The object was closed, and closed objects do nothing more."""
+
+
+class Forked(Closed):
+    """The object was opened before a fork and is used in the child: attach again there."""
+
+
+class WaitTimeout(ConduitError, TimeoutError):
+    """A wait reached its deadline; ``errno`` is ETIMEDOUT."""
+
+    errno = _errno.ETIMEDOUT
+
+
+class DataTimeout(WaitTimeout):
+    """The rows a reader waited for did not come in time."""
+
+
+class SpaceTimeout(WaitTimeout):
+    """No page became free for a writer in time."""
+
+
+class BuffersBusy(ConduitError, BufferError):
+    """Every batch buffer of the loader is still held by the caller."""
+
+
+class Busy(ConduitError, BlockingIOError):
+    """The call would have to wait, and waiting was not asked for; ``errno`` is EAGAIN."""
+
+    errno = _errno.EAGAIN
+
+
+class Overwritten(ConduitError, LookupError):
+    """The rows asked for have been replaced by newer ones."""
+
+
+class ParticipantsFull(ConduitError, OSError):
+    """Every participant slot of the engine is taken; ``errno`` is EUSERS."""
+
+    errno = _errno.EUSERS
+
+
+class MissingExtra(ConduitError, ImportError):
+    """An optional package is not installed; the message holds the ``pip install`` command that brings it."""

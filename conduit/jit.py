@@ -1,0 +1,116 @@
+"""Compiling Conduit's CPU kernels with numba, once per machine.
+
+A kernel is a function of plain integers (addresses, counts) compiled for one declared signature. Two things differ from
+`numba.njit(..., cache=True)`:
+
+* The cache is stamped with a hash over the sources of *all* modules that hold kernels, so that editing a function in one
+  module also renews kernels of other modules that inlined it (numba itself looks only at the caller's file).
+* Compilation happens at the first use of `entry`, not at import, so that a process pays only for the kernels it runs.
+
+`entry(kernel)` is the compiled C entry point. Calling it skips numba's type dispatch: about 35 ns instead of 80.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+from numba.core import caching, sigutils
+from numba.core.ccallback import CFunc
+
+KERNEL_MODULES = (
+    "conduit.jit",
+    "conduit.store.atomics",
+    "conduit.store.words",
+    "conduit.store.protocol",
+    "conduit.store.writing",
+    "conduit.kernels.philox",
+    "conduit.kernels.rows",
+    "conduit.kernels.cpu",
+)
+"""Every module whose source takes part in a compiled kernel."""
+
+_SIGNATURES: dict[Any, str] = {}
+
+
+@functools.cache
+def _source_stamp() -> str:
+    digest = hashlib.sha256()
+    root = Path(__file__).parent
+    for name in KERNEL_MODULES:
+        digest.update(root.joinpath(*name.split(".")[1:]).with_suffix(".py").read_bytes())
+    return digest.hexdigest()
+
+
+class _Stamped:
+    """Mixin for numba's cache locators: the stamp covers all kernel sources."""
+
+    def get_source_stamp(self) -> str:
+        return _source_stamp()
+
+
+class _UserProvided(_Stamped, caching.UserProvidedCacheLocator):
+    pass
+
+
+class _InTree(_Stamped, caching.InTreeCacheLocator):
+    pass
+
+
+class _UserWide(_Stamped, caching.UserWideCacheLocator):
+    pass
+
+
+class _Impl(caching.CompileResultCacheImpl):
+    _locator_classes = [_UserProvided, _InTree, _UserWide]  # noqa: RUF012 - numba's own attribute
+
+
+class _KernelCache(caching.FunctionCache):
+    _impl_class = _Impl
+
+
+def kernel(signature: str, *, nogil: bool = False) -> Callable[[Callable[..., Any]], Any]:
+    """Declare a kernel; nothing is compiled yet.
+
+    Args:
+        signature: numba signature over int64 and float64, for instance `"int64(int64, int64)"`.
+        nogil: Release the interpreter lock while it runs; costs about 30 ns a call, so only for long ones.
+    """
+
+    def declare(function: Callable[..., Any]) -> Any:
+        dispatcher = numba.njit(nogil=nogil)(function)
+        _SIGNATURES[dispatcher] = signature
+        return dispatcher
+
+    return declare
+
+
+inner = numba.njit
+"""Decorator for functions that only other kernels call."""
+
+
+@functools.cache
+def entry(dispatcher: Any) -> Callable[..., int]:
+    """The compiled entry point of a declared kernel; compiled or loaded from the cache at the first call."""
+    args, _ = sigutils.normalize_signature(_SIGNATURES[dispatcher])
+    dispatcher._cache = _KernelCache(dispatcher.py_func)
+    dispatcher.compile(_SIGNATURES[dispatcher])
+    return dispatcher.overloads[args].entry_point  # type: ignore[no-any-return]
+
+
+@functools.cache
+def address(function: Callable[..., Any], signature: str) -> int:
+    """Native address of `function` compiled as a C callback, for kernels that call through a pointer."""
+    normalized = sigutils.normalize_signature(signature)
+    callback = CFunc(function, normalized, locals={}, options={"nopython": True})
+    callback._cache = _KernelCache(function)
+    callback.compile()
+    _KEPT.append(callback)
+    return int(callback.address)
+
+
+_KEPT: list[Any] = []

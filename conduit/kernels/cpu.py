@@ -1,0 +1,158 @@
+"""Delivery on the CPU: draw, gather, transform, validate, and draw again what was overwritten; one call per batch.
+
+The kernel is handed a job (int64 words, J_*), runs without the interpreter lock, and works in blocks of slots, small
+enough that writers rarely overwrite a row between its draw and its check. Reads are optimistic: rows are copied first,
+then each row's page must still be of the generation that was drawn, else the slot is drawn again. Nothing that a writer
+might have touched is ever handed out.
+
+The sampler is a C function called by address, `draw(state, job, slots, count, attempt) -> count | -1`, which fills the
+job's row, following row, page and generation of each listed slot.
+"""
+
+from __future__ import annotations
+
+from conduit.jit import inner, kernel
+from conduit.kernels.rows import D_FOLLOWING, D_FUNCTION, D_WORDS
+from conduit.store.atomics import (
+    call_5,
+    fence_acquire,
+    load_acquire,
+    load_relaxed,
+    peek_i32,
+    peek_i64,
+    peek_u32,
+    poke_i64,
+    poke_u8,
+)
+from conduit.store.protocol import block_of
+from conduit.store.words import (
+    GENERATION_SHIFT,
+    KIND_MASK,
+    META_BYTES,
+    OPEN,
+    PAGE_STATE,
+    PAGE_STREAM,
+    SEALED,
+    T_META,
+)
+
+(
+    J_TABLE,
+    J_BATCH,
+    J_BLOCK,
+    J_AHEAD,
+    J_DRAW,
+    J_DRAW_STATE,
+    J_OPERATIONS,
+    J_OPERATION_COUNT,
+    J_ROWS,
+    J_FOLLOWING,
+    J_PAGES,
+    J_GENERATIONS,
+    J_SLOTS,
+    J_IDS,
+    J_VERSIONS,
+    J_EPISODES,
+    J_STEPS,
+    J_TERMINATED,
+    J_TRUNCATED,
+    J_REDRAWN,
+) = range(0, 160, 8)
+"""Words of a job: the table descriptor; rows per batch and per block; prefetch distance; the sampler's function and state;
+operations (descriptors back to back); scratch int64 [batch] for rows, following rows, pages, generations and open slots;
+outputs int64 [batch] ids, versions, episodes, steps and bool [batch] flags; a count of rows drawn again."""
+J_WORDS = 20
+
+ROW_BITS = 40
+"""A row id is generation << 40 | physical row: 2^40 rows, and a generation that repeats after 2^23 reuses of a page."""
+_ROW_MASK = (1 << ROW_BITS) - 1
+_GENERATION_MASK = (1 << (63 - ROW_BITS)) - 1
+
+
+@inner
+def _write_meta(job, table, slots, count):  # type: ignore[no-untyped-def]
+    metas = peek_i64(table + T_META)
+    for i in range(count):
+        slot = peek_i64(slots + 8 * i)
+        row = peek_i64(peek_i64(job + J_ROWS) + 8 * slot)
+        page = peek_i64(peek_i64(job + J_PAGES) + 8 * slot)
+        generation = peek_i64(peek_i64(job + J_GENERATIONS) + 8 * slot)
+        meta = metas + META_BYTES * row
+        flags = peek_u32(meta + 12)
+        stream = load_relaxed(block_of(table, page) + PAGE_STREAM)
+        poke_i64(peek_i64(job + J_IDS) + 8 * slot, ((generation & _GENERATION_MASK) << ROW_BITS) | row)
+        poke_i64(peek_i64(job + J_VERSIONS) + 8 * slot, peek_i32(meta))
+        poke_i64(peek_i64(job + J_STEPS) + 8 * slot, peek_i32(meta + 4))
+        poke_i64(peek_i64(job + J_EPISODES) + 8 * slot, (stream << 32) | peek_u32(meta + 8))
+        poke_u8(peek_i64(job + J_TERMINATED) + slot, flags & 1)
+        poke_u8(peek_i64(job + J_TRUNCATED) + slot, (flags >> 1) & 1)
+
+
+@inner
+def _overwritten(job, table, slots, count):  # type: ignore[no-untyped-def]
+    """Keep in `slots` those whose page is no longer what was drawn; returns their number."""
+    fence_acquire()
+    left = 0
+    for i in range(count):
+        slot = peek_i64(slots + 8 * i)
+        state = load_relaxed(block_of(table, peek_i64(peek_i64(job + J_PAGES) + 8 * slot)) + PAGE_STATE)
+        kind = state & KIND_MASK
+        drawn = peek_i64(peek_i64(job + J_GENERATIONS) + 8 * slot)
+        if (state >> GENERATION_SHIFT) != drawn or (kind != OPEN and kind != SEALED):
+            poke_i64(slots + 8 * left, slot)
+            left += 1
+    return left
+
+
+@kernel("int64(int64)", nogil=True)
+def deliver(job):  # type: ignore[no-untyped-def]
+    """Fill one batch.
+
+    Returns:
+        Rows delivered (the batch size), or -1 when the sampler found nothing to draw; the outputs are undefined then.
+    """
+    table = peek_i64(job + J_TABLE)
+    batch = peek_i64(job + J_BATCH)
+    step = peek_i64(job + J_BLOCK)
+    operations = peek_i64(job + J_OPERATIONS)
+    slots = peek_i64(job + J_SLOTS)
+    for start in range(0, batch, step):
+        count = min(step, batch - start)
+        for i in range(count):
+            poke_i64(slots + 8 * i, start + i)
+        attempt = 0
+        while count > 0:
+            if call_5(peek_i64(job + J_DRAW), peek_i64(job + J_DRAW_STATE), job, slots, count, attempt) < 0:
+                return -1
+            for i in range(peek_i64(job + J_OPERATION_COUNT)):
+                operation = operations + 8 * D_WORDS * i
+                which = J_ROWS if peek_i64(operation + D_FOLLOWING) == 0 else J_FOLLOWING
+                call_5(
+                    peek_i64(operation + D_FUNCTION),
+                    operation,
+                    peek_i64(job + which),
+                    slots,
+                    count,
+                    peek_i64(job + J_AHEAD),
+                )
+            _write_meta(job, table, slots, count)
+            count = _overwritten(job, table, slots, count)
+            attempt += 1
+            poke_i64(job + J_REDRAWN, peek_i64(job + J_REDRAWN) + count)
+    return batch
+
+
+@kernel("int64(int64, int64, int64, int64)")
+def still_valid(table, ids, count, out):  # type: ignore[no-untyped-def]
+    """Tell which row ids still name the row they were given for: bool [count] at `out`; returns how many do."""
+    rows = peek_i64(table + 16)
+    good = 0
+    for i in range(count):
+        key = peek_i64(ids + 8 * i)
+        state = load_acquire(block_of(table, (key & _ROW_MASK) // rows) + PAGE_STATE)
+        kind = state & KIND_MASK
+        same = ((state >> GENERATION_SHIFT) & _GENERATION_MASK) == (key >> ROW_BITS)
+        valid = same and (kind == OPEN or kind == SEALED)
+        poke_u8(out + i, valid)
+        good += valid
+    return good

@@ -1,0 +1,211 @@
+"""Row operations: copy or convert the rows that a job lists into the slots of a batch.
+
+Each operation is a C function `op(descriptor, index, slots, count, ahead) -> 0`, compiled for one row size or one pair of
+dtypes, and called through its address, so that one delivery kernel serves every plan without recompiling:
+
+    for i in range(count): slot = slots[i]; out[slot] = f(column[index[slot]])
+
+`descriptor` is int64 [D_WORDS]. `ahead` is how many rows ahead memory is asked for (software prefetch).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import float32, float64, types
+from numba.extending import intrinsic
+
+from conduit.jit import address, inner
+from conduit.kernels.plan import Output
+from conduit.store.atomics import copy_bytes, peek_f64, peek_i64, prefetch
+
+D_FUNCTION, D_SOURCE, D_STRIDE, D_OUT, D_OUT_STRIDE, D_ELEMENTS, D_FACTOR, D_OFFSET, D_FOLLOWING = range(0, 72, 8)
+D_WORDS = 9
+
+_SIGNATURE = "int64(int64, int64, int64, int64, int64)"
+_INLINE = 256
+"""Rows up to this many bytes are copied inline; longer ones by the C library, whose copy is as fast as memory."""
+
+
+def _pointer_to(low: Any, high: Any) -> Any:
+    kind = types.CPointer(high)
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def pointer(typingctx: Any, at: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.inttoptr(args[0], low.as_pointer())
+
+        return kind(types.int64), codegen
+
+    return pointer
+
+
+_INT = {8: ir.IntType(8), 16: ir.IntType(16), 32: ir.IntType(32), 64: ir.IntType(64)}
+_POINTERS = {
+    "bool": _pointer_to(_INT[8], types.uint8),
+    **{f"int{n}": _pointer_to(_INT[n], getattr(types, f"int{n}")) for n in _INT},
+    **{f"uint{n}": _pointer_to(_INT[n], getattr(types, f"uint{n}")) for n in _INT},
+    "float16": _pointer_to(_INT[16], types.uint16),
+    "bfloat16": _pointer_to(_INT[16], types.uint16),
+    "float32": _pointer_to(ir.FloatType(), types.float32),
+    "float64": _pointer_to(ir.DoubleType(), types.float64),
+}
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _half_to_float(typingctx: Any, bits: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
+
+    return types.float32(types.uint16), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _float_to_half(typingctx: Any, value: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), _INT[16])
+
+    return types.uint16(types.float32), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _bits_to_float(typingctx: Any, bits: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.FloatType())
+
+    return types.float32(types.uint32), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _float_to_bits(typingctx: Any, value: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], _INT[32])
+
+    return types.uint32(types.float32), codegen
+
+
+@inner
+def _as_is(value):  # type: ignore[no-untyped-def]
+    return value
+
+
+@inner
+def _brain_to_float(bits):  # type: ignore[no-untyped-def]
+    return _bits_to_float(np.uint32(bits) << np.uint32(16))
+
+
+@inner
+def _float_to_brain(value):  # type: ignore[no-untyped-def]
+    """Round to nearest, ties to even; NaN stays NaN."""
+    bits = _float_to_bits(float32(value))
+    if value != value:  # noqa: PLR0124 - the test for NaN
+        return np.uint16((bits >> np.uint32(16)) | np.uint32(64))
+    odd = (bits >> np.uint32(16)) & np.uint32(1)
+    return np.uint16((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))
+
+
+@inner
+def _half(value):  # type: ignore[no-untyped-def]
+    return _float_to_half(float32(value))
+
+
+_READ = {"float16": _half_to_float, "bfloat16": _brain_to_float}
+_WRITE = {
+    "float16": _half,
+    "bfloat16": _float_to_brain,
+    "float32": float32,
+    "float64": float64,
+    "bool": types.uint8,
+    **{f"int{n}": getattr(types, f"int{n}") for n in _INT},
+    **{f"uint{n}": getattr(types, f"uint{n}") for n in _INT},
+}
+_EXACT_IN_FLOAT32 = {"bool", "int8", "uint8", "int16", "uint16", "float16", "bfloat16", "float32"}
+
+
+def _copier(row_bytes: int) -> Callable[..., int]:
+    inline = row_bytes <= _INLINE
+
+    def copy_rows(descriptor, index, slots, count, ahead):  # type: ignore[no-untyped-def]
+        source = peek_i64(descriptor + D_SOURCE)
+        stride = peek_i64(descriptor + D_STRIDE)
+        out = peek_i64(descriptor + D_OUT)
+        for i in range(count):
+            if inline and i + ahead < count:
+                coming = source + stride * peek_i64(index + 8 * peek_i64(slots + 8 * (i + ahead)))
+                prefetch(coming)
+                if row_bytes > 8:
+                    prefetch(coming + row_bytes - 1)
+            slot = peek_i64(slots + 8 * i)
+            copy_bytes(out + row_bytes * slot, source + stride * peek_i64(index + 8 * slot), row_bytes)
+        return 0
+
+    return copy_rows
+
+
+def _converter(source_dtype: str, dtype: str, affine: bool) -> Callable[..., int]:
+    read, write = _READ.get(source_dtype, _as_is), _WRITE[dtype]
+    source_pointer, out_pointer = _POINTERS[source_dtype], _POINTERS[dtype]
+    narrow = source_dtype in _EXACT_IN_FLOAT32 and dtype != "float64"
+    work = float32 if narrow else float64
+
+    def convert_rows(descriptor, index, slots, count, ahead):  # type: ignore[no-untyped-def]
+        source = peek_i64(descriptor + D_SOURCE)
+        stride = peek_i64(descriptor + D_STRIDE)
+        out = peek_i64(descriptor + D_OUT)
+        out_stride = peek_i64(descriptor + D_OUT_STRIDE)
+        elements = peek_i64(descriptor + D_ELEMENTS)
+        factor = work(peek_f64(descriptor + D_FACTOR))
+        offset = work(peek_f64(descriptor + D_OFFSET))
+        for i in range(count):
+            if i + ahead < count:
+                coming = source + stride * peek_i64(index + 8 * peek_i64(slots + 8 * (i + ahead)))
+                prefetch(coming)
+                prefetch(coming + 64)
+            slot = peek_i64(slots + 8 * i)
+            x = source_pointer(source + stride * peek_i64(index + 8 * slot))
+            y = out_pointer(out + out_stride * slot)
+            if affine:
+                for j in range(elements):
+                    y[j] = write(work(read(x[j])) * factor + offset)
+            else:
+                for j in range(elements):
+                    y[j] = write(read(x[j]))
+        return 0
+
+    return convert_rows
+
+
+@functools.cache
+def _copy_address(row_bytes: int) -> int:
+    return address(_copier(row_bytes), _SIGNATURE)
+
+
+@functools.cache
+def _convert_address(source_dtype: str, dtype: str, affine: bool) -> int:
+    return address(_converter(source_dtype, dtype, affine), _SIGNATURE)
+
+
+def describe(output: Output, source: int, stride: int, out: int) -> np.ndarray[Any, Any]:
+    """The descriptor of an output's operation.
+
+    Args:
+        output: What is to be made.
+        source: Address of the column's row 0.
+        stride: Bytes from one row of the column to the next.
+        out: Address of the output array, C-contiguous [batch_size, *shape].
+    """
+    transform = output.transform
+    if transform.dtype == output.field.dtype and not transform.is_affine:
+        function = _copy_address(output.field.row_bytes)
+    else:
+        function = _convert_address(output.field.dtype, transform.dtype, transform.is_affine)
+    elements = int(np.prod(output.field.shape, dtype=np.int64))
+    words = np.zeros(D_WORDS, np.int64)
+    words[:6] = function, source, stride, out, output.row_bytes, elements
+    words[6:8].view(np.float64)[:] = transform.factor, transform.offset
+    words[8] = output.following
+    return words

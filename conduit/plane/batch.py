@@ -1,0 +1,143 @@
+"""Batches and the buffers they lie in."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from conduit.jit import entry
+from conduit.kernels import cpu
+from conduit.kernels.plan import FLAGS, Plan
+from conduit.kernels.rows import D_WORDS, describe
+from conduit.schema import Schema
+from conduit.store.layout import align, row_stride
+from conduit.store.table import TableView
+
+Array = np.ndarray[Any, Any]
+Format = Literal["torch", "numpy"]
+
+_KEYS = ("ids", "versions", "episodes", "steps")
+
+
+class Batch(Mapping[str, Any]):
+    """One delivered batch: names to tensors (or arrays), and where the rows come from.
+
+    Its memory stays valid and unchanged as long as anything made from it is alive: the batch, a tensor of it, a view of
+    such a tensor. `release()` gives it back earlier.
+
+    Attributes:
+        ids: int64 [B], row ids: they name the rows until they are overwritten (`Loader.valid`).
+        versions: int64 [B], policy versions that acted.
+        episodes: int64 [B], episode numbers, unique in the table.
+        steps: int64 [B], steps in the episode.
+    """
+
+    __slots__ = ("_buffer", "_schema", "_values", "episodes", "ids", "steps", "versions")
+
+    def __init__(self, values: dict[str, Any], keys: tuple[Any, ...], schema: Schema, buffer: Buffer) -> None:
+        self._values = values
+        self.ids, self.versions, self.episodes, self.steps = keys
+        self._schema = schema
+        self._buffer = buffer
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def nest(self) -> dict[str, Any]:
+        """The batch with nested fields as nested dicts and tuples."""
+        return self._schema.nest(self._values)
+
+    def release(self) -> None:
+        """Promise not to look at this batch or anything made from it again; its memory may be reused at once."""
+        self._buffer.released = True
+
+    def __repr__(self) -> str:
+        inner = ", ".join(f"{name}: {tuple(value.shape)} {value.dtype}" for name, value in self._values.items())
+        return f"Batch({inner})"
+
+
+class Buffer:
+    """Memory for one batch, with the job that fills it.
+
+    A buffer is free when nobody but itself refers to its arrays. A torch tensor made by `from_numpy` keeps its array
+    alive, and so does every view of it, so reference counts tell the truth without any bookkeeping by users.
+    """
+
+    def __init__(self, table: TableView, plan: Plan, scratch: Array, sampler: Any, block: int, ahead: int) -> None:
+        size = plan.batch_size
+        spans = [(output.name, output.numpy_dtype, (size, *output.field.shape)) for output in plan.outputs]
+        spans += [(name, np.dtype(bool), (size,)) for name in FLAGS]
+        spans += [(name, np.dtype(np.int64), (size,)) for name in _KEYS]
+        offsets, end = [], 0
+        for _, dtype, shape in spans:
+            offsets.append(end)
+            end = align(end + dtype.itemsize * int(np.prod(shape, dtype=np.int64)))
+        self._memory = np.empty(end + 128, np.uint8)
+        start = -self._memory.ctypes.data % 128
+        self.arrays: dict[str, Array] = {}
+        for (name, dtype, shape), offset in zip(spans, offsets, strict=True):
+            self.arrays[name] = np.ndarray(shape, dtype, self._memory, start + offset)  # type: ignore[arg-type]
+        self.released = False
+        columns = table.columns
+        base = {field.name: row_stride(field) for field in table.layout.schema.fields}
+        self._operations = np.zeros((max(1, len(plan.outputs)), D_WORDS), np.int64)
+        for i, output in enumerate(plan.outputs):
+            source = columns[output.field.name]
+            self._operations[i] = describe(
+                output, source.ctypes.data, base[output.field.name], self.arrays[output.name].ctypes.data
+            )
+        self.job = np.zeros(cpu.J_WORDS, np.int64)
+        for offset, value in (
+            (cpu.J_TABLE, table.address),
+            (cpu.J_BATCH, size),
+            (cpu.J_BLOCK, block),
+            (cpu.J_AHEAD, ahead),
+            (cpu.J_DRAW, sampler.function),
+            (cpu.J_DRAW_STATE, sampler.state),
+            (cpu.J_OPERATIONS, self._operations.ctypes.data),
+            (cpu.J_OPERATION_COUNT, len(plan.outputs)),
+            (cpu.J_ROWS, scratch[0].ctypes.data),
+            (cpu.J_FOLLOWING, scratch[1].ctypes.data),
+            (cpu.J_PAGES, scratch[2].ctypes.data),
+            (cpu.J_GENERATIONS, scratch[3].ctypes.data),
+            (cpu.J_SLOTS, scratch[4].ctypes.data),
+            (cpu.J_IDS, self.arrays["ids"].ctypes.data),
+            (cpu.J_VERSIONS, self.arrays["versions"].ctypes.data),
+            (cpu.J_EPISODES, self.arrays["episodes"].ctypes.data),
+            (cpu.J_STEPS, self.arrays["steps"].ctypes.data),
+            (cpu.J_TERMINATED, self.arrays["terminated"].ctypes.data),
+            (cpu.J_TRUNCATED, self.arrays["truncated"].ctypes.data),
+        ):
+            self.job[offset // 8] = value
+        self.job_address = self.job.ctypes.data
+        self._fill = entry(cpu.deliver)
+        self._every = list(self.arrays.values())
+        self._array_count = self._counts()
+        self._memory_count = sys.getrefcount(self._memory)
+
+    def _counts(self) -> list[int]:
+        return [sys.getrefcount(array) for array in self._every]
+
+    def is_free(self) -> bool:
+        """True when no batch, tensor or view of this buffer is alive, or its holder has released it."""
+        if self.released:
+            return True
+        return sys.getrefcount(self._memory) == self._memory_count and self._counts() == self._array_count
+
+    def fill(self) -> bool:
+        """Draw and gather a batch into the arrays; False when there is nothing to draw."""
+        return self._fill(self.job_address) >= 0
+
+    @property
+    def redrawn(self) -> int:
+        """Rows drawn again because a writer overwrote them, over this buffer's life."""
+        return int(self.job[cpu.J_REDRAWN // 8])

@@ -1,0 +1,318 @@
+"""The engine owns a node's tables; clients attach to it by name. There is no server: an engine is memory with an owner.
+
+`Engine.create` makes the segment and removes its name when it is closed, by its `with` block, or at the interpreter's
+normal exit. If its process is killed, attached processes go on; the segment stays until it is adopted or cleaned.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from conduit.clock import Deadline
+from conduit.errors import BadSegment, Closed, ConfigError, EngineExists, EngineNotFound, SchemaMismatch
+from conduit.kernels.transforms import Transform
+from conduit.plane.batch import Format
+from conduit.plane.delivery import Loader, OnBusy
+from conduit.plane.ingestion import Autoreset, CommitPerStep, Ingestion, OnFull, Writer
+from conduit.plane.placement import HostPlacement, Placement, Pool
+from conduit.schema import Schema
+from conduit.store import segment as segments
+from conduit.store.layout import Table, specify
+from conduit.store.participants import Participants
+from conduit.store.segment import LOCK_CREATOR, Backing, Segment, try_lock
+from conduit.store.table import TableView
+from conduit.store.weights import PolicySlot, describe
+
+_POLL = 0.01
+
+
+class Client:
+    """A process's attachment to an engine. Use `conduit.attach`; it is a context manager."""
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+        self._views = {name: TableView(segment, layout) for name, layout in segment.layout.tables.items()}
+        descriptors = [view.descriptor for view in self._views.values()]
+        try:
+            self._participants = Participants(segment, descriptors)
+        except BaseException:
+            segment.release_locks()
+            raise
+        for view in self._views.values():
+            view.participants = self._participants
+        self._slots: dict[str, PolicySlot] = {}
+        self._writers: weakref.WeakSet[Writer] = weakref.WeakSet()
+        self._closed = False
+
+    @property
+    def name(self) -> str:
+        """Engine name."""
+        return self._segment.name
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Names of the engine's tables."""
+        return tuple(self._views)
+
+    def schema(self, table: str) -> Schema:
+        """Schema of a table."""
+        return self._view(table).layout.schema
+
+    def _view(self, table: str) -> TableView:
+        if self._closed:
+            raise Closed(f"Expected an attached client of engine {self.name!r}, this one was closed")
+        self._participants.check()
+        if table not in self._views:
+            raise ConfigError(f"Expected one of the tables {list(self._views)} of engine {self.name!r}, got {table!r}")
+        return self._views[table]
+
+    def writer(
+        self,
+        table: str,
+        *,
+        num_envs: int | None = None,
+        autoreset: Autoreset | None = None,
+        policy: PolicySlot | None = None,
+        schema: Schema | None = None,
+        timeout: float | None = 10.0,
+        on_full: OnFull = "wait",
+        keep_final: bool = True,
+        ingestion: Ingestion | None = None,
+        placement: Placement | None = None,
+    ) -> Writer:
+        """Open a writer, for use by one thread.
+
+        Args:
+            table: Table name.
+            num_envs: Environments per call, with a leading axis; None for one environment without it.
+            autoreset: As the environments reset: "next_step" (default with num_envs), "same_step", or "disabled"
+                (default without).
+            policy: Rows carry the version that this slot object last polled.
+            schema: The schema that the caller expects; checked against the table's.
+            timeout: Seconds that a write may wait for a page; None without limit.
+            on_full: "wait", or "raise" Busy when every page is being written or leased.
+            keep_final: With "same_step" and "disabled": insist on the final observation of ended episodes. Without one, a
+                terminated row is delivered with its own observation as the next one, and a truncated row is not drawn.
+            ingestion, placement: Other policies for these control points.
+
+        Raises:
+            ConfigError, CapacityError: Bad options, or pages too small for num_envs.
+            SchemaMismatch: `schema` differs; names the first differing field.
+        """
+        view = self._view(table)
+        if schema is not None:
+            difference = view.layout.schema.difference(schema)
+            if difference is not None:
+                raise SchemaMismatch(
+                    f"Expected the schema of table {table!r} ({view.layout.schema.fingerprint}), got {schema.fingerprint}: "
+                    f"{difference}"
+                )
+        writer = Writer(
+            view,
+            num_envs=num_envs,
+            autoreset=autoreset,
+            policy=policy,
+            timeout=timeout,
+            on_full=on_full,
+            keep_final=keep_final,
+            ingestion=ingestion or CommitPerStep(),
+            placement=placement or HostPlacement(),
+            pools=(Pool("host", "host", "cpu", self._segment.layout.size),),
+        )
+        self._writers.add(writer)
+        return writer
+
+    def loader(
+        self,
+        table: str,
+        *,
+        batch_size: int,
+        transform: Mapping[str, Transform] | None = None,
+        seed: int = 0,
+        format: Format = "torch",  # noqa: A002 - the natural word in a call
+        buffers: int = 3,
+        on_busy: OnBusy = "error",
+        timeout: float | None = 30.0,
+        min_rows: int | None = None,
+        fields: Iterable[str] | None = None,
+    ) -> Loader:
+        """Open a loader of uniformly drawn transitions, for use by one thread.
+
+        Args:
+            table: Table name.
+            batch_size: Rows per batch.
+            transform: {field: conduit.scale(...) or conduit.cast(...)}; one for an observation also applies to the next.
+            seed: The same committed rows and seed give the same batches.
+            format: "torch" tensors or "numpy" arrays, on the CPU; both speak DLPack.
+            buffers: Batches that can be alive at a time, at least 2.
+            on_busy: With all buffers in use: "error" BuffersBusy, or "wait" for another thread to let go.
+            timeout: Seconds that `next` may wait; None without limit.
+            min_rows: Rows that must be there before the first batch; default batch_size.
+            fields: Outputs to deliver, default all: fields, next_<observation>, terminated, truncated.
+
+        Raises:
+            ConfigError: Bad options; names the offending one.
+        """
+        return Loader(
+            self._view(table),
+            batch_size=batch_size,
+            transform=transform,
+            seed=seed,
+            format=format,
+            buffers=buffers,
+            on_busy=on_busy,
+            timeout=timeout,
+            min_rows=min_rows,
+            fields=fields,
+        )
+
+    def policy(self, name: str = "policy") -> PolicySlot:
+        """The weights slot of this name; one object per client."""
+        if self._closed:
+            raise Closed(f"Expected an attached client of engine {self.name!r}, this one was closed")
+        layouts = self._segment.layout.policies
+        if name not in layouts:
+            raise ConfigError(
+                f"Expected one of the policies {list(layouts)} of engine {self.name!r}, got {name!r}: "
+                "declare it with Engine.create(..., policies={name: state_dict})"
+            )
+        if name not in self._slots:
+            self._slots[name] = PolicySlot(self._segment, layouts[name], list(layouts).index(name), self._participants)
+        return self._slots[name]
+
+    def recover(self) -> int:
+        """Take back pages and leases of dead participants now; returns the number of pages.
+
+        Writers that look for a page, and anyone who waits, do this by themselves.
+        """
+        self._participants.check()
+        return self._participants.recover_dead()
+
+    def close(self) -> None:
+        """Close this client's writers and detach; idempotent. Batches that are held stay valid."""
+        if self._closed:
+            return
+        self._closed = True
+        if not self._participants.forked:
+            for writer in list(self._writers):
+                writer.close()
+            for slot in self._slots.values():
+                slot.close()
+            self._before_leaving()
+            self._participants.leave()
+            self._segment.release_locks()
+        for view in self._views.values():
+            view.participants = None
+
+    def _before_leaving(self) -> None:
+        """What an owner does while it still has its seat."""
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Engine(Client):
+    """The owner of a node's tables; also a client of them."""
+
+    def __init__(self, segment: Segment) -> None:
+        try:
+            super().__init__(segment)
+        except BaseException:
+            segment.unlink()
+            raise
+        # a forked child must not remove its parent's segment at exit
+        self._finalizer = weakref.finalize(self, _unlink_in_owner, segment, os.getpid())
+
+    @classmethod
+    def create(
+        cls,
+        name: str,
+        tables: Mapping[str, Table],
+        *,
+        policies: Mapping[str, Mapping[str, Any]] | None = None,
+        backing: Backing = "shm",
+        max_participants: int = 128,
+    ) -> Engine:
+        """Create an engine: allocate its memory in full and become its owner.
+
+        Args:
+            name: 1 to 100 letters, digits, ".", "-", "_"; unique among this user's engines.
+            tables: {name: Table}.
+            policies: {name: example state dict} for weights slots; the values only give dtypes and shapes.
+            backing: "shm" (named, outlives a killed owner) or "memfd" (not bounded by /dev/shm; new attaches need the
+                owner's process alive).
+            max_participants: Processes that can be attached at a time.
+
+        Raises:
+            EngineExists: A living engine has this name. Leftover: a dead one.
+            NoSpace: /dev/shm has too little room; nothing is left behind.
+            ConfigError, CapacityError: Bad options.
+        """
+        specs = {slot: describe(example) for slot, example in (policies or {}).items()}
+        return cls(segments.create(name, specify(dict(tables), specs, max_participants), backing))
+
+    @classmethod
+    def adopt(cls, name: str) -> Engine:
+        """Become the owner of an engine whose owner died; rows and weights are as they were.
+
+        Raises:
+            EngineExists: Its owner is alive.
+            EngineNotFound, BadSegment, AccessDenied: As `attach`.
+        """
+        segment = segments.attach(name)
+        if not try_lock(segment.lock_fd, LOCK_CREATOR):
+            segment.release_locks()
+            raise EngineExists(f"Expected engine {name!r} to have lost its owner, but the owner is alive: attach instead")
+        engine = cls(segment)
+        engine.recover()
+        return engine
+
+    def _before_leaving(self) -> None:
+        self._segment.mark_closed()
+        self._finalizer()
+
+    def __enter__(self) -> Engine:
+        return self
+
+
+def _unlink_in_owner(segment: Segment, pid: int) -> None:
+    if os.getpid() == pid:
+        segment.mark_closed()
+        segment.unlink()
+
+
+def attach(name: str, timeout: float = 0.0) -> Client:
+    """Attach to a running engine of this user.
+
+    Args:
+        name: Engine name.
+        timeout: Seconds to wait for it to appear.
+
+    Raises:
+        EngineNotFound: No such engine.
+        AccessDenied: It belongs to another user.
+        BadSegment: Truncated, foreign, or made by a version with another layout.
+        ParticipantsFull: All seats are taken.
+    """
+    deadline = Deadline(timeout)
+    while True:
+        try:
+            segment = segments.attach(name)
+            if segment.closed:
+                segment.release_locks()
+                raise EngineNotFound(f"Expected a running engine named {name!r}, but it is just closing")
+            return Client(segment)
+        except EngineNotFound:
+            if deadline.passed():
+                raise
+        time.sleep(min(_POLL, deadline.left()))
+
+
+__all__ = ["BadSegment", "Client", "Engine", "attach"]

@@ -1,0 +1,263 @@
+"""The in-place forms of writing: a step, a rollout slab, and the bare handle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from conduit.errors import Closed, ConfigError, FieldError
+from conduit.jit import entry
+from conduit.plane.values import checked
+from conduit.store import writing
+
+if TYPE_CHECKING:
+    from conduit.plane.ingestion import Writer
+
+Array = np.ndarray[Any, Any]
+
+
+class _Views:
+    """Field access by attribute (`rows.obs`) or by dotted name (`rows["obs.camera"]`)."""
+
+    __slots__ = ()
+
+    def _view(self, name: str) -> Array:
+        raise NotImplementedError
+
+    def _names(self) -> tuple[str, ...]:
+        raise NotImplementedError
+
+    def __getitem__(self, name: str) -> Array:
+        if name not in self._names():
+            raise FieldError(f"Expected one of {', '.join(self._names())}, got {name!r}", at=name)
+        return self._view(name)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name in self._names():
+            return self._view(name)
+        below = {n.removeprefix(f"{name}."): self._view(n) for n in self._names() if n.startswith(f"{name}.")}
+        if not below:
+            raise FieldError(f"Expected one of {', '.join(self._names())}, got {name!r}", at=name)
+        return below
+
+
+class _Staged(_Views):
+    """Uncommitted rows of a writer, from `_row` on."""
+
+    __slots__ = ("_lead", "_names_", "_row", "_rows", "_tail", "_writer")
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._names_ = (*writer._schema.names, "terminated", "truncated")
+        self._row = -1
+
+    def _names(self) -> tuple[str, ...]:
+        return self._names_
+
+    def _start(self, what: str, rows: int, tail: int, lead: tuple[int, ...]) -> None:
+        self._row = self._writer._begin(what, rows, tail)
+        self._rows = rows
+        self._lead = lead
+        self._tail = self._writer._tail()
+
+    def _check(self) -> None:
+        if self._row < 0:
+            raise Closed("Expected rows that are still being written, these were committed or discarded")
+
+    def _column(self, name: str) -> Array:
+        table = self._writer._table
+        return table.columns[name] if name in table.columns else getattr(table, name)  # type: ignore[no-any-return]
+
+    def _view(self, name: str) -> Array:
+        self._check()
+        column = self._column(name)
+        return column[self._row : self._row + self._rows].reshape(*self._lead, *column.shape[1:])
+
+    def _set(self, name: str, value: Any) -> None:
+        """Checked assignment of a whole field."""
+        view = self[name]
+        if name in self._writer._schema:
+            view[...] = checked(self._writer._schema[name], value, self._lead)
+        else:
+            view[...] = value
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._set(name, value)
+
+    def _set_final(self, row: int, observation: Any) -> None:
+        self._check()
+        if not self._writer._explicit:
+            raise FieldError("Expected no final observation with autoreset='next_step': the row after the end is it", at="final")
+        self._writer._stage_final(row, self._writer._schema.flatten_observation(observation), ())
+
+    def _finish(self, ticks: int) -> None:
+        self._check()
+        self._writer._commit(ticks)
+        self._row = -1
+
+    def _discard(self) -> None:
+        if self._row < 0:
+            return
+        self._row = -1
+        self._writer._open = None
+        self._writer._abort(self._rows, self._tail)
+
+
+class Step(_Staged):
+    """One step of all environments; a context manager that commits on leaving and discards on an exception.
+
+    `row.obs` is a view [num_envs, *shape] ([*shape] for one environment without an axis) into shared memory;
+    `row.reward = x` assigns with checks. Flags not assigned are False; other fields not assigned keep what the memory held.
+    """
+
+    __slots__ = ()
+
+    def __enter__(self) -> Step:
+        writer = self._writer
+        lead = writer._lead
+        self._start("step", writer._envs, writer._envs if writer._explicit else 0, lead)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None or self._row < 0:
+            self._discard()
+            return
+        try:
+            self._finish(1)
+        except BaseException:
+            self._discard()
+            raise
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            object.__setattr__(self, name, value)
+        else:
+            self._set(name, value)
+
+    def set_final(self, env: int, observation: Any) -> None:
+        """Keep the final observation of an environment that ends with this step."""
+        if not 0 <= env < self._writer._envs:
+            raise FieldError(f"Expected an environment from 0 to {self._writer._envs - 1}, got {env!r}", at="final")
+        self._set_final(self._row + env, observation)
+
+
+class Slab(_Staged):
+    """A rollout of consecutive steps: views [ticks, num_envs, *shape] into shared memory; nothing is visible before `commit`.
+
+    As a context manager it commits on leaving and discards on an exception.
+    """
+
+    __slots__ = ("ticks",)
+
+    def __init__(self, writer: Writer, ticks: int, max_finals: int | None) -> None:
+        super().__init__(writer)
+        if not isinstance(ticks, int) or ticks < 1:
+            raise ConfigError(f"Expected at least 1 tick, got {ticks!r}")
+        rows = ticks * writer._envs
+        tail = 0 if not writer._explicit else max(writer._envs, rows // 4) if max_finals is None else max_finals
+        layout = writer._table.layout
+        halo = layout.table.halo_ticks * writer._envs * (2 if writer._explicit else 1)
+        if rows + tail + halo > layout.page_rows:
+            raise ConfigError(
+                f"Expected a rollout that fits a page of {layout.page_rows} rows, got {rows} rows, {tail} for final "
+                f"observations and {halo} of halo: create the table with page_rows={rows + tail + halo} or more"
+            )
+        self.ticks = ticks
+        self._start("rollout", rows, tail, (ticks, *writer._lead))
+
+    def set_final(self, tick: int, env: int, observation: Any) -> None:
+        """Keep the final observation of an environment that ends with step `tick` of this rollout."""
+        envs = self._writer._envs
+        if not (0 <= tick < self.ticks and 0 <= env < envs):
+            raise FieldError(f"Expected a tick below {self.ticks} and an environment below {envs}, got {tick}, {env}", at="final")
+        self._set_final(self._row + tick * envs + env, observation)
+
+    def commit(self) -> None:
+        """Make all steps visible at once.
+
+        Raises:
+            FieldError: A step ends an episode and its final observation was not kept; the slab stays open.
+        """
+        self._check()
+        row = entry(writing.commit)(self._writer._address, self.ticks)
+        if row < -1:
+            place = -2 - row
+            envs = self._writer._envs
+            raise FieldError(
+                f"Expected set_final({place // envs}, {place % envs}, observation) for the episode that ends there",
+                at="final",
+            )
+        self._writer._open = None
+        self._writer._next = row
+        self._row = -1
+
+    def abort(self) -> None:
+        """Discard all steps; idempotent."""
+        self._discard()
+
+    def __enter__(self) -> Slab:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None and self._row >= 0:
+            self.commit()
+        else:
+            self.abort()
+
+
+class Bare(_Views):
+    """A writer without checks: assign to whole-table columns at `row`, then `row = commit()`.
+
+        bare = writer.bare()
+        obs, reward, row, commit = bare.obs, bare.reward, bare.row, bare.commit
+        obs[row] = ...           # obs[row:row + num_envs] = ... for several environments
+        reward[row] = ...
+        row = commit()
+
+    Every field must be assigned; flags are False unless assigned. The columns stay valid for the writer's life.
+
+    Attributes:
+        commit: Commits one tick; returns the physical row of the next one.
+    """
+
+    __slots__ = ("_names_", "_writer", "commit")
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._names_ = (*writer._schema.names, "terminated", "truncated")
+        self.commit = self._committer()
+
+    def _names(self) -> tuple[str, ...]:
+        return self._names_
+
+    def _view(self, name: str) -> Array:
+        table = self._writer._table
+        return table.columns[name] if name in table.columns else getattr(table, name)  # type: ignore[no-any-return]
+
+    @property
+    def row(self) -> int:
+        """Physical row of the next tick; claims a page if it must."""
+        writer = self._writer
+        return writer._next if writer._next >= 0 else writer._turn()
+
+    def _committer(self) -> Callable[[], int]:
+        writer, commit, address = self._writer, entry(writing.commit), self._writer._address
+
+        def commit_tick() -> int:
+            row = commit(address, 1)
+            if row < 0:
+                if row < -1:
+                    writer._refuse(row)
+                row = writer._turn()
+            writer._next = row
+            return row
+
+        return commit_tick
+
+    def set_final(self, observation: Any, env: int = 0) -> None:
+        """Keep the final observation of an environment that ends with the tick being written."""
+        self._writer._stage_final(self.row + env, self._writer._schema.flatten_observation(observation), ())

@@ -1,0 +1,328 @@
+"""What a row holds: the fields of a table, their dtypes and shapes, and how nested values map to them.
+
+A :class:`Schema` is an ordered tuple of :class:`Field`. Nested values (dicts and tuples, as Gymnasium's spaces nest)
+are stored flat under dotted names, ``obs.camera`` or ``obs.0``, and are given back nested. The nesting follows from
+the names alone: a part made of digits is a position in a tuple, any other part is a key of a dict. So a schema by
+hand, from spaces and from JSON are the same thing, and two schemas are equal when their fields are.
+
+Invariants: names are unique, no name is both a field and the parent of one, the positions of a tuple count 0, 1, 2
+without a gap, and every row has the same number of bytes. The fingerprint covers the order of the fields too, since
+the layout of the memory follows it; the price is that the same fields in another order are another schema.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from conduit.errors import FieldError, MissingExtra, SchemaError
+from conduit.field import DTYPES, KEY, SYSTEM_NAMES, Casting, Field, dtype_name
+from conduit.nesting import Nesting, hint, listed
+
+__all__ = ["DTYPES", "SYSTEM_NAMES", "Casting", "Field", "Schema", "dtype_name"]
+
+_FORMAT = 1
+
+
+class _FieldDocument(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    dtype: str
+    shape: list[int]
+    observation: bool = False
+    casting: Casting = "no"
+
+
+class _Document(msgspec.Struct, forbid_unknown_fields=True):
+    format: int
+    fields: list[_FieldDocument]
+
+
+class _DocumentHead(msgspec.Struct):
+    format: int
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Schema:
+    """The fields of a table's rows, in order. Immutable; equal when the fields are equal; picklable.
+
+    Attributes:
+        fields: The fields in the order given.
+        names: Their dotted names, in the same order.
+        observation_names: The names of the fields that are observations, in the same order.
+        row_bytes: Bytes of one row's fields, without padding and without the system columns.
+        fingerprint: 16 hexadecimal characters: the head of the sha256 of :meth:`to_json`.
+    """
+
+    fields: tuple[Field, ...]
+    names: tuple[str, ...] = field(compare=False, repr=False)
+    observation_names: tuple[str, ...] = field(compare=False, repr=False)
+    row_bytes: int = field(compare=False, repr=False)
+    fingerprint: str = field(compare=False, repr=False)
+    _by_name: dict[str, Field] = field(compare=False, repr=False)
+    _nesting: Nesting = field(compare=False, repr=False)
+    _observations: Nesting = field(compare=False, repr=False)
+
+    def __init__(self, fields: Iterable[Field]) -> None:
+        """Build a schema by hand.
+
+        Args:
+            fields: At least one field.
+
+        Raises:
+            SchemaError: No fields, a name twice, a name that is also the parent of another, or a tuple with a gap.
+        """
+        if isinstance(fields, Mapping):
+            raise SchemaError("Expected fields, got a mapping: use `Schema.from_example` for a row of values")
+        given = tuple(fields)
+        by_name: dict[str, Field] = {}
+        for item in given:
+            if not isinstance(item, Field):
+                raise SchemaError(f"Expected a `Field`, got {item!r} of type `{type(item).__name__}`")
+            if item.name in by_name:
+                raise SchemaError("Expected each field once, got two of the same name: rename one", at=item.name)
+            by_name[item.name] = item
+        if not by_name:
+            raise SchemaError("Expected at least one field, got none")
+        observed = tuple(item.name for item in given if item.observation)
+        for name, value in (
+            ("fields", given),
+            ("names", tuple(by_name)),
+            ("observation_names", observed),
+            ("row_bytes", sum(item.row_bytes for item in given)),
+            ("_by_name", by_name),
+            ("_nesting", Nesting(by_name)),
+            ("_observations", Nesting(observed)),
+        ):
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "fingerprint", hashlib.sha256(self.to_json()).hexdigest()[:16])
+
+    @classmethod
+    def from_spaces(cls, observation_space: object, action_space: object, reward: object | None = "float32") -> Schema:
+        """Describe the rows of a Gymnasium environment: ``obs``, ``action`` and ``reward``.
+
+        Box, Discrete, MultiDiscrete and MultiBinary become fields of the space's own dtype and shape; Dict and Tuple
+        nest to any depth. A Discrete is a scalar. The reward is a scalar written with ``casting="same_kind"``, since
+        environments return it as float64.
+
+        Args:
+            observation_space: The space of one environment (``single_observation_space`` of a vector environment).
+            action_space: The action space of one environment.
+            reward: Dtype of the reward, or None to leave the field out.
+
+        Raises:
+            SchemaError: A space is of another kind, or its key, dtype or shape cannot be stored; names the path.
+            MissingExtra: Gymnasium is not installed.
+        """
+        fields = [*_fields_of_space("obs", observation_space, True), *_fields_of_space("action", action_space, False)]
+        if reward is not None:
+            fields.append(Field("reward", reward, (), casting="same_kind"))
+        return cls(fields)
+
+    @classmethod
+    def from_example(cls, example: Mapping[str, Any], observation: str | Iterable[str] | None = None) -> Schema:
+        """Describe rows by one row of one environment: no leading axis, no ``terminated`` and ``truncated``.
+
+        numpy and torch arrays and scalars give their own dtype and shape. Python's bool, int and float become bool,
+        int64 and float32 scalars with ``casting="same_kind"``, as they carry no size of their own. Dicts and tuples
+        nest; a list is refused, since it could be either an array or a tuple.
+
+        Args:
+            example: Names, nested or dotted, to values.
+            observation: Names, of fields or of their parents, that are observations; by default ``obs`` if present.
+
+        Raises:
+            SchemaError: A value, key, dtype or shape cannot be stored, or a name in ``observation`` is not there.
+        """
+        if not isinstance(example, Mapping):
+            raise SchemaError(f"Expected a mapping of names to values, got `{type(example).__name__}`")
+        fields = [item for key, value in example.items() for item in _fields_of_value(key, value)]
+        roots = (
+            ("obs",) if observation is None else (observation,) if isinstance(observation, str) else tuple(observation)
+        )
+        observed = {root: {f.name for f in fields if f.name == root or f.name.startswith(f"{root}.")} for root in roots}
+        for root, names in observed.items():
+            if not names and observation is not None:
+                raise SchemaError(f"Expected observations among {listed(f.name for f in fields)}, got {root!r}")
+        return cls(replace(f, observation=any(f.name in names for names in observed.values())) for f in fields)
+
+    @classmethod
+    def from_json(cls, document: bytes | bytearray | memoryview | str) -> Schema:
+        """Read what :meth:`to_json` wrote.
+
+        Raises:
+            SchemaError: Not such a document, a format this version does not know, or fields that are not valid.
+        """
+        try:
+            head = msgspec.json.decode(document, type=_DocumentHead)
+            if head.format != _FORMAT:
+                raise SchemaError(
+                    f"Expected a schema of format {_FORMAT}, got format {head.format}: "
+                    "use one version of conduit-rl in all processes"
+                )
+            read = msgspec.json.decode(document, type=_Document)
+        except msgspec.DecodeError as error:
+            raise SchemaError(f"Expected a schema in JSON: {error}") from error
+        return cls(Field(f.name, f.dtype, f.shape, f.observation, f.casting) for f in read.fields)
+
+    def to_json(self) -> bytes:
+        """Write the schema as canonical JSON: the same bytes for equal schemas, on any machine.
+
+        Keys with their default value are left out, so that a later key changes no fingerprint of today's schemas.
+        """
+        fields: list[dict[str, object]] = []
+        for item in self.fields:
+            entry: dict[str, object] = {"name": item.name, "dtype": item.dtype, "shape": item.shape}
+            if item.observation:
+                entry["observation"] = True
+            if item.casting != "no":
+                entry["casting"] = item.casting
+            fields.append(entry)
+        return msgspec.json.encode({"format": _FORMAT, "fields": fields})
+
+    def difference(self, other: Schema) -> str | None:
+        """Name the first difference to another schema, with both sides; None when they are equal."""
+        for mine in self.fields:
+            theirs = other._by_name.get(mine.name)
+            if theirs is None:
+                return f"`{mine.name}` is {mine} in this schema and missing in the other"
+            if mine != theirs:
+                return f"`{mine.name}` is {mine} in this schema and {theirs} in the other"
+        for theirs in other.fields:
+            if theirs.name not in self._by_name:
+                return f"`{theirs.name}` is missing in this schema and {theirs} in the other"
+        for place, (a, b) in enumerate(zip(self.names, other.names, strict=True)):
+            if a != b:
+                return f"the order differs: field {place} is `{a}` in this schema and `{b}` in the other"
+        return None
+
+    def flatten(self, nested: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Turn one row's nested values into dotted names to values.
+
+        Keys may be nested, dotted, or both. Values are passed through as they are: only keys are checked here.
+
+        Args:
+            nested: All fields and nothing else. A dict that is already flat is returned itself, at once.
+
+        Returns:
+            Dotted names to values, all fields, in no certain order.
+
+        Raises:
+            FieldError: A key is missing, unknown or given twice, or a dict or tuple was expected; names the path.
+        """
+        if type(nested) is dict and nested.keys() == self._by_name.keys():
+            return nested
+        return self._nesting.flatten(nested)
+
+    def flatten_observation(self, value: Any) -> Mapping[str, Any]:
+        """Turn a nested observation alone, as a writer's ``final`` has it, into dotted names to values.
+
+        Args:
+            value: What the observation's name stands for: an array for ``obs``, ``{"camera": ...}`` for
+                ``obs.camera``. With observations under several names, a mapping of those names. The dotted names are
+                accepted too.
+
+        Returns:
+            Dotted names to values, all observation fields, in no certain order.
+
+        Raises:
+            FieldError: As :meth:`flatten`, or the schema has no observations.
+        """
+        if not self.observation_names:
+            raise FieldError("Expected no observation, got one: no field of the schema has `observation=True`")
+        return self._observations.flatten_inner(value)
+
+    def nest(self, flat: Mapping[str, Any]) -> dict[str, Any]:
+        """Turn dotted names to values back into nested dicts and tuples.
+
+        Args:
+            flat: Any of the fields, of ``next_<observation>``, ``terminated`` and ``truncated``. Parts of a dict may
+                be left out; a tuple needs all of its parts or none.
+
+        Returns:
+            Nested values; a name without a dot keeps its value as it is.
+
+        Raises:
+            FieldError: A name is not one of these, or a tuple lacks a part.
+        """
+        ends = {name: flat[name] for name in ("terminated", "truncated") if name in flat}
+        following = {f"next_{name}" for name in self.observation_names}
+        for name in flat:
+            if name not in self._by_name and name not in following and name not in ends:
+                raise FieldError(f"Expected names of the schema, got {name!r}{hint(name, self.names)}", at=str(name))
+        return self._nesting.nest(flat) | self._observations.nest(flat, "next_") | ends
+
+    def __getitem__(self, name: str) -> Field:
+        found = self._by_name.get(name)
+        if found is None:
+            raise FieldError(f"Expected a field of the schema, got {name!r}{hint(name, self.names)}")
+        return found
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._by_name
+
+    def __iter__(self) -> Iterator[Field]:
+        return iter(self.fields)
+
+    def __len__(self) -> int:
+        return len(self.fields)
+
+    def __reduce__(self) -> tuple[type[Schema], tuple[tuple[Field, ...]]]:
+        return Schema, (self.fields,)
+
+
+def _joined(path: str, key: object) -> str:
+    if not isinstance(key, str) or not KEY.fullmatch(key):
+        raise SchemaError(
+            f"Expected a key of letters, digits and `_`, not starting with a digit, got {key!r}: rename it",
+            at=path,
+        )
+    return f"{path}.{key}"
+
+
+def _fields_of_space(path: str, space: object, observation: bool) -> list[Field]:
+    try:
+        from gymnasium import spaces
+    except ImportError as error:
+        raise MissingExtra("`Schema.from_spaces` needs Gymnasium: pip install 'conduit-rl[gym]'") from error
+    if isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+        return [Field(path, space.dtype, space.shape or (), observation)]
+    if isinstance(space, spaces.Dict):
+        parts = [(_joined(path, key), part) for key, part in space.spaces.items()]
+    elif isinstance(space, spaces.Tuple):
+        parts = [(f"{path}.{place}", part) for place, part in enumerate(space.spaces)]
+    else:
+        kind = type(space)
+        raise SchemaError(
+            "Expected a Gymnasium Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple space, got "
+            f"`{kind.__module__}.{kind.__qualname__}`: wrap the environment, or use `Schema.from_example`",
+            at=path,
+        )
+    if not parts:
+        raise SchemaError(f"Expected a space with parts, got an empty `{type(space).__name__}`", at=path)
+    return [item for name, part in parts for item in _fields_of_space(name, part, observation)]
+
+
+def _fields_of_value(path: str, value: object) -> list[Field]:
+    if isinstance(value, bool | int | float) and not isinstance(value, np.generic):
+        dtype = "bool" if isinstance(value, bool) else "int64" if isinstance(value, int) else "float32"
+        return [Field(path, dtype, (), casting="same_kind")]
+    if isinstance(value, Mapping):
+        parts = [(_joined(path, key), part) for key, part in value.items()]
+    elif isinstance(value, tuple):
+        parts = [(f"{path}.{place}", part) for place, part in enumerate(value)]
+    elif hasattr(value, "dtype") and hasattr(value, "shape"):
+        return [Field(path, value.dtype, tuple(value.shape))]
+    else:
+        raise SchemaError(
+            "Expected an array, a bool, int or float, or a dict or tuple of them, got "
+            f"`{type(value).__name__}`: make it an array",
+            at=path,
+        )
+    if not parts:
+        raise SchemaError(f"Expected a `{type(value).__name__}` with parts, got an empty one", at=path)
+    return [item for name, part in parts for item in _fields_of_value(name, part)]

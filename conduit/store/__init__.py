@@ -1,0 +1,1 @@
+"""Where rows are: segment, words, protocol, participants, leases, weights. Knows nothing of batches."""

@@ -1,0 +1,201 @@
+"""Atomic and raw memory operations on addresses, as numba intrinsics.
+
+Every function takes addresses as int64. The atomic ones lower to LLVM atomics of the stated order and so to the right
+instruction of the machine: on x86-64 an acquire load or a release store is a plain `mov`, compare-and-swap is `lock
+cmpxchg`; on aarch64 they are `ldar`, `stlr`, `casal` or an exclusive loop. docs/memory-model.md says where each one is
+used and why its order is enough.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+_I8 = ir.IntType(8)
+_I32 = ir.IntType(32)
+_I64 = ir.IntType(64)
+
+
+def _pointer(builder: Any, address: Any, type_: Any = _I64) -> Any:
+    return builder.inttoptr(address, type_.as_pointer())
+
+
+def _atomic_load(order: str) -> Any:
+    @intrinsic  # type: ignore[untyped-decorator]
+    def load(typingctx: Any, address: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.load_atomic(_pointer(builder, args[0]), order, 8)
+
+        return types.int64(types.int64), codegen
+
+    return load
+
+
+def _atomic_store(order: str) -> Any:
+    @intrinsic  # type: ignore[untyped-decorator]
+    def store(typingctx: Any, address: Any, value: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            builder.store_atomic(args[1], _pointer(builder, args[0]), order, 8)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64), codegen
+
+    return store
+
+
+def _read_modify_write(operation: str) -> Any:
+    @intrinsic  # type: ignore[untyped-decorator]
+    def modify(typingctx: Any, address: Any, value: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.atomic_rmw(operation, _pointer(builder, args[0]), args[1], "acq_rel")
+
+        return types.int64(types.int64, types.int64), codegen
+
+    return modify
+
+
+def _fence(order: str) -> Any:
+    @intrinsic  # type: ignore[untyped-decorator]
+    def fence(typingctx: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            builder.fence(order)
+            return context.get_dummy_value()
+
+        return types.void(), codegen
+
+    return fence
+
+
+load_relaxed = _atomic_load("monotonic")
+load_acquire = _atomic_load("acquire")
+store_relaxed = _atomic_store("monotonic")
+store_release = _atomic_store("release")
+fetch_add = _read_modify_write("add")
+exchange = _read_modify_write("xchg")
+fence_acquire = _fence("acquire")
+fence_full = _fence("seq_cst")
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def compare_and_swap(typingctx: Any, address: Any, expected: Any, new: Any) -> Any:
+    """Strong compare-and-swap (acquire-release); returns the word found there: success means it equals `expected`."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        result = builder.cmpxchg(_pointer(builder, args[0]), args[1], args[2], "acq_rel", "acquire")
+        return builder.extract_value(result, 0)
+
+    return types.int64(types.int64, types.int64, types.int64), codegen
+
+
+def _peek(low: Any, signed: bool = False) -> Any:
+    """Plain load of an integer, widened to int64."""
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def peek(typingctx: Any, address: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            value = builder.load(_pointer(builder, args[0], low))
+            if low is _I64:
+                return value
+            return builder.sext(value, _I64) if signed else builder.zext(value, _I64)
+
+        return types.int64(types.int64), codegen
+
+    return peek
+
+
+def _poke(low: Any) -> Any:
+    """Plain store of the low bits of an int64."""
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def poke(typingctx: Any, address: Any, value: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            value = args[1] if low is _I64 else builder.trunc(args[1], low)
+            builder.store(value, _pointer(builder, args[0], low))
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64), codegen
+
+    return poke
+
+
+peek_u8, poke_u8 = _peek(_I8), _poke(_I8)
+peek_i32 = _peek(_I32, signed=True)
+peek_u32, poke_u32 = _peek(_I32), _poke(_I32)
+peek_i64, poke_i64 = _peek(_I64), _poke(_I64)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def peek_f64(typingctx: Any, address: Any) -> Any:
+    """Plain load of a float64."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load(_pointer(builder, args[0], ir.DoubleType()))
+
+    return types.float64(types.int64), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def copy_bytes(typingctx: Any, destination: Any, source: Any, count: Any) -> Any:
+    """memcpy of `count` bytes between addresses that do not overlap."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        cgutils.raw_memcpy(builder, _pointer(builder, args[0], _I8), _pointer(builder, args[1], _I8), args[2], 1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def zero_bytes(typingctx: Any, destination: Any, count: Any) -> Any:
+    """Set `count` bytes to 0."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        cgutils.memset(builder, _pointer(builder, args[0], _I8), args[1], 0)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def prefetch(typingctx: Any, address: Any) -> Any:
+    """Ask for the cache line at `address`; a hint that never faults."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        byte = _I8.as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [byte, _I32, _I32, _I32])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(function, [_pointer(builder, args[0], _I8), _I32(0), _I32(3), _I32(1)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
+def _caller(arity: int) -> Any:
+    signature = types.int64(types.int64, *([types.int64] * arity))
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(_I64, [_I64] * arity)
+        return builder.call(builder.inttoptr(args[0], kind.as_pointer()), list(args[1:]))
+
+    return signature, codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def call_5(typingctx: Any, function: Any, a: Any, b: Any, c: Any, d: Any, e: Any) -> Any:
+    """Call the C function at address `function` with five int64; returns its int64."""
+    return _caller(5)
+
+
+_syscall = types.ExternalFunction(
+    "syscall", types.int64(types.int64, types.int64, types.int64, types.int64, types.int64, types.int64, types.int64)
+)
+FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), -1)
+"""Number of the futex system call on this machine; -1 where it is not known."""
+
+syscall: Callable[..., int] = _syscall

@@ -1,0 +1,299 @@
+"""Where every byte of a segment lies; computed from the specification alone, so that all processes agree.
+
+    header | specification (JSON) | participants | hazards | weights slots | tables: control, page blocks, columns
+
+Alignment is decided here and nowhere else: every column begins at a multiple of 128 bytes; a field of 128 bytes or more
+per row has a row stride that is a multiple of 128 (wide loads and PCIe depend on it); smaller fields are packed, since
+padding them would only dilute cache lines.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from conduit.errors import CapacityError, ConfigError
+from conduit.schema import Field, Schema
+from conduit.store.words import LINE, META_BYTES, OWNER_MASK, TABLE_CONTROL_BYTES
+
+MAGIC = 0x3154495544_4E4F43  # "CONDUIT1"
+VERSION = 1
+HEADER_BYTES = 4096
+HAZARDS_PER_PARTICIPANT = 16
+PARTICIPANT_BYTES = LINE
+WEIGHT_COPIES = 3
+
+MIN_PAGES = 4
+MAX_PAGES = 65536
+_MIN_TICKS = 4
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+
+def align(offset: int, to: int = LINE) -> int:
+    """`offset` rounded up to a multiple of `to`."""
+    return -(-offset // to) * to
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes meant by a text such as "2 GiB", "512MB" or "4096 B".
+
+    Raises:
+        CapacityError: The text is no size.
+    """
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
+    if match is None or match[2].upper() not in _UNITS:
+        raise CapacityError(f"Expected a size such as '2 GiB' or '500 MB', or an int for rows, got {text!r}")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def row_stride(field: Field) -> int:
+    """Bytes from one row of a field to the next."""
+    return field.row_bytes if field.row_bytes < LINE else align(field.row_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table to create: its schema, its size, and the widest window it must be able to serve.
+
+    Attributes:
+        schema: Fields of a row.
+        capacity: Rows (int) or bytes ("2 GiB"). In rows: at least that many stay, one page is added on top. In bytes: an
+            upper bound for pages and their words.
+        page_rows: Rows per page, or None to choose. Pages are what is evicted at once, so a table has at least 4; a
+            writer of N environments fills N rows per tick, and its pages must hold a handful of ticks.
+        max_stack: Longest frame stack, in ticks, that windows may ask for (inclusive).
+        max_n_step: Longest n-step return, in ticks, that windows may ask for (inclusive).
+        num_envs: Environments per writer that page size is chosen for; writers may have fewer or more.
+        kind: "replay": the oldest page is evicted when no page is free.
+    """
+
+    schema: Schema
+    capacity: int | str
+    page_rows: int | None = None
+    max_stack: int = 1
+    max_n_step: int = 1
+    num_envs: int = 1
+    kind: Literal["replay"] = "replay"
+
+    def __post_init__(self) -> None:
+        for name in ("max_stack", "max_n_step", "num_envs"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ConfigError(f"Expected {name} of at least 1, got {value!r}")
+        if self.kind != "replay":
+            raise ConfigError(f"Expected kind 'replay', got {self.kind!r}")
+        self.geometry()
+
+    @property
+    def halo_ticks(self) -> int:
+        """Ticks that a page copies from the page before it."""
+        return self.max_stack - 1 + self.max_n_step
+
+    def geometry(self) -> tuple[int, int]:
+        """Pages and rows per page.
+
+        Raises:
+            CapacityError: The capacity is too small or no size.
+        """
+        per_row = sum(row_stride(field) for field in self.schema.fields) + 2 + META_BYTES
+        in_bytes = isinstance(self.capacity, str)
+        rows = parse_bytes(self.capacity) // per_row if isinstance(self.capacity, str) else int(self.capacity)
+        if rows < 1:
+            raise CapacityError(f"Expected a capacity of at least one row ({per_row} bytes), got {self.capacity!r}")
+        if self.page_rows is not None:
+            page_rows = self.page_rows
+            if not isinstance(page_rows, int) or page_rows < self.halo_ticks + _MIN_TICKS:
+                raise CapacityError(
+                    f"Expected page_rows of at least {self.halo_ticks + _MIN_TICKS} "
+                    f"(a halo of {self.halo_ticks} and {_MIN_TICKS} more), got {page_rows!r}"
+                )
+        else:
+            wanted = self.num_envs * max(64, 16 * self.halo_ticks)
+            page_rows = max(rows // 256, min(wanted, rows // 16), self.halo_ticks + _MIN_TICKS)
+        # in bytes the page words count as well, so the bound is never passed; in rows one page more is made, since the
+        # page being filled has just taken the place of the oldest
+        pages = rows * per_row // (page_rows * per_row + LINE) if in_bytes else -(-rows // page_rows) + 1
+        if in_bytes and pages < MIN_PAGES:
+            raise CapacityError(
+                f"Expected a capacity of at least {MIN_PAGES} pages of {page_rows} rows "
+                f"({MIN_PAGES * (page_rows * per_row + LINE)} bytes), got {self.capacity!r}: raise it or lower page_rows"
+            )
+        pages = max(pages, MIN_PAGES)
+        if pages > MAX_PAGES:
+            raise CapacityError(
+                f"Expected at most {MAX_PAGES} pages, got {pages} of {page_rows} rows: raise page_rows to at least "
+                f"{-(-rows // (MAX_PAGES - 1))}"
+            )
+        return pages, page_rows
+
+    def check_writer(self, num_envs: int) -> None:
+        """Refuse a writer whose ticks do not fit this table's pages.
+
+        Raises:
+            CapacityError: A page holds fewer than a halo and four ticks of `num_envs` rows.
+        """
+        need = (self.halo_ticks + _MIN_TICKS) * num_envs
+        page_rows = self.geometry()[1]
+        if need > page_rows:
+            raise CapacityError(
+                f"Expected pages of at least {need} rows for {num_envs} environments (a halo of {self.halo_ticks} ticks "
+                f"and {_MIN_TICKS} more), got {page_rows}: create the table with page_rows={16 * need} or num_envs={num_envs}"
+            )
+
+
+class TableSpec(msgspec.Struct, frozen=True):
+    """A table as it is written into the segment."""
+
+    schema: msgspec.Raw
+    pages: int
+    page_rows: int
+    max_stack: int
+    max_n_step: int
+    kind: str
+
+
+class TensorSpec(msgspec.Struct, frozen=True):
+    """One array of a weights slot: dtype by name, shape."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class SegmentSpec(msgspec.Struct, frozen=True):
+    """All that a segment's layout follows from."""
+
+    tables: dict[str, TableSpec]
+    policies: dict[str, tuple[TensorSpec, ...]]
+    max_participants: int
+
+
+@dataclass(frozen=True, slots=True)
+class TableLayout:
+    """Offsets (bytes from the segment's start) of one table."""
+
+    name: str
+    schema: Schema
+    table: Table
+    pages: int
+    page_rows: int
+    page_base: int
+    control: int
+    blocks: int
+    columns: dict[str, int]
+    terminated: int
+    truncated: int
+    meta: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of all pages together."""
+        return self.pages * self.page_rows
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsLayout:
+    """Offsets of one weights slot: control line, version lines of the copies, and the arrays inside a copy."""
+
+    name: str
+    tensors: tuple[TensorSpec, ...]
+    control: int
+    copies: tuple[int, ...]
+    offsets: tuple[int, ...]
+    copy_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentLayout:
+    """Offsets of everything in a segment; `size` is its length in bytes, a multiple of 4096."""
+
+    spec: SegmentSpec
+    encoded: bytes
+    participants: int
+    hazards: int
+    tables: dict[str, TableLayout]
+    policies: dict[str, WeightsLayout]
+    size: int
+
+    @property
+    def hazard_count(self) -> int:
+        """Hazard slots of all participants together."""
+        return self.spec.max_participants * HAZARDS_PER_PARTICIPANT
+
+
+def specify(tables: dict[str, Table], policies: dict[str, tuple[TensorSpec, ...]], participants: int) -> SegmentSpec:
+    """The specification that is stored in a new segment.
+
+    Raises:
+        ConfigError: No table, or a participant count out of range.
+        CapacityError: A table's capacity cannot work.
+    """
+    if not tables and not policies:
+        raise ConfigError("Expected at least one table or policy, got none")
+    if not 1 <= participants <= OWNER_MASK:
+        raise ConfigError(f"Expected max_participants from 1 to {OWNER_MASK}, got {participants!r}")
+    specs = {}
+    for name, table in tables.items():
+        if not isinstance(table, Table):
+            raise ConfigError(f"Expected a conduit.Table, got {type(table).__name__} - at tables[{name!r}]")
+        pages, page_rows = table.geometry()
+        raw = msgspec.Raw(table.schema.to_json())
+        specs[name] = TableSpec(raw, pages, page_rows, table.max_stack, table.max_n_step, table.kind)
+    return SegmentSpec(specs, policies, participants)
+
+
+def _lay_table(name: str, spec: TableSpec, start: int, page_base: int) -> tuple[TableLayout, int]:
+    schema = Schema.from_json(bytes(spec.schema))
+    rows = spec.pages * spec.page_rows
+    control = align(start)
+    blocks = control + TABLE_CONTROL_BYTES
+    end = align(blocks + spec.pages * LINE, 4096)
+    columns = {}
+    for field in schema.fields:
+        columns[field.name] = end
+        end = align(end + rows * row_stride(field))
+    terminated = end
+    truncated = align(terminated + rows)
+    meta = align(truncated + rows)
+    table = Table(
+        schema, rows, page_rows=spec.page_rows, max_stack=spec.max_stack, max_n_step=spec.max_n_step, kind="replay"
+    )
+    layout = TableLayout(
+        name, schema, table, spec.pages, spec.page_rows, page_base, control, blocks, columns, terminated, truncated, meta
+    )
+    return layout, align(meta + rows * META_BYTES, 4096)
+
+
+def _lay_weights(name: str, tensors: tuple[TensorSpec, ...], start: int) -> tuple[WeightsLayout, int]:
+    offsets = []
+    end = LINE  # the first line of a copy holds its version
+    for tensor in tensors:
+        offsets.append(end)
+        end = align(end + Field("weights", tensor.dtype, tensor.shape or ()).row_bytes, 64)
+    copy_bytes = align(end)
+    control = align(start)
+    copies = tuple(control + LINE + i * copy_bytes for i in range(WEIGHT_COPIES))
+    layout = WeightsLayout(name, tensors, control, copies, tuple(offsets), copy_bytes)
+    return layout, copies[-1] + copy_bytes
+
+
+def lay_out(spec: SegmentSpec) -> SegmentLayout:
+    """Compute every offset of a segment."""
+    encoded = msgspec.json.encode(spec)
+    participants = align(HEADER_BYTES + len(encoded), 4096)
+    hazards = participants + spec.max_participants * PARTICIPANT_BYTES
+    end = align(hazards + spec.max_participants * HAZARDS_PER_PARTICIPANT * 8)
+    policies = {}
+    for name, tensors in spec.policies.items():
+        policies[name], end = _lay_weights(name, tensors, end)
+    tables = {}
+    page_base = 0
+    for name, table in spec.tables.items():
+        tables[name], end = _lay_table(name, table, end, page_base)
+        page_base += table.pages
+    return SegmentLayout(spec, encoded, participants, hazards, tables, policies, align(end, 4096))

@@ -1,0 +1,196 @@
+"""Who takes part in a segment, and who is dead: the kernel knows.
+
+A participant holds the lock on its own byte of the segment through a descriptor that is never mapped. However the process
+dies, the kernel drops the lock after the process can no longer store to memory; whoever notices takes the lock for a
+moment, repairs what the dead one left, and lets go. There is no heartbeat and no timeout: a stopped or slow process keeps
+its lock and is never robbed.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from conduit.errors import EngineNotFound, Forked, ParticipantsFull
+from conduit.jit import entry
+from conduit.store import protocol
+from conduit.store.layout import HAZARDS_PER_PARTICIPANT
+from conduit.store.segment import Segment, try_lock, unlock
+
+_PID, _SINCE, _ROWS, _NAME = 0, 1, 2, 4
+"""Words of a participant's line; its process name takes the last 96 bytes."""
+
+_open_handles: weakref.WeakSet[Participants] = weakref.WeakSet()
+
+
+def _forget_in_child() -> None:
+    # a child that kept the inherited descriptor would keep its dead parent's lock alive
+    for handle in list(_open_handles):
+        handle.forget()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+@dataclass(frozen=True, slots=True)
+class Participant:
+    """One participant as status screens show it.
+
+    Attributes:
+        number: Its number, which page words name as owner.
+        pid: Process that joined.
+        name: That process's command name.
+        alive: The kernel's word.
+        since_ns: When it joined, nanoseconds since the epoch.
+        rows_written: Rows it has committed since.
+    """
+
+    number: int
+    pid: int
+    name: str
+    alive: bool
+    since_ns: int
+    rows_written: int
+
+
+class Participants:
+    """This process's seat among the participants of a segment.
+
+    Attributes:
+        number: The participant number.
+        counter: Address of its count of rows written.
+    """
+
+    def __init__(self, segment: Segment, tables: list[np.ndarray]) -> None:  # type: ignore[type-arg]
+        self._segment = segment
+        self._tables = tables
+        self._count = segment.layout.spec.max_participants
+        self._lines = segment.array(segment.layout.participants, (self._count, 16), np.dtype(np.int64))
+        self._hazards = segment.array(
+            segment.layout.hazards, (self._count, HAZARDS_PER_PARTICIPANT), np.dtype(np.int64)
+        )
+        self._free_hazards = list(range(HAZARDS_PER_PARTICIPANT))
+        self._mutex = threading.Lock()
+        self._last_look = 0.0
+        self.forked = False
+        self.number = self._join()
+        _open_handles.add(self)
+
+    def _join(self) -> int:
+        for number in range(self._count):
+            if not try_lock(self._segment.lock_fd, number):
+                continue
+            self._recover(number)
+            line = self._lines[number]
+            line[_SINCE] = time.time_ns()
+            line[_ROWS] = 0
+            name = Path("/proc/self/comm").read_bytes().strip()[:95]
+            line.view(np.uint8)[_NAME * 8 :] = np.frombuffer(name.ljust(96, b"\0"), np.uint8)
+            line[_PID] = os.getpid()
+            if not self._segment.is_current():
+                # `clean` holds all locks while it removes a name; having got ours, we may have come just after it
+                raise EngineNotFound(f"Expected a running engine named {self._segment.name!r}, but it was just removed")
+            return number
+        if not self._segment.is_current():
+            raise EngineNotFound(f"Expected a running engine named {self._segment.name!r}, but it is being removed")
+        raise ParticipantsFull(
+            f"Expected a free participant slot in engine {self._segment.name!r}, all {self._count} are taken: "
+            "detach some, or create the engine with a larger max_participants"
+        )
+
+    @property
+    def counter(self) -> int:
+        """Address of this participant's count of rows written."""
+        return self._lines[self.number, _ROWS :].ctypes.data
+
+    def forget(self) -> None:
+        """In a forked child: the seat is the parent's."""
+        self.forked = True
+        self._segment.release_locks()
+
+    def check(self) -> None:
+        """Refuse use in a forked child.
+
+        Raises:
+            Forked: This handle was opened before a fork.
+        """
+        if self.forked:
+            raise Forked(
+                f"Expected a handle opened in this process, got one inherited through a fork: "
+                f"call conduit.attach({self._segment.name!r}) in the child"
+            )
+
+    def leave(self) -> None:
+        """Give the seat back; the caller has finished its pages. Idempotent."""
+        if self.number >= 0 and not self.forked:
+            self._recover(self.number)
+            self._lines[self.number, _PID] = 0
+            unlock(self._segment.lock_fd, self.number)
+        self.number = -1
+        _open_handles.discard(self)
+
+    # -- leases
+
+    def take_hazard(self) -> int:
+        """Address of a hazard slot that no other lease of this process uses.
+
+        Raises:
+            BufferError: All slots are in use.
+        """
+        with self._mutex:
+            if not self._free_hazards:
+                raise BufferError(
+                    f"Expected fewer than {HAZARDS_PER_PARTICIPANT} leases at a time in one attached client; end some"
+                )
+            return self._hazards[self.number, self._free_hazards.pop() :].ctypes.data
+
+    def give_hazard(self, address: int) -> None:
+        """Make a hazard slot available again; its lease has ended."""
+        index = (address - self._hazards[self.number].ctypes.data) // 8
+        with self._mutex:
+            self._free_hazards.append(index)
+
+    # -- the dead
+
+    def _recover(self, number: int) -> int:
+        """Repair what a participant left; its lock is held by the caller."""
+        pages = sum(entry(protocol.recover)(table.ctypes.data, number) for table in self._tables)
+        entry(protocol.clear_hazards)(self._hazards[number].ctypes.data, HAZARDS_PER_PARTICIPANT)
+        return pages
+
+    def recover_dead(self) -> int:
+        """Find dead participants and take back their pages and leases; returns the number of pages.
+
+        Idempotent and safe from any number of processes at a time. Costs one system call per seat in use.
+        """
+        pages = 0
+        self._last_look = time.monotonic()
+        for number in np.flatnonzero(self._lines[:, _PID]).tolist():
+            if number == self.number or not try_lock(self._segment.lock_fd, number):
+                continue
+            pages += self._recover(number)
+            self._lines[number, _PID] = 0
+            unlock(self._segment.lock_fd, number)
+        return pages
+
+    def look_after_dead(self, every: float = 0.5) -> int:
+        """`recover_dead`, at most once in `every` seconds."""
+        return self.recover_dead() if time.monotonic() - self._last_look > every else 0
+
+    def list(self) -> list[Participant]:
+        """All seats that are or were in use and not yet cleared."""
+        found = []
+        for number in np.flatnonzero(self._lines[:, _PID]).tolist():
+            line = self._lines[number].copy()
+            alive = number == self.number or not try_lock(self._segment.lock_fd, number)
+            if not alive:
+                unlock(self._segment.lock_fd, number)
+            name = line.view(np.uint8)[_NAME * 8 :].tobytes().split(b"\0")[0].decode("utf-8", "replace")
+            found.append(Participant(number, int(line[_PID]), name, alive, int(line[_SINCE]), int(line[_ROWS])))
+        return found

@@ -1,0 +1,255 @@
+"""One process's view of a table: its columns as arrays, its words, and claims, waits and leases on its pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+
+from conduit.clock import Deadline
+from conduit.errors import Closed, Overwritten
+from conduit.jit import entry
+from conduit.store import protocol
+from conduit.store.layout import TableLayout, row_stride
+from conduit.store.participants import Participants
+from conduit.store.segment import Segment
+from conduit.store.waiting import wait_for
+from conduit.store.words import (
+    GENERATION_SHIFT,
+    KIND_MASK,
+    LINE,
+    OPEN,
+    PAGE_COMMITTED,
+    PAGE_ENVS,
+    PAGE_HALO,
+    PAGE_STATE,
+    SEALED,
+    T_COLUMN_COUNT,
+    T_COLUMNS,
+    T_CONTROL,
+    T_COUNT,
+    T_FUTURE,
+    T_HAZARD_COUNT,
+    T_HAZARDS,
+    T_HISTORY,
+    T_META,
+    T_PAGE_BASE,
+    T_PAGES,
+    T_ROWS,
+    T_TERMINATED,
+    T_TRUNCATED,
+    T_WORDS,
+    TABLE_DATA,
+    TABLE_EVICTED_ROWS,
+    TABLE_RECOVERED,
+    TABLE_SEALED_ROWS,
+    TABLE_SPACE,
+    TABLE_STREAMS,
+)
+
+T = TypeVar("T")
+Array = np.ndarray[Any, Any]
+
+META_DTYPE = np.dtype([("version", "<i4"), ("step", "<i4"), ("episode", "<u4"), ("link", "<u4")])
+"""A row's meta; `link` is the distance to the next observation << 5 | flags (conduit.store.words)."""
+
+
+class TableView:
+    """A table as mapped by this process.
+
+    Attributes:
+        layout: Its place in the segment.
+        columns: {field name: array [rows, *shape]} over the whole table, writable views of shared memory.
+        terminated, truncated: bool [rows].
+        meta: META_DTYPE [rows].
+        descriptor: int64 words (words.T_*) whose address kernels take as `table`.
+    """
+
+    def __init__(self, segment: Segment, layout: TableLayout) -> None:
+        self.layout = layout
+        self.segment = segment
+        rows = layout.rows
+        self.columns: dict[str, Array] = {}
+        pairs = []
+        for field in layout.schema.fields:
+            stride = row_stride(field)
+            dtype = np.dtype(field.numpy_dtype)
+            inner = np.empty(field.shape, dtype).strides
+            offset = layout.columns[field.name]
+            self.columns[field.name] = segment.array(offset, (rows, *field.shape), dtype, (stride, *inner))
+            pairs.append((segment.base + offset, stride))
+        self.terminated = segment.array(layout.terminated, (rows,), np.dtype(bool))
+        self.truncated = segment.array(layout.truncated, (rows,), np.dtype(bool))
+        self.meta = segment.array(layout.meta, (rows,), META_DTYPE)
+        self._pairs = np.array(pairs, np.int64)
+        self.descriptor = np.zeros(T_WORDS, np.int64)
+        for offset, value in (
+            (T_PAGES, segment.base + layout.blocks),
+            (T_COUNT, layout.pages),
+            (T_ROWS, layout.page_rows),
+            (T_HAZARDS, segment.base + segment.layout.hazards),
+            (T_HAZARD_COUNT, segment.layout.hazard_count),
+            (T_CONTROL, segment.base + layout.control),
+            (T_PAGE_BASE, layout.page_base),
+            (T_COLUMNS, self._pairs.ctypes.data),
+            (T_COLUMN_COUNT, len(pairs)),
+            (T_META, segment.base + layout.meta),
+            (T_TERMINATED, segment.base + layout.terminated),
+            (T_TRUNCATED, segment.base + layout.truncated),
+            (T_HISTORY, layout.table.max_stack - 1),
+            (T_FUTURE, layout.table.max_n_step),
+        ):
+            self.descriptor[offset // 8] = value
+        self.address = self.descriptor.ctypes.data
+        self.participants: Participants | None = None
+
+    def _word(self, offset: int) -> int:
+        return self.segment.words[(self.layout.control + offset) // 8]
+
+    def new_stream(self) -> int:
+        """A stream number that no other writer of this table has had."""
+        return entry(protocol.take_ticket)(self.segment.base + self.layout.control + TABLE_STREAMS)
+
+    def pages(self) -> Array:
+        """A copy of every page's words, int64 [pages, 16] (words.PAGE_* // 8)."""
+        out = np.zeros((self.layout.pages, LINE // 8), np.int64)
+        entry(protocol.copy_words)(self.address, out.ctypes.data)
+        return out
+
+    def rows_visible(self) -> int:
+        """Committed rows in the table now, halo copies not counted."""
+        pages = self.pages()
+        live = np.isin(pages[:, PAGE_STATE // 8] & KIND_MASK, (OPEN, SEALED))
+        return int((pages[live, PAGE_COMMITTED // 8] - pages[live, PAGE_HALO // 8]).sum())
+
+    def rows_written(self) -> int:
+        """Rows ever committed; a statistic, not a synchronised count."""
+        pages = self.pages()
+        is_open = (pages[:, PAGE_STATE // 8] & KIND_MASK) == OPEN
+        in_open = int((pages[is_open, PAGE_COMMITTED // 8] - pages[is_open, PAGE_HALO // 8]).sum())
+        return self._word(TABLE_SEALED_ROWS) + in_open
+
+    @property
+    def rows_evicted(self) -> int:
+        """Rows whose page was reused."""
+        return self._word(TABLE_EVICTED_ROWS)
+
+    @property
+    def pages_recovered(self) -> int:
+        """Pages taken back from dead writers."""
+        return self._word(TABLE_RECOVERED)
+
+    def check_open(self) -> None:
+        """Refuse work on a closed engine, or through a handle that a fork has made useless.
+
+        Raises:
+            Closed: The engine has closed, or this client has.
+            Forked: The handle came through a fork.
+        """
+        if self.participants is None:
+            raise Closed(f"Expected an attached client of engine {self.segment.name!r}, this one was closed")
+        self.participants.check()
+        if self.segment.closed:
+            raise Closed(f"Expected engine {self.segment.name!r} to be running, it has been closed by its owner")
+
+    def claim(self) -> int:
+        """A page for this participant (INIT), or -1 when all are open or leased."""
+        assert self.participants is not None
+        page = entry(protocol.claim)(self.address, self.participants.number, 0)
+        if page < 0 and self.participants.recover_dead() > 0:
+            page = entry(protocol.claim)(self.address, self.participants.number, 0)
+        return page
+
+    def wait(self, attempt: Callable[[], T | None], *, for_space: bool, deadline: Deadline) -> T | None:
+        """Wait until `attempt` succeeds, woken by writers (rows) or by freed pages (space).
+
+        Raises:
+            Closed: The engine closed meanwhile.
+        """
+        offset = self.layout.control + (TABLE_SPACE if for_space else TABLE_DATA)
+
+        def alive_attempt() -> T | None:
+            self.check_open()
+            assert self.participants is not None
+            self.participants.look_after_dead()
+            return attempt()
+
+        return wait_for(alive_attempt, self.segment.base + offset, self.segment.words, offset // 8, deadline)
+
+    def lease(self, page: int, generation: int | None = None) -> Lease:
+        """Hold a page: its rows neither change nor go until the lease ends.
+
+        Args:
+            page: Page number.
+            generation: The generation that is meant; None takes the present one.
+
+        Raises:
+            Overwritten: The page holds no rows, or rows of another generation.
+            BufferError: This client holds too many leases.
+        """
+        self.check_open()
+        assert self.participants is not None
+        block = (self.layout.blocks + page * LINE) // 8
+        if generation is None:
+            generation = self.segment.words[block] >> GENERATION_SHIFT
+        hazard = self.participants.take_hazard()
+        rows = entry(protocol.lease)(self.address, page, generation, hazard)
+        if rows < 0:
+            self.participants.give_hazard(hazard)
+            raise Overwritten(
+                f"Expected generation {generation} of page {page} in table {self.layout.name!r}, "
+                "but it has no rows now or was reused: take a newer page"
+            )
+        return Lease(self, page, generation, rows, hazard)
+
+
+class Lease:
+    """A hold on one page; a context manager.
+
+    Attributes:
+        page, generation: What is held.
+        rows: Rows committed when it was taken, halo included; they stay as they are while the lease lasts.
+        envs: Rows per tick.
+        halo: Leading rows that are copies of the page before.
+    """
+
+    def __init__(self, table: TableView, page: int, generation: int, rows: int, hazard: int) -> None:
+        self._table = table
+        self._hazard = hazard
+        self.page = page
+        self.generation = generation
+        self.rows = rows
+        block = (table.layout.blocks + page * LINE) // 8
+        self.envs = table.segment.words[block + PAGE_ENVS // 8]
+        self.halo = table.segment.words[block + PAGE_HALO // 8]
+
+    def column(self, name: str) -> Array:
+        """Zero-copy view [rows, *shape] of a field's rows (or of "terminated", "truncated", "meta"); read it only."""
+        if self._hazard == 0:
+            raise Closed("Expected a lease that holds its page, this one has ended")
+        table = self._table
+        array = table.columns[name] if name in table.columns else getattr(table, name)
+        start = self.page * table.layout.page_rows
+        view: Array = array[start : start + self.rows]
+        view.flags.writeable = False
+        return view
+
+    def end(self) -> None:
+        """Let the page go; idempotent. Views taken from it must not be used afterwards."""
+        if self._hazard == 0:
+            return
+        hazard, self._hazard = self._hazard, 0
+        participants = self._table.participants
+        if participants is not None and not participants.forked:
+            entry(protocol.end_lease)(self._table.address, hazard)
+            participants.give_hazard(hazard)
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def __del__(self) -> None:
+        self.end()

@@ -1,0 +1,213 @@
+"""Versioned weights in shared memory: one publisher, any number of readers, never torn.
+
+A slot has three copies. The publisher fills the copy that is neither current nor previous, then stores the new version
+(release). A reader takes the version, copies that copy out, and looks again whether the copy still is of that version; it
+would have to sleep through two whole publications to be disturbed, and then it reads again. A publisher that is killed
+anywhere leaves the last version in place. That there is one publisher is the kernel's lock again.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from conduit.errors import Busy, Closed, ConfigError, FieldError, WaitTimeout
+from conduit.jit import entry
+from conduit.schema import Field, dtype_name
+from conduit.store import protocol
+from conduit.store.layout import WEIGHT_COPIES, TensorSpec, WeightsLayout
+from conduit.store.participants import Participants
+from conduit.store.segment import LOCK_PUBLISHERS, Segment, try_lock, unlock
+from conduit.store.words import W_VERSION
+
+Array = np.ndarray[Any, Any]
+_ATTEMPTS = 1000
+
+
+def as_array(value: Any) -> Array:
+    """A numpy view of a tensor or array (bfloat16 as its uint16 bits), copied to the host where it must be."""
+    if isinstance(value, np.ndarray):
+        return value.view(np.uint16) if dtype_name(value.dtype) == "bfloat16" else value
+    if hasattr(value, "detach"):
+        tensor = value.detach().cpu()
+        if dtype_name(tensor.dtype) == "bfloat16":
+            import torch  # noqa: PLC0415 - only a process that already has tensors gets here
+
+            tensor = tensor.view(torch.int16)
+            return np.asarray(tensor.numpy()).view(np.uint16)
+        return np.asarray(tensor.numpy())
+    return np.asarray(value)
+
+
+def describe(example: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
+    """Names, dtypes and shapes of a state dict.
+
+    Raises:
+        ConfigError: Not a mapping, empty, or a value that is no array.
+    """
+    if not isinstance(example, Mapping) or not example:
+        raise ConfigError(f"Expected a state dict with at least one array, got {type(example).__name__}")
+    specs = []
+    for name, value in example.items():
+        try:
+            dtype = dtype_name(value.dtype)
+            shape = tuple(int(n) for n in value.shape)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ConfigError(f"Expected an array or tensor, got {type(value).__name__} - at policy[{name!r}]") from error
+        specs.append(TensorSpec(str(name), dtype, shape))
+    return tuple(specs)
+
+
+class Weights:
+    """One version of the weights, copied out of shared memory.
+
+    Attributes:
+        version: Number of the publication, from 1.
+        arrays: {name: numpy array}, private to the caller; bfloat16 as uint16 bits.
+    """
+
+    __slots__ = ("_specs", "arrays", "version")
+
+    def __init__(self, version: int, arrays: dict[str, Array], specs: tuple[TensorSpec, ...]) -> None:
+        self.version = version
+        self.arrays = arrays
+        self._specs = specs
+
+    def state_dict(self) -> dict[str, Any]:
+        """{name: torch tensor} sharing memory with `arrays`, for `module.load_state_dict`."""
+        import torch  # noqa: PLC0415 - actors without torch read `arrays`
+
+        tensors = {name: torch.from_numpy(array) for name, array in self.arrays.items()}
+        for spec in self._specs:
+            if spec.dtype == "bfloat16":
+                tensors[spec.name] = tensors[spec.name].view(torch.bfloat16)
+        return tensors
+
+
+class PolicySlot:
+    """Weights that a learner publishes and actors poll.
+
+    Attributes:
+        held: Version of the last `poll` of this object that returned weights; rows of writers bound to it carry it.
+    """
+
+    def __init__(self, segment: Segment, layout: WeightsLayout, index: int, participants: Participants) -> None:
+        self._segment = segment
+        self._layout = layout
+        self._participants = participants
+        self._lock_byte = LOCK_PUBLISHERS + index
+        self._publishing = False
+        self._latest = memoryview(segment.words)[layout.control // 8 : layout.control // 8 + 1]
+        self._copies = [
+            {
+                spec.name: segment.array(
+                    copy + offset, spec.shape, np.dtype(Field("weights", spec.dtype).numpy_dtype)
+                )
+                for spec, offset in zip(layout.tensors, layout.offsets, strict=True)
+            }
+            for copy in layout.copies
+        ]
+        self._bound: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.held = 0
+
+    @property
+    def version(self) -> int:
+        """Latest version published, 0 before the first; costs well under a microsecond."""
+        return self._latest[0]
+
+    def _check(self) -> None:
+        self._participants.check()
+        if self._participants.number < 0:
+            raise Closed(f"Expected an attached client of engine {self._segment.name!r}, this one was closed")
+
+    def publish(self, state_dict: Mapping[str, Any]) -> int:
+        """Make a state dict the current weights.
+
+        Args:
+            state_dict: {name: tensor or array} with the names, dtypes and shapes given at the engine's creation.
+
+        Returns:
+            The new version.
+
+        Raises:
+            FieldError: A name, dtype or shape differs; nothing is published.
+            Busy: Another process publishes into this slot.
+            Closed: The client or engine has closed.
+        """
+        self._check()
+        if self._segment.closed:
+            raise Closed(f"Expected engine {self._segment.name!r} to be running, it has been closed by its owner")
+        arrays = self._validated(state_dict)
+        if not self._publishing:
+            if not try_lock(self._segment.lock_fd, self._lock_byte):
+                raise Busy(
+                    f"Expected to be the only publisher of policy {self._layout.name!r}, but another process is: "
+                    "publish from one process, or close that one first"
+                )
+            self._publishing = True
+        version = self.version + 1
+        copy = version % WEIGHT_COPIES
+        words = self._segment.base + self._layout.copies[copy]
+        entry(protocol.begin_copy)(words)
+        for name, target in self._copies[copy].items():
+            target[...] = arrays[name]
+        entry(protocol.finish_copy)(words, self._segment.base + self._layout.control, version)
+        return version
+
+    def _validated(self, state_dict: Mapping[str, Any]) -> dict[str, Array]:
+        expected = {spec.name for spec in self._layout.tensors}
+        if set(state_dict) != expected:
+            missing, unknown = sorted(expected - set(state_dict)), sorted(set(state_dict) - expected)
+            raise FieldError(
+                f"Expected the arrays this policy was created with, missing {missing}, unknown {unknown}",
+                at=self._layout.name,
+            )
+        arrays = {}
+        for spec in self._layout.tensors:
+            value = state_dict[spec.name]
+            shape = tuple(value.shape)
+            if dtype_name(value.dtype) != spec.dtype or shape != spec.shape:
+                raise FieldError(
+                    f"Expected `{spec.dtype}` of shape {spec.shape}, got `{dtype_name(value.dtype)}` of shape {shape}",
+                    at=f"{self._layout.name}.{spec.name}",
+                )
+            arrays[spec.name] = as_array(value)
+        return arrays
+
+    def poll(self) -> Weights | None:
+        """The newest weights if they are newer than what this object last returned, else None; never waits.
+
+        Raises:
+            Closed: The client has closed.
+            WaitTimeout: The publisher overwrote the copy faster than it could be read, a thousand times over.
+        """
+        self._check()
+        for _ in range(_ATTEMPTS):
+            version = entry(protocol.load)(self._segment.base + self._layout.control)
+            if version <= self.held:
+                return None
+            copy = version % WEIGHT_COPIES
+            arrays = {name: array.copy() for name, array in self._copies[copy].items()}
+            if entry(protocol.load_after)(self._segment.base + self._layout.copies[copy]) == version:
+                self._hold(version)
+                return Weights(version, arrays, self._layout.tensors)
+        raise WaitTimeout(f"Expected to read policy {self._layout.name!r} whole, it changed under {_ATTEMPTS} attempts")
+
+    def _hold(self, version: int) -> None:
+        self.held = version
+        for state in self._bound:
+            state.words[W_VERSION // 8] = version
+
+    def bind(self, state: Any) -> None:
+        """Let a writer's rows carry the version this object holds; `state.words` are its words (words.W_*)."""
+        self._bound.add(state)
+        state.words[W_VERSION // 8] = self.held
+
+    def close(self) -> None:
+        """Stop publishing, so that another process may; idempotent."""
+        if self._publishing and not self._participants.forked and self._segment.lock_fd >= 0:
+            unlock(self._segment.lock_fd, self._lock_byte)
+        self._publishing = False

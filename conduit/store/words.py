@@ -1,0 +1,118 @@
+"""The words of a segment that several processes read and write, by byte offset. Kernels and Python both take them from here.
+
+All words are little-endian int64, 8-byte aligned. Words that one process writes often have a 128-byte line (two cache
+lines, since the adjacent-line prefetcher pairs them) of their own.
+
+State of a page, one word:  generation << 16 | owner << 4 | kind
+    kind        FREE (no rows), INIT (claimed, being prepared), OPEN (its writer fills it), SEALED (full or finished)
+    owner       participant number, meaningful in INIT and OPEN only
+    generation  raised by every claim; a row id carries it, so an overwritten row is told from a living one
+"""
+
+from __future__ import annotations
+
+LINE = 128
+
+FREE, INIT, OPEN, SEALED = 0, 1, 2, 3
+KIND_MASK = 15
+OWNER_SHIFT, OWNER_MASK = 4, 4095
+GENERATION_SHIFT = 16
+
+# --- page block: one line per page
+PAGE_STATE = 0
+PAGE_COMMITTED = 8
+"""Rows visible, halo included; only the owner stores it, with release."""
+PAGE_AGE = 16
+"""Ticket drawn when the page was sealed: the oldest page is evicted first. A hint; the truth is the swap on the state."""
+PAGE_ENVS = 24
+"""N: rows per tick."""
+PAGE_FIRST = 32
+"""Local row of the first anchor, that is the first row this page may be sampled for."""
+PAGE_ENDED = 40
+"""1 when no later page continues this stream: its last rows are then anchors too."""
+PAGE_STREAM = 48
+PAGE_TICK = 56
+"""Tick of the stream at local row 0."""
+PAGE_HALO = 64
+"""Rows copied from the previous page."""
+PAGE_TAIL = 72
+"""Kept final observations, at the end of the page, growing down."""
+PAGE_PREVIOUS = 80
+"""Page before this one in the stream + 1, or 0."""
+PAGE_PREVIOUS_GENERATION = 88
+
+# --- table control: lines
+TABLE_TICKET = 0
+TABLE_DATA = 1 * LINE
+"""Eventcount: readers wait here for rows. At +8 the waiters flag."""
+TABLE_SPACE = 2 * LINE
+"""Eventcount: writers wait here for a page."""
+TABLE_STREAMS = 3 * LINE
+TABLE_SEALED_ROWS = 3 * LINE + 8
+"""Rows ever written into pages that were sealed since."""
+TABLE_EVICTED_ROWS = 3 * LINE + 16
+TABLE_RECOVERED = 3 * LINE + 24
+"""Pages taken back from dead writers."""
+TABLE_CONTROL_BYTES = 4 * LINE
+
+# --- table descriptor: private to a process, int64 words, handed to kernels by address
+T_PAGES = 0
+"""Address of page block 0."""
+T_COUNT = 8
+T_ROWS = 16
+"""R: rows per page."""
+T_HAZARDS = 24
+T_HAZARD_COUNT = 32
+T_CONTROL = 40
+T_PAGE_BASE = 48
+"""Number of page 0 among all pages of the segment; hazards name pages by it."""
+T_COLUMNS = 56
+"""Address of (base address, row bytes) pairs of the schema's columns."""
+T_COLUMN_COUNT = 64
+T_META = 72
+T_TERMINATED = 80
+T_TRUNCATED = 88
+T_HISTORY = 96
+"""max_stack - 1: ticks of history every anchor has in its page."""
+T_FUTURE = 104
+"""max_n_step: ticks of future every anchor has in its page."""
+T_WORDS = 14
+
+# --- meta, 16 bytes a row: int32 version | int32 step | uint32 episode | uint32 link << 5 | flags
+META_BYTES = 16
+TERMINATED, TRUNCATED, FIRST, FINAL, KEPT = 1, 2, 4, 8, 16
+"""KEPT: the next observation is a kept final one in the page's tail."""
+LINK_SHIFT, FLAG_MASK = 5, 31
+
+# --- writer state: private to a process, int64 words
+W_TABLE = 0
+W_PAGE = 8
+"""Page being filled, or -1."""
+W_BLOCK = 16
+W_BASE = 24
+"""Physical row of the page's row 0."""
+W_LOCAL = 32
+"""Next local row to fill."""
+W_ENVS = 40
+W_VERSION = 48
+W_TAIL = 56
+W_RESERVE = 64
+"""Tail rows that one tick may need: N where final observations are handed over, else 0."""
+W_NEXT_STEP = 72
+"""1: the row after an ended one is its final observation (Gymnasium's NEXT_STEP)."""
+W_ENV_STATE = 80
+"""Address of int64 [N, 3]: phase, episode, step."""
+W_EPISODES = 88
+W_STREAM = 96
+W_TICK = 104
+W_OWNER = 112
+W_COUNTER = 120
+"""Address of this participant's count of rows written."""
+W_PUBLISH_EVERY = 128
+W_UNPUBLISHED = 136
+W_STRICT = 144
+"""1: a row that ends its episode must have its final observation staged."""
+W_WORDS = 19
+
+RUNNING, STARTING, AWAITING_FINAL = 0, 1, 2
+"""Phases of an environment in a writer: in an episode; next row is its first; next row is a final observation."""

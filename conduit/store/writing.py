@@ -1,0 +1,328 @@
+"""What a writer does with its pages: turn to a new one, stage final observations, commit ticks, abort.
+
+`writer` is the address of a writer's private state (words.W_*). A tick is one row of each of the writer's N environments;
+rows of a tick lie side by side. Committing is one release store after the rows and their meta are in place.
+"""
+
+from __future__ import annotations
+
+from conduit.jit import inner, kernel
+from conduit.store.atomics import (
+    copy_bytes,
+    load_relaxed,
+    peek_i64,
+    peek_u8,
+    peek_u32,
+    poke_i64,
+    poke_u8,
+    poke_u32,
+    store_relaxed,
+    store_release,
+    zero_bytes,
+)
+from conduit.store.protocol import block_of, publish_open, seal, wake
+from conduit.store.words import (
+    AWAITING_FINAL,
+    FINAL,
+    FIRST,
+    FLAG_MASK,
+    GENERATION_SHIFT,
+    KEPT,
+    LINK_SHIFT,
+    META_BYTES,
+    PAGE_COMMITTED,
+    PAGE_ENDED,
+    PAGE_ENVS,
+    PAGE_FIRST,
+    PAGE_HALO,
+    PAGE_PREVIOUS,
+    PAGE_PREVIOUS_GENERATION,
+    PAGE_STATE,
+    PAGE_STREAM,
+    PAGE_TAIL,
+    PAGE_TICK,
+    RUNNING,
+    STARTING,
+    T_COLUMN_COUNT,
+    T_COLUMNS,
+    T_CONTROL,
+    T_FUTURE,
+    T_HISTORY,
+    T_META,
+    T_ROWS,
+    T_TERMINATED,
+    T_TRUNCATED,
+    TABLE_DATA,
+    W_BASE,
+    W_BLOCK,
+    W_COUNTER,
+    W_ENV_STATE,
+    W_ENVS,
+    W_EPISODES,
+    W_LOCAL,
+    W_NEXT_STEP,
+    W_PAGE,
+    W_PUBLISH_EVERY,
+    W_RESERVE,
+    W_STREAM,
+    W_STRICT,
+    W_TABLE,
+    W_TAIL,
+    W_TICK,
+    W_UNPUBLISHED,
+    W_VERSION,
+)
+
+_ENV_BYTES = 24
+
+
+@inner
+def _copy_row(table, source, destination):  # type: ignore[no-untyped-def]
+    """Copy every column of one physical row to another."""
+    columns = peek_i64(table + T_COLUMNS)
+    for i in range(peek_i64(table + T_COLUMN_COUNT)):
+        base = peek_i64(columns + 16 * i)
+        size = peek_i64(columns + 16 * i + 8)
+        copy_bytes(base + destination * size, base + source * size, size)
+    for column in (T_TERMINATED, T_TRUNCATED):
+        base = peek_i64(table + column)
+        poke_u8(base + destination, peek_u8(base + source))
+    meta = peek_i64(table + T_META)
+    copy_bytes(meta + destination * META_BYTES, meta + source * META_BYTES, META_BYTES)
+
+
+@inner
+def _copy_halo(table, old_base, old_local, halo, new_base, rows):  # type: ignore[no-untyped-def]
+    """Copy the last `halo` rows and the kept finals they link to; returns the number of finals."""
+    meta = peek_i64(table + T_META)
+    tail = 0
+    for i in range(halo):
+        source = old_base + old_local - halo + i
+        destination = new_base + i
+        _copy_row(table, source, destination)
+        word = peek_u32(meta + source * META_BYTES + 12)
+        if word & KEPT:
+            tail += 1
+            kept = new_base + rows - tail
+            _copy_row(table, source + (word >> LINK_SHIFT), kept)
+            poke_u32(meta + destination * META_BYTES + 12, ((kept - destination) << LINK_SHIFT) | (word & FLAG_MASK))
+    return tail
+
+
+@inner
+def _publish(writer):  # type: ignore[no-untyped-def]
+    block = peek_i64(writer + W_BLOCK)
+    store_relaxed(block + PAGE_TAIL, peek_i64(writer + W_TAIL))
+    store_release(block + PAGE_COMMITTED, peek_i64(writer + W_LOCAL))
+    poke_i64(writer + W_UNPUBLISHED, 0)
+    event = peek_i64(peek_i64(writer + W_TABLE) + T_CONTROL) + TABLE_DATA
+    # no fence here: a waiter that comes at this moment is woken by its own short time slice
+    if load_relaxed(event + 8) != 0:
+        wake(event)
+
+
+@kernel("int64(int64, int64)", nogil=True)
+def turn(writer, page):  # type: ignore[no-untyped-def]
+    """Prepare a page that the writer has claimed, open it, and seal the page before it.
+
+    The old page stays open until the new one is: a writer that dies in between leaves both for `recover`, which can tell
+    them apart. Flags and meta of the whole page are cleared, so that a field that a caller forgets is never an old flag.
+
+    Returns:
+        Physical row of the next tick.
+    """
+    table = peek_i64(writer + W_TABLE)
+    old = peek_i64(writer + W_PAGE)
+    envs = peek_i64(writer + W_ENVS)
+    rows = peek_i64(table + T_ROWS)
+    base = page * rows
+    block = block_of(table, page)
+    zero_bytes(peek_i64(table + T_TERMINATED) + base, rows)
+    zero_bytes(peek_i64(table + T_TRUNCATED) + base, rows)
+    zero_bytes(peek_i64(table + T_META) + base * META_BYTES, rows * META_BYTES)
+    halo = 0
+    tail = 0
+    first = 0
+    if old >= 0:
+        _publish(writer)
+        old_local = peek_i64(writer + W_LOCAL)
+        history = peek_i64(table + T_HISTORY)
+        wanted = (history + peek_i64(table + T_FUTURE)) * envs
+        halo = min(wanted, old_local)
+        tail = _copy_halo(table, peek_i64(writer + W_BASE), old_local, halo, base, rows)
+        # a short old page has its oldest ticks as anchors still: only what lies n before its end moves over
+        first = max(0, halo - peek_i64(table + T_FUTURE) * envs)
+        state = load_relaxed(block_of(table, old) + PAGE_STATE)
+        store_relaxed(block + PAGE_PREVIOUS, old + 1)
+        store_relaxed(block + PAGE_PREVIOUS_GENERATION, state >> GENERATION_SHIFT)
+    else:
+        store_relaxed(block + PAGE_PREVIOUS, 0)
+        store_relaxed(block + PAGE_PREVIOUS_GENERATION, 0)
+    store_relaxed(block + PAGE_ENVS, envs)
+    store_relaxed(block + PAGE_FIRST, first)
+    store_relaxed(block + PAGE_ENDED, 0)
+    store_relaxed(block + PAGE_STREAM, peek_i64(writer + W_STREAM))
+    store_relaxed(block + PAGE_TICK, peek_i64(writer + W_TICK) - halo // envs)
+    store_relaxed(block + PAGE_HALO, halo)
+    store_relaxed(block + PAGE_TAIL, tail)
+    store_relaxed(block + PAGE_COMMITTED, halo)
+    publish_open(table, page)
+    if old >= 0:
+        seal(table, old, 0)
+    poke_i64(writer + W_PAGE, page)
+    poke_i64(writer + W_BLOCK, block)
+    poke_i64(writer + W_BASE, base)
+    poke_i64(writer + W_LOCAL, halo)
+    poke_i64(writer + W_TAIL, tail)
+    return base + halo
+
+
+@inner
+def _room(writer):  # type: ignore[no-untyped-def]
+    """Rows still free in the page, or -1 without a page."""
+    if peek_i64(writer + W_PAGE) < 0:
+        return -1
+    rows = peek_i64(peek_i64(writer + W_TABLE) + T_ROWS)
+    return rows - peek_i64(writer + W_TAIL) - peek_i64(writer + W_LOCAL)
+
+
+@kernel("int64(int64)")
+def room(writer):  # type: ignore[no-untyped-def]
+    """Rows still free in the writer's page, or -1 without a page."""
+    return _room(writer)
+
+
+@kernel("int64(int64, int64)")
+def stage_final(writer, row):  # type: ignore[no-untyped-def]
+    """Reserve a tail row for the final observation of an uncommitted physical row.
+
+    Returns:
+        Physical row to write the observation to, or -1 when the page has no room for it.
+    """
+    table = peek_i64(writer + W_TABLE)
+    word = peek_i64(table + T_META) + row * META_BYTES + 12
+    link = peek_u32(word) >> LINK_SHIFT
+    if link != 0:
+        return row + link
+    tail = peek_i64(writer + W_TAIL) + 1
+    kept = peek_i64(writer + W_BASE) + peek_i64(table + T_ROWS) - tail
+    if kept <= row:
+        return -1
+    poke_i64(writer + W_TAIL, tail)
+    poke_u32(word, (kept - row) << LINK_SHIFT)
+    return kept
+
+
+@kernel("int64(int64, int64, int64)")
+def abort(writer, rows, tail):  # type: ignore[no-untyped-def]
+    """Forget what was staged for the next `rows` uncommitted rows; the tail shrinks back to `tail` rows."""
+    table = peek_i64(writer + W_TABLE)
+    start = peek_i64(writer + W_BASE) + peek_i64(writer + W_LOCAL)
+    zero_bytes(peek_i64(table + T_TERMINATED) + start, rows)
+    zero_bytes(peek_i64(table + T_TRUNCATED) + start, rows)
+    zero_bytes(peek_i64(table + T_META) + start * META_BYTES, rows * META_BYTES)
+    poke_i64(writer + W_TAIL, tail)
+    return 0
+
+
+@inner
+def _finish_row(meta, terminated, truncated, state, envs, version, next_step, episodes):  # type: ignore[no-untyped-def]
+    """Write one row's meta from its flags and its environment's state; returns 1 if it begins an episode."""
+    phase = peek_i64(state)
+    began = 0
+    flags = 0
+    link = envs
+    step = peek_i64(state + 16)
+    if phase == AWAITING_FINAL:
+        poke_u8(terminated, 0)
+        poke_u8(truncated, 0)
+        flags = FINAL
+        link = 0
+        poke_i64(state, STARTING)
+    else:
+        if phase == STARTING:
+            flags = FIRST
+            step = 0
+            began = 1
+            poke_i64(state + 8, episodes)
+            poke_i64(state, RUNNING)
+        poke_i64(state + 16, step + 1)
+        ended = (peek_u8(terminated) != 0) | ((peek_u8(truncated) != 0) << 1)
+        if ended != 0:
+            flags |= ended
+            if next_step != 0:
+                poke_i64(state, AWAITING_FINAL)
+            else:
+                poke_i64(state, STARTING)
+                link = peek_u32(meta + 12) >> LINK_SHIFT
+                if link != 0:
+                    flags |= KEPT
+                    kept = meta + link * META_BYTES
+                    poke_u32(kept, version)
+                    poke_u32(kept + 4, step + 1)
+                    poke_u32(kept + 8, peek_i64(state + 8))
+                    poke_u32(kept + 12, FINAL)
+    poke_u32(meta, version)
+    poke_u32(meta + 4, step)
+    poke_u32(meta + 8, peek_i64(state + 8))
+    poke_u32(meta + 12, (link << LINK_SHIFT) | flags)
+    return began
+
+
+@kernel("int64(int64, int64)")
+def commit(writer, ticks):  # type: ignore[no-untyped-def]
+    """Make the next `ticks` ticks visible: meta, then one release store of the page's `committed`.
+
+    Returns:
+        Physical row of the next tick, or -1 when the page has no room for one more. -2 - k when nothing was committed
+        because row k of these (0 for the first) ends its episode and has no final observation staged.
+    """
+    table = peek_i64(writer + W_TABLE)
+    envs = peek_i64(writer + W_ENVS)
+    local = peek_i64(writer + W_LOCAL)
+    row = peek_i64(writer + W_BASE) + local
+    meta = peek_i64(table + T_META)
+    terminated = peek_i64(table + T_TERMINATED)
+    truncated = peek_i64(table + T_TRUNCATED)
+    if peek_i64(writer + W_STRICT) != 0:
+        for i in range(ticks * envs):
+            ended = peek_u8(terminated + row + i) | peek_u8(truncated + row + i)
+            if ended != 0 and peek_u32(meta + (row + i) * META_BYTES + 12) == 0:
+                return -2 - i
+    states = peek_i64(writer + W_ENV_STATE)
+    version = peek_i64(writer + W_VERSION)
+    next_step = peek_i64(writer + W_NEXT_STEP)
+    episodes = peek_i64(writer + W_EPISODES)
+    for _ in range(ticks):
+        for env in range(envs):
+            episodes += _finish_row(
+                meta + row * META_BYTES,
+                terminated + row,
+                truncated + row,
+                states + _ENV_BYTES * env,
+                envs,
+                version,
+                next_step,
+                episodes,
+            )
+            row += 1
+    local += ticks * envs
+    poke_i64(writer + W_EPISODES, episodes)
+    poke_i64(writer + W_LOCAL, local)
+    poke_i64(writer + W_TICK, peek_i64(writer + W_TICK) + ticks)
+    counter = peek_i64(writer + W_COUNTER)
+    store_relaxed(counter, load_relaxed(counter) + ticks * envs)
+    pending = peek_i64(writer + W_UNPUBLISHED) + ticks
+    poke_i64(writer + W_UNPUBLISHED, pending)
+    full = _room(writer) < envs + peek_i64(writer + W_RESERVE)
+    if full or pending >= peek_i64(writer + W_PUBLISH_EVERY):
+        _publish(writer)
+    return -1 if full else row
+
+
+@kernel("int64(int64)")
+def publish(writer):  # type: ignore[no-untyped-def]
+    """Make everything that was committed visible now, whatever the writer's policy."""
+    if peek_i64(writer + W_PAGE) >= 0:
+        _publish(writer)
+    return 0

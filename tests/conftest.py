@@ -1,0 +1,53 @@
+"""What every test of Conduit shares: names for engines, the check that nothing is left in /dev/shm, Hypothesis profiles."""
+
+import itertools
+import os
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("local", deadline=None)
+# The same examples in every run of CI, so that a red run is the change's doing and can be run again elsewhere.
+settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+SHM = Path("/dev/shm")
+PREFIX = f"cdt.{os.getuid()}."
+
+_numbers = itertools.count()
+_left_by: dict[str, str] = {}
+
+
+def _segments() -> set[str]:
+    """This user's segments, less those of another test run that is alive."""
+    names = {entry.name for entry in SHM.glob(f"{PREFIX}*")} if SHM.is_dir() else set()
+    return {name for name in names if not _of_another_run(name)}
+
+
+def _of_another_run(name: str) -> bool:
+    made_by = re.match(re.escape(PREFIX) + r"t(\d+)-\d+", name)
+    return bool(made_by) and int(made_by[1]) != os.getpid() and Path(f"/proc/{made_by[1]}").exists()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left_in_shared_memory():
+    """Fail the run when it leaves a segment behind that was not there before it."""
+    before = _segments()
+    yield
+    left = sorted(_segments() - before)
+    if left:
+        lines = [f"{SHM / name}, first seen after {_left_by.get(name, 'the last test')}" for name in left]
+        pytest.fail("segments left behind:\n" + "\n".join(lines), pytrace=False)
+
+
+def pytest_runtest_teardown(item, nextitem):
+    for name in _segments() - _left_by.keys():
+        _left_by[name] = item.nodeid
+
+
+@pytest.fixture
+def engine_name() -> str:
+    """A short engine name that no other test, and no other test run on this machine, uses."""
+    return f"t{os.getpid()}-{next(_numbers)}"

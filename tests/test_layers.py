@@ -1,0 +1,261 @@
+"""The layer order of `conduit/`, read from its source, and what importing it may not do.
+
+The order is the one that `conduit/__init__.py` opens with: a layer imports only what stands above it.
+"""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "conduit"
+
+LAYERS: tuple[frozenset[str], ...] = (
+    frozenset({"errors", "schema", "field", "nesting", "clock", "jit"}),
+    frozenset({"store"}),
+    frozenset({"kernels"}),
+    frozenset({"transport"}),
+    frozenset({"sampling"}),
+    frozenset({"schedule"}),
+    frozenset({"placement"}),
+    frozenset({"plane"}),
+    frozenset({"cluster", "integrations", "observe", "demo", "cli"}),
+)
+"""From what everything stands on to what stands on everything. Members of one layer may import each other."""
+
+RANK = {member: rank for rank, layer in enumerate(LAYERS) for member in layer}
+TOP = LAYERS[-1]
+
+FACADE = "conduit"
+"""`conduit/__init__.py`: re-exports the layers, so only the top layer may import from it."""
+
+HEAVY = frozenset({"torch", "triton", "gymnasium", "ray", "ucxx"})
+HEAVY_ALLOWED: frozenset[tuple[str, str]] = frozenset()
+"""(module, package) pairs that may import a heavy package at module level. A pair needs a reason beside it."""
+
+
+class Import(NamedTuple):
+    """One import statement's target, seen from the module that holds it."""
+
+    module: str
+    target: str
+    line: int
+    lazy: bool
+    typing_only: bool
+
+    def __str__(self) -> str:
+        return f"{self.module} line {self.line} imports {self.target}"
+
+
+def name_of(path: Path, package: Path = PACKAGE) -> str:
+    parts = path.relative_to(package.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(path: Path, package: Path = PACKAGE) -> Iterator[Import]:
+    """Every import in a file, each `from` name resolved to the module it reaches."""
+    module = name_of(path, package)
+    is_package = path.name == "__init__.py"
+
+    def submodule_or_base(base: str, name: str) -> str:
+        inside = package.joinpath(*base.split(".")[1:], name)
+        exists = base.startswith("conduit") and (inside.with_suffix(".py").exists() or inside.is_dir())
+        return f"{base}.{name}" if exists else base
+
+    def walk(node: ast.AST, lazy: bool, typing_only: bool) -> Iterator[Import]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import):
+                for alias in child.names:
+                    yield Import(module, alias.name, child.lineno, lazy, typing_only)
+            elif isinstance(child, ast.ImportFrom):
+                base = child.module or ""
+                if child.level:
+                    parent = module.split(".")
+                    parent = parent[: len(parent) - child.level + is_package]
+                    base = ".".join([*parent, base] if base else parent)
+                for alias in child.names:
+                    yield Import(module, submodule_or_base(base, alias.name), child.lineno, lazy, typing_only)
+            elif isinstance(child, ast.If) and ast.unparse(child.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}:
+                for statement in child.body:
+                    yield from walk(ast.Module([statement], []), lazy, True)
+                for statement in child.orelse:
+                    yield from walk(ast.Module([statement], []), lazy, typing_only)
+            else:
+                inner = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+                yield from walk(child, lazy or inner, typing_only)
+
+    yield from walk(ast.parse(path.read_text(), str(path)), False, False)
+
+
+def member_of(dotted: str) -> str | None:
+    """`store` for `conduit.store.page`, the façade for `conduit` itself, None for other packages."""
+    parts = dotted.split(".")
+    if parts[0] != "conduit":
+        return None
+    return parts[1] if len(parts) > 1 else FACADE
+
+
+def breaches(found: Import) -> str | None:
+    """Why an import breaks the order, or None."""
+    source, target = member_of(found.module), member_of(found.target)
+    if target is None or source is None or source in {target, "testing"}:
+        return None
+    if target == "testing":
+        return f"{found}, and testing is imported by nobody in conduit"
+    if source in {FACADE, "__main__"}:
+        return None
+    if target == FACADE:
+        return None if source in TOP else f"{found}: only the top layer imports the façade"
+    if source not in RANK or target not in RANK:
+        return f"{found}: {source} or {target} has no place in LAYERS"
+    if RANK[target] > RANK[source]:
+        return f"{found}: {target} stands below {source} in the layer order"
+    if target == "store" and source in TOP:
+        return f"{found}: what stands on top uses the plane's contracts, never the store"
+    return None
+
+
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+
+def test_every_module_has_its_place_in_the_layer_order():
+    members = {member_of(name_of(path)) for path in SOURCES} - {FACADE, "__main__", "testing"}
+    assert members <= RANK.keys(), f"not in LAYERS: {sorted(members - RANK.keys())}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_a_layer_imports_only_what_stands_above_it(path):
+    found = [reason for one in imports_of(path) if (reason := breaches(one))]
+    assert not found, "\n".join(dict.fromkeys(found))
+
+
+def test_nothing_imports_a_heavy_package_at_module_level():
+    found = [
+        str(one)
+        for path in SOURCES
+        for one in imports_of(path)
+        if not one.lazy
+        and not one.typing_only
+        and (package := one.target.split(".")[0]) in HEAVY
+        and (one.module, package) not in HEAVY_ALLOWED
+    ]
+    assert not found, "import it inside the function that needs it:\n" + "\n".join(found)
+
+
+def test_the_allow_list_of_heavy_imports_names_only_what_is_there():
+    there = {(one.module, one.target.split(".")[0]) for path in SOURCES for one in imports_of(path) if not one.lazy}
+    assert there >= HEAVY_ALLOWED
+
+
+PROBE = """
+import json, os, sys
+
+before = dict(os.environ)
+import conduit
+
+print(json.dumps({
+    "heavy": sorted({"torch", "triton", "rich", "gymnasium", "ray", "ucxx", "matplotlib"} & sys.modules.keys()),
+    "environment": sorted(key for key, _ in set(os.environ.items()) ^ set(before.items())),
+    "threads": len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 1,
+}))
+"""
+
+
+def test_importing_conduit_loads_nothing_heavy_sets_no_variable_and_starts_no_thread():
+    # One BLAS thread, so that numpy starts none of its own and any thread that is left is ours.
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", PROBE],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert json.loads(done.stdout) == {"heavy": [], "environment": [], "threads": 1}
+
+
+@pytest.fixture
+def toy(tmp_path):
+    """A package `conduit` in a temporary folder, to show that the checks above can fail."""
+    package = tmp_path / "conduit"
+    for name in ("store", "plane", "testing"):
+        package.joinpath(name).mkdir(parents=True)
+        package.joinpath(name, "__init__.py").touch()
+    package.joinpath("errors.py").touch()
+    package.joinpath("store", "page.py").touch()
+
+    def found(where: str, text: str) -> list[Import]:
+        path = package / where
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        return list(imports_of(path, package))
+
+    return found
+
+
+@pytest.mark.parametrize(
+    ("where", "text", "target"),
+    [
+        ("store/a.py", "import conduit.plane.engine", "conduit.plane.engine"),
+        ("store/a.py", "from conduit import plane", "conduit.plane"),
+        ("store/a.py", "from .. import plane", "conduit.plane"),
+        ("store/a.py", "from ..plane import engine", "conduit.plane"),
+        ("store/__init__.py", "from ..plane import engine", "conduit.plane"),
+        ("store/a.py", "def f():\n    from conduit.plane import engine", "conduit.plane"),
+        ("store/a.py", "if TYPE_CHECKING:\n    from conduit.plane import Engine", "conduit.plane"),
+        ("store/a.py", "from conduit import Schema", "conduit"),
+        ("plane/a.py", "from conduit.testing import twin", "conduit.testing"),
+        ("plane/a.py", "from conduit.cli import main", "conduit.cli"),
+        ("integrations/a.py", "from conduit.store.page import Page", "conduit.store.page"),
+    ],
+)
+def test_the_check_sees_an_import_against_the_order(toy, where, text, target):
+    (one,) = toy(where, text)
+    assert one.target == target
+    assert breaches(one)
+
+
+@pytest.mark.parametrize(
+    ("where", "text"),
+    [
+        ("store/a.py", "from conduit.errors import Closed"),
+        ("store/a.py", "from . import page"),
+        ("store/a.py", "from conduit.store.page import Page"),
+        ("plane/a.py", "from conduit.store import page"),
+        ("cli.py", "import conduit"),
+        ("cli.py", "from conduit.demo import run"),
+        ("testing/a.py", "from conduit.plane import engine"),
+        ("__init__.py", "from conduit.plane.engine import Engine as Engine"),
+        ("store/a.py", "import numpy as np"),
+    ],
+)
+def test_the_check_lets_an_import_along_the_order_pass(toy, where, text):
+    (one,) = toy(where, text)
+    assert breaches(one) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "lazy", "typing_only"),
+    [
+        ("import torch", False, False),
+        ("try:\n    import torch\nexcept ImportError:\n    pass", False, False),
+        ("class A:\n    import torch", False, False),
+        ("def f():\n    import torch", True, False),
+        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch", False, True),
+        ("if not TYPE_CHECKING:\n    import torch", False, False),
+    ],
+)
+def test_the_check_knows_when_an_import_runs(toy, text, lazy, typing_only):
+    one = toy("store/a.py", text)[-1]
+    assert (one.target, one.lazy, one.typing_only) == ("torch", lazy, typing_only)
