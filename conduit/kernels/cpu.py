@@ -12,8 +12,9 @@ job's row, following row, page and generation of each listed slot.
 from __future__ import annotations
 
 from conduit.jit import inner, kernel
-from conduit.kernels.rows import D_FOLLOWING, D_FUNCTION, D_WORDS
+from conduit.kernels.rows import D_FOLLOWING, D_FUNCTION, D_SOURCE, D_STRIDE, D_WORDS
 from conduit.store.atomics import (
+    call_4,
     call_5,
     fence_acquire,
     load_acquire,
@@ -23,6 +24,7 @@ from conduit.store.atomics import (
     peek_u32,
     poke_i64,
     poke_u8,
+    prefetch,
 )
 from conduit.store.protocol import block_of
 from conduit.store.words import (
@@ -40,7 +42,7 @@ from conduit.store.words import (
     J_TABLE,
     J_BATCH,
     J_BLOCK,
-    J_AHEAD,
+    J_CHUNK,
     J_DRAW,
     J_DRAW_STATE,
     J_OPERATIONS,
@@ -58,7 +60,8 @@ from conduit.store.words import (
     J_TRUNCATED,
     J_REDRAWN,
 ) = range(0, 160, 8)
-"""Words of a job: the table descriptor; rows per batch and per block; prefetch distance; the sampler's function and state;
+"""Words of a job: the table descriptor; rows per batch, per block and per
+chunk of the gather; the sampler's function and state;
 operations (descriptors back to back); scratch int64 [batch] for rows, following rows, pages, generations and open slots;
 outputs int64 [batch] ids, versions, episodes, steps and bool [batch] flags; a count of rows drawn again."""
 J_WORDS = 20
@@ -67,6 +70,41 @@ ROW_BITS = 40
 """A row id is generation << 40 | physical row: 2^40 rows, and a generation that repeats after 2^23 reuses of a page."""
 _ROW_MASK = (1 << ROW_BITS) - 1
 _GENERATION_MASK = (1 << (63 - ROW_BITS)) - 1
+
+
+@inner
+def _ask_for(job, slots, count):  # type: ignore[no-untyped-def]
+    """Prefetch the head of every row that the operations are going to read for these slots."""
+    operations = peek_i64(job + J_OPERATIONS)
+    for k in range(peek_i64(job + J_OPERATION_COUNT)):
+        operation = operations + 8 * D_WORDS * k
+        index = peek_i64(job + (J_ROWS if peek_i64(operation + D_FOLLOWING) == 0 else J_FOLLOWING))
+        source = peek_i64(operation + D_SOURCE)
+        stride = peek_i64(operation + D_STRIDE)
+        for i in range(count):
+            row = source + stride * peek_i64(index + 8 * peek_i64(slots + 8 * i))
+            prefetch(row)
+            if stride > 8:
+                prefetch(row + min(stride, 128) - 1)
+
+
+@inner
+def _gather(job, slots, count):  # type: ignore[no-untyped-def]
+    """Run every operation on every slot, a chunk of rows at a time, all columns of a chunk asked for one chunk ahead.
+
+    Asking column by column, as each operation could do for itself, leaves the memory half idle: docs/memory-model.md.
+    """
+    operations = peek_i64(job + J_OPERATIONS)
+    chunk = peek_i64(job + J_CHUNK)
+    _ask_for(job, slots, min(chunk, count))
+    for start in range(0, count, chunk):
+        here = min(chunk, count - start)
+        if start + here < count:
+            _ask_for(job, slots + 8 * (start + here), min(chunk, count - start - here))
+        for k in range(peek_i64(job + J_OPERATION_COUNT)):
+            operation = operations + 8 * D_WORDS * k
+            which = J_ROWS if peek_i64(operation + D_FOLLOWING) == 0 else J_FOLLOWING
+            call_4(peek_i64(operation + D_FUNCTION), operation, peek_i64(job + which), slots + 8 * start, here)
 
 
 @inner
@@ -114,7 +152,6 @@ def deliver(job):  # type: ignore[no-untyped-def]
     table = peek_i64(job + J_TABLE)
     batch = peek_i64(job + J_BATCH)
     step = peek_i64(job + J_BLOCK)
-    operations = peek_i64(job + J_OPERATIONS)
     slots = peek_i64(job + J_SLOTS)
     for start in range(0, batch, step):
         count = min(step, batch - start)
@@ -124,17 +161,7 @@ def deliver(job):  # type: ignore[no-untyped-def]
         while count > 0:
             if call_5(peek_i64(job + J_DRAW), peek_i64(job + J_DRAW_STATE), job, slots, count, attempt) < 0:
                 return -1
-            for i in range(peek_i64(job + J_OPERATION_COUNT)):
-                operation = operations + 8 * D_WORDS * i
-                which = J_ROWS if peek_i64(operation + D_FOLLOWING) == 0 else J_FOLLOWING
-                call_5(
-                    peek_i64(operation + D_FUNCTION),
-                    operation,
-                    peek_i64(job + which),
-                    slots,
-                    count,
-                    peek_i64(job + J_AHEAD),
-                )
+            _gather(job, slots, count)
             _write_meta(job, table, slots, count)
             count = _overwritten(job, table, slots, count)
             attempt += 1

@@ -1,11 +1,12 @@
 """Row operations: copy or convert the rows that a job lists into the slots of a batch.
 
-Each operation is a C function `op(descriptor, index, slots, count, ahead) -> 0`, compiled for one row size or one pair of
+Each operation is a C function `op(descriptor, index, slots, count) -> 0`, compiled for one row size or one pair of
 dtypes, and called through its address, so that one delivery kernel serves every plan without recompiling:
 
     for i in range(count): slot = slots[i]; out[slot] = f(column[index[slot]])
 
-`descriptor` is int64 [D_WORDS]. `ahead` is how many rows ahead memory is asked for (software prefetch).
+`descriptor` is int64 [D_WORDS]. The row size is a constant of the compiled copy: short rows become a few vector moves, long
+ones a call of the C library's copy, which is as fast as memory.
 """
 
 from __future__ import annotations
@@ -21,14 +22,12 @@ from numba.extending import intrinsic
 
 from conduit.jit import address, inner
 from conduit.kernels.plan import Output
-from conduit.store.atomics import copy_bytes, peek_f64, peek_i64, prefetch
+from conduit.store.atomics import copy_bytes, peek_f64, peek_i64
 
 D_FUNCTION, D_SOURCE, D_STRIDE, D_OUT, D_OUT_STRIDE, D_ELEMENTS, D_FACTOR, D_OFFSET, D_FOLLOWING = range(0, 72, 8)
 D_WORDS = 9
 
-_SIGNATURE = "int64(int64, int64, int64, int64, int64)"
-_INLINE = 256
-"""Rows up to this many bytes are copied inline; longer ones by the C library, whose copy is as fast as memory."""
+_SIGNATURE = "int64(int64, int64, int64, int64)"
 
 
 def _pointer_to(low: Any, high: Any) -> Any:
@@ -127,18 +126,11 @@ _EXACT_IN_FLOAT32 = {"bool", "int8", "uint8", "int16", "uint16", "float16", "bfl
 
 
 def _copier(row_bytes: int) -> Callable[..., int]:
-    inline = row_bytes <= _INLINE
-
-    def copy_rows(descriptor, index, slots, count, ahead):  # type: ignore[no-untyped-def]
+    def copy_rows(descriptor, index, slots, count):  # type: ignore[no-untyped-def]
         source = peek_i64(descriptor + D_SOURCE)
         stride = peek_i64(descriptor + D_STRIDE)
         out = peek_i64(descriptor + D_OUT)
         for i in range(count):
-            if inline and i + ahead < count:
-                coming = source + stride * peek_i64(index + 8 * peek_i64(slots + 8 * (i + ahead)))
-                prefetch(coming)
-                if row_bytes > 8:
-                    prefetch(coming + row_bytes - 1)
             slot = peek_i64(slots + 8 * i)
             copy_bytes(out + row_bytes * slot, source + stride * peek_i64(index + 8 * slot), row_bytes)
         return 0
@@ -152,7 +144,7 @@ def _converter(source_dtype: str, dtype: str, affine: bool) -> Callable[..., int
     narrow = source_dtype in _EXACT_IN_FLOAT32 and dtype != "float64"
     work = float32 if narrow else float64
 
-    def convert_rows(descriptor, index, slots, count, ahead):  # type: ignore[no-untyped-def]
+    def convert_rows(descriptor, index, slots, count):  # type: ignore[no-untyped-def]
         source = peek_i64(descriptor + D_SOURCE)
         stride = peek_i64(descriptor + D_STRIDE)
         out = peek_i64(descriptor + D_OUT)
@@ -161,10 +153,6 @@ def _converter(source_dtype: str, dtype: str, affine: bool) -> Callable[..., int
         factor = work(peek_f64(descriptor + D_FACTOR))
         offset = work(peek_f64(descriptor + D_OFFSET))
         for i in range(count):
-            if i + ahead < count:
-                coming = source + stride * peek_i64(index + 8 * peek_i64(slots + 8 * (i + ahead)))
-                prefetch(coming)
-                prefetch(coming + 64)
             slot = peek_i64(slots + 8 * i)
             x = source_pointer(source + stride * peek_i64(index + 8 * slot))
             y = out_pointer(out + out_stride * slot)

@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 
 from conduit.field import Field
+from conduit.jit import entry
 from conduit.plane.values import MISSING, flag
 from conduit.schema import Schema
+from conduit.store import writing
 from conduit.store.table import TableView
 
 _SCALARS = {"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64"}
@@ -48,19 +50,18 @@ def _assignments(field: Field, index: int, num_envs: int | None, scope: dict[str
     return f"if not ({test}): raise TypeError\n        {view}[{target}] = {value}"
 
 
-def compile_append(schema: Schema, table: TableView, num_envs: int | None, commit: Callable[..., int]) -> Callable[..., None]:
+def compile_append(schema: Schema, table: TableView, num_envs: int | None) -> Callable[..., None]:
     """The `append` method for writers of one table and number of environments.
 
     Args:
         schema: The table's.
         table: Its view in this process.
         num_envs: None for a single environment.
-        commit: Entry point of `writing.commit`.
 
     Returns:
         `append(writer, **fields, terminated=False, truncated=False, final=None)`.
     """
-    scope: dict[str, Any] = {"ndarray": np.ndarray, "commit": commit, "t": memoryview(table.terminated), "u": memoryview(table.truncated)}
+    scope: dict[str, Any] = {"ndarray": np.ndarray, "commit": entry(writing.commit_tick), "t": memoryview(table.terminated), "u": memoryview(table.truncated)}
     arguments = [f"v{i}" for i in range(len(schema.fields))]
     body = [_assignments(field, i, num_envs, scope, table) for i, field in enumerate(schema.fields)]
     if num_envs is None:
@@ -85,13 +86,13 @@ def compile_append(schema: Schema, table: TableView, num_envs: int | None, commi
         f"def append(self, *, {signature}terminated=False, truncated=False, final=None, **rest):",
         *(f"    {line}" for line in unpack),
         "    row = self._next",
-        "    if row < 0: row = self._turn()",
+        "    if row < 0: row = self._here()",
         "    try:",
         *(f"        {line}" for line in body + flags),
         "    except refusals:",
         f"        self._store(row, ({', '.join(arguments)},), terminated, truncated)",
         "    if final is not None: self._stage_finals(row, final)",
-        "    row = commit(self._address, 1)",
+        "    row = commit(self._address)",
         "    if row < -1: self._refuse(row)",
         "    self._next = row",
     ]

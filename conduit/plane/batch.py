@@ -72,7 +72,7 @@ class Buffer:
     alive, and so does every view of it, so reference counts tell the truth without any bookkeeping by users.
     """
 
-    def __init__(self, table: TableView, plan: Plan, scratch: Array, sampler: Any, block: int, ahead: int) -> None:
+    def __init__(self, table: TableView, plan: Plan, scratch: Array, sampler: Any, block: int, chunk: int) -> None:
         size = plan.batch_size
         spans = [(output.name, output.numpy_dtype, (size, *output.field.shape)) for output in plan.outputs]
         spans += [(name, np.dtype(bool), (size,)) for name in FLAGS]
@@ -100,7 +100,7 @@ class Buffer:
             (cpu.J_TABLE, table.address),
             (cpu.J_BATCH, size),
             (cpu.J_BLOCK, block),
-            (cpu.J_AHEAD, ahead),
+            (cpu.J_CHUNK, chunk),
             (cpu.J_DRAW, sampler.function),
             (cpu.J_DRAW_STATE, sampler.state),
             (cpu.J_OPERATIONS, self._operations.ctypes.data),

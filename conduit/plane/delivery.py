@@ -29,7 +29,7 @@ OnBusy = Literal["error", "wait"]
 
 _BLOCK_BYTES = 1 << 20
 _SHORTEST_BLOCK = 16
-_AHEAD = 8
+_CHUNK = 16
 _BUSY_SLEEP = 0.0005
 
 
@@ -121,7 +121,7 @@ class Loader(Delivery):
         self._least = least
         self._scratch = np.zeros((5, batch_size), np.int64)
         block = min(batch_size, max(_SHORTEST_BLOCK, _BLOCK_BYTES // max(1, self.plan.sample_bytes)))
-        self._buffers = [Buffer(table, self.plan, self._scratch, self.sampler, block, _AHEAD) for _ in range(buffers)]
+        self._buffers = [Buffer(table, self.plan, self._scratch, self.sampler, block, _CHUNK) for _ in range(buffers)]
         self._turn = 0
         self._batches = 0
         self._waited = 0.0

@@ -40,7 +40,6 @@ from conduit.store.words import (
     W_STREAM,
     W_STRICT,
     W_TABLE,
-    W_TAIL,
     W_VERSION,
     W_WORDS,
 )
@@ -185,7 +184,7 @@ class Writer:
             words[offset // 8] = value
         if policy is not None:
             policy.bind(self._state)
-        self._append = compile_append(schema, table, num_envs, entry(writing.commit))
+        self._append = compile_append(schema, table, num_envs)
         self.append = self._append.__get__(self)
 
     # -- writing
@@ -262,9 +261,22 @@ class Writer:
         self._open = None
         self._next = row
 
+    def _here(self) -> int:
+        """Physical row of the next tick; turns the page when this one is full."""
+        if self._open != "bare handle":
+            self._check()
+        need = self._envs + self._state.words[W_RESERVE // 8]
+        if entry(writing.room)(self._address) < need:
+            return self._turn()
+        row = self._state.words[W_BASE // 8] + self._state.words[W_LOCAL // 8]
+        self._next = -1 if self._open else row
+        return row
+
     def _turn(self) -> int:
         """Take a new page (waiting if it must) and make it current; returns the next physical row."""
-        self._check()
+        if self._closed:
+            self._check()
+        self._table.check_open()
         claim = self._table.claim
         page = claim()
         if page < 0 and self._on_full == "wait":
@@ -274,8 +286,9 @@ class Writer:
         if page < 0:
             self._explain_full()
         self._table.participants.look_after_dead()  # type: ignore[union-attr]
-        self._next = entry(writing.turn)(self._address, page)
-        return self._next
+        row: int = entry(writing.turn)(self._address, page)
+        self._next = -1 if self._open else row
+        return row
 
     def _explain_full(self) -> None:
         layout = self._table.layout
@@ -287,16 +300,13 @@ class Writer:
             raise Busy(message)
         raise SpaceTimeout(f"{message} (waited {self._timeout} s)")
 
-    def _tail(self) -> int:
-        return self._state.words[W_TAIL // 8]
-
-    def _abort(self, rows: int, tail: int) -> None:
-        entry(writing.abort)(self._address, rows, tail)
+    def _abort(self, rows: int) -> None:
+        entry(writing.abort)(self._address, rows)
 
     def _refuse(self, code: int) -> None:
         """Report a row that ends an episode without its final observation; nothing has been committed."""
         place_ = -2 - code
-        self._abort(self._envs, self._tail())
+        self._abort(self._envs)
         raise FieldError(
             "Expected the final observation of an episode that ends here: pass final=<observation after the last step> "
             f"(autoreset={self.autoreset!r}), or open the writer with keep_final=False - at environment {place_ % self._envs}",
@@ -318,7 +328,6 @@ class Writer:
 
     def _stage_finals(self, row: int, final: Any) -> None:
         """Keep final observations of the environments of the tick at `row` that ended."""
-        tail = self._tail()
         try:
             if not self._explicit:
                 raise FieldError("Expected no `final` with autoreset='next_step': the row after the end is the final observation")
@@ -339,7 +348,7 @@ class Writer:
             for env in ended.tolist():
                 self._stage_final(row + env, {name: array[env] for name, array in whole.items()}, ())
         except BaseException:
-            self._abort(self._envs, tail)
+            self._abort(self._envs)
             raise
 
     def _stage_final(self, row: int, flat: Mapping[str, Any], lead: tuple[int, ...]) -> None:

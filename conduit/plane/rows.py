@@ -48,7 +48,7 @@ class _Views:
 class _Staged(_Views):
     """Uncommitted rows of a writer, from `_row` on."""
 
-    __slots__ = ("_lead", "_names_", "_row", "_rows", "_tail", "_writer")
+    __slots__ = ("_lead", "_names_", "_row", "_rows", "_writer")
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
@@ -62,7 +62,6 @@ class _Staged(_Views):
         self._row = self._writer._begin(what, rows, tail)
         self._rows = rows
         self._lead = lead
-        self._tail = self._writer._tail()
 
     def _check(self) -> None:
         if self._row < 0:
@@ -104,7 +103,7 @@ class _Staged(_Views):
             return
         self._row = -1
         self._writer._open = None
-        self._writer._abort(self._rows, self._tail)
+        self._writer._abort(self._rows)
 
 
 class Step(_Staged):
@@ -212,13 +211,16 @@ class Slab(_Staged):
 class Bare(_Views):
     """A writer without checks: assign to whole-table columns at `row`, then `row = commit()`.
 
-        bare = writer.bare()
-        obs, reward, row, commit = bare.obs, bare.reward, bare.row, bare.commit
-        obs[row] = ...           # obs[row:row + num_envs] = ... for several environments
-        reward[row] = ...
-        row = commit()
+        with writer.bare() as bare:
+            obs, reward, row, commit = bare.obs, bare.reward, bare.row, bare.commit
+            for ...:
+                obs[row] = ...           # obs[row:row + num_envs] = ... for several environments
+                reward[row] = ...
+                row = commit()
 
-    Every field must be assigned; flags are False unless assigned. The columns stay valid for the writer's life.
+    Columns stay valid for the writer's life. With one environment, columns of single numbers are memoryviews, which store
+    a number faster than numpy does. Every field must be assigned; flags are False unless assigned. The writer's other
+    forms wait until the handle is closed; what was assigned but not committed is discarded then.
 
     Attributes:
         commit: Commits one tick; returns the physical row of the next one.
@@ -227,37 +229,53 @@ class Bare(_Views):
     __slots__ = ("_names_", "_writer", "commit")
 
     def __init__(self, writer: Writer) -> None:
+        writer._check()
         self._writer = writer
         self._names_ = (*writer._schema.names, "terminated", "truncated")
         self.commit = self._committer()
+        writer._open, writer._next = "bare handle", -1
 
     def _names(self) -> tuple[str, ...]:
         return self._names_
 
-    def _view(self, name: str) -> Array:
+    def _view(self, name: str) -> Any:
         table = self._writer._table
-        return table.columns[name] if name in table.columns else getattr(table, name)  # type: ignore[no-any-return]
+        column = table.columns[name] if name in table.columns else getattr(table, name)
+        plain = column.ndim == 1 and column.dtype != np.float16 and self._writer.num_envs is None
+        return memoryview(column) if plain else column
 
     @property
     def row(self) -> int:
         """Physical row of the next tick; claims a page if it must."""
-        writer = self._writer
-        return writer._next if writer._next >= 0 else writer._turn()
+        return self._writer._here()
 
     def _committer(self) -> Callable[[], int]:
-        writer, commit, address = self._writer, entry(writing.commit), self._writer._address
+        writer, commit, address = self._writer, entry(writing.commit_tick), self._writer._address
+
+        def turn(code: int) -> int:
+            if code < -1:
+                writer._refuse(code)
+            return writer._here()
 
         def commit_tick() -> int:
-            row = commit(address, 1)
-            if row < 0:
-                if row < -1:
-                    writer._refuse(row)
-                row = writer._turn()
-            writer._next = row
-            return row
+            row = commit(address)
+            return row if row >= 0 else turn(row)
 
         return commit_tick
 
     def set_final(self, observation: Any, env: int = 0) -> None:
         """Keep the final observation of an environment that ends with the tick being written."""
         self._writer._stage_final(self.row + env, self._writer._schema.flatten_observation(observation), ())
+
+    def close(self) -> None:
+        """Hand the writer back to its other forms; idempotent."""
+        writer = self._writer
+        if writer._open == "bare handle":
+            writer._open = None
+            writer._abort(writer._envs)
+
+    def __enter__(self) -> Bare:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

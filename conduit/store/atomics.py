@@ -187,6 +187,12 @@ def _caller(arity: int) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
+def call_4(typingctx: Any, function: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+    """Call the C function at address `function` with four int64; returns its int64."""
+    return _caller(4)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
 def call_5(typingctx: Any, function: Any, a: Any, b: Any, c: Any, d: Any, e: Any) -> Any:
     """Call the C function at address `function` with five int64; returns its int64."""
     return _caller(5)

@@ -112,7 +112,9 @@ W_PUBLISH_EVERY = 128
 W_UNPUBLISHED = 136
 W_STRICT = 144
 """1: a row that ends its episode must have its final observation staged."""
-W_WORDS = 19
+W_KEPT = 152
+"""Tail rows that belong to committed rows; those beyond it are staged."""
+W_WORDS = 20
 
 RUNNING, STARTING, AWAITING_FINAL = 0, 1, 2
 """Phases of an environment in a writer: in an episode; next row is its first; next row is a final observation."""

@@ -59,6 +59,7 @@ from conduit.store.words import (
     W_ENV_STATE,
     W_ENVS,
     W_EPISODES,
+    W_KEPT,
     W_LOCAL,
     W_NEXT_STEP,
     W_PAGE,
@@ -112,7 +113,7 @@ def _copy_halo(table, old_base, old_local, halo, new_base, rows):  # type: ignor
 @inner
 def _publish(writer):  # type: ignore[no-untyped-def]
     block = peek_i64(writer + W_BLOCK)
-    store_relaxed(block + PAGE_TAIL, peek_i64(writer + W_TAIL))
+    store_relaxed(block + PAGE_TAIL, peek_i64(writer + W_KEPT))
     store_release(block + PAGE_COMMITTED, peek_i64(writer + W_LOCAL))
     poke_i64(writer + W_UNPUBLISHED, 0)
     event = peek_i64(peek_i64(writer + W_TABLE) + T_CONTROL) + TABLE_DATA
@@ -174,6 +175,7 @@ def turn(writer, page):  # type: ignore[no-untyped-def]
     poke_i64(writer + W_BASE, base)
     poke_i64(writer + W_LOCAL, halo)
     poke_i64(writer + W_TAIL, tail)
+    poke_i64(writer + W_KEPT, tail)
     return base + halo
 
 
@@ -213,15 +215,19 @@ def stage_final(writer, row):  # type: ignore[no-untyped-def]
     return kept
 
 
-@kernel("int64(int64, int64, int64)")
-def abort(writer, rows, tail):  # type: ignore[no-untyped-def]
-    """Forget what was staged for the next `rows` uncommitted rows; the tail shrinks back to `tail` rows."""
+@kernel("int64(int64, int64)")
+def abort(writer, rows):  # type: ignore[no-untyped-def]
+    """Forget what was staged for the next `rows` uncommitted rows; the tail shrinks back to what committed rows need."""
+    kept = peek_i64(writer + W_KEPT)
+    poke_i64(writer + W_TAIL, kept)
+    rows = min(rows, _room(writer))
+    if rows <= 0:
+        return 0
     table = peek_i64(writer + W_TABLE)
     start = peek_i64(writer + W_BASE) + peek_i64(writer + W_LOCAL)
     zero_bytes(peek_i64(table + T_TERMINATED) + start, rows)
     zero_bytes(peek_i64(table + T_TRUNCATED) + start, rows)
     zero_bytes(peek_i64(table + T_META) + start * META_BYTES, rows * META_BYTES)
-    poke_i64(writer + W_TAIL, tail)
     return 0
 
 
@@ -229,6 +235,12 @@ def abort(writer, rows, tail):  # type: ignore[no-untyped-def]
 def _finish_row(meta, terminated, truncated, state, envs, version, next_step, episodes):  # type: ignore[no-untyped-def]
     """Write one row's meta from its flags and its environment's state; returns 1 if it begins an episode."""
     phase = peek_i64(state)
+    if phase == RUNNING and (peek_u8(terminated) | peek_u8(truncated)) == 0:
+        step = peek_i64(state + 16)
+        poke_i64(state + 16, step + 1)
+        poke_i64(meta, version | (step << 32))
+        poke_i64(meta + 8, peek_i64(state + 8) | (envs << (32 + LINK_SHIFT)))
+        return 0
     began = 0
     flags = 0
     link = envs
@@ -269,23 +281,18 @@ def _finish_row(meta, terminated, truncated, state, envs, version, next_step, ep
     return began
 
 
-@kernel("int64(int64, int64)")
-def commit(writer, ticks):  # type: ignore[no-untyped-def]
-    """Make the next `ticks` ticks visible: meta, then one release store of the page's `committed`.
-
-    Returns:
-        Physical row of the next tick, or -1 when the page has no room for one more. -2 - k when nothing was committed
-        because row k of these (0 for the first) ends its episode and has no final observation staged.
-    """
+@inner
+def _commit(writer, ticks):  # type: ignore[no-untyped-def]
     table = peek_i64(writer + W_TABLE)
     envs = peek_i64(writer + W_ENVS)
     local = peek_i64(writer + W_LOCAL)
     row = peek_i64(writer + W_BASE) + local
+    count = ticks * envs
     meta = peek_i64(table + T_META)
     terminated = peek_i64(table + T_TERMINATED)
     truncated = peek_i64(table + T_TRUNCATED)
     if peek_i64(writer + W_STRICT) != 0:
-        for i in range(ticks * envs):
+        for i in range(count):
             ended = peek_u8(terminated + row + i) | peek_u8(truncated + row + i)
             if ended != 0 and peek_u32(meta + (row + i) * META_BYTES + 12) == 0:
                 return -2 - i
@@ -306,18 +313,36 @@ def commit(writer, ticks):  # type: ignore[no-untyped-def]
                 episodes,
             )
             row += 1
-    local += ticks * envs
+    local += count
     poke_i64(writer + W_EPISODES, episodes)
     poke_i64(writer + W_LOCAL, local)
+    poke_i64(writer + W_KEPT, peek_i64(writer + W_TAIL))
     poke_i64(writer + W_TICK, peek_i64(writer + W_TICK) + ticks)
     counter = peek_i64(writer + W_COUNTER)
-    store_relaxed(counter, load_relaxed(counter) + ticks * envs)
+    store_relaxed(counter, load_relaxed(counter) + count)
     pending = peek_i64(writer + W_UNPUBLISHED) + ticks
     poke_i64(writer + W_UNPUBLISHED, pending)
     full = _room(writer) < envs + peek_i64(writer + W_RESERVE)
     if full or pending >= peek_i64(writer + W_PUBLISH_EVERY):
         _publish(writer)
     return -1 if full else row
+
+
+@kernel("int64(int64, int64)")
+def commit(writer, ticks):  # type: ignore[no-untyped-def]
+    """Make the next `ticks` ticks visible: meta, then one release store of the page's `committed`.
+
+    Returns:
+        Physical row of the next tick, or -1 when the page has no room for one more. -2 - k when nothing was committed
+        because row k of these (0 for the first) ends its episode and has no final observation staged.
+    """
+    return _commit(writer, ticks)
+
+
+@kernel("int64(int64)")
+def commit_tick(writer):  # type: ignore[no-untyped-def]
+    """`commit(writer, 1)`: the call that every step makes, one argument cheaper."""
+    return _commit(writer, 1)
 
 
 @kernel("int64(int64)")
