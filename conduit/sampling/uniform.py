@@ -39,8 +39,8 @@ from conduit.store.words import (
 
 S_SEED, S_BATCH, S_LEAST, S_CANDIDATES, S_SNAPSHOT, S_PAGES = range(0, 48, 8)
 """Words of the sampler's state: seed, number of the batch, least number of candidates, candidates at the last look,
-address of int64 [pages, 5] (running total before the page, page, first row, committed, generation), pages listed."""
-_ENTRY = 40
+address of int64 [pages, 6] (running total before the page, page, first row, committed, generation, envs), pages listed."""
+_ENTRY = 48
 _TRIES = (1 << 19) - 1
 _SIGNATURE = "int64(int64, int64, int64, int64, int64)"
 
@@ -67,8 +67,9 @@ def look(state, table):  # type: ignore[no-untyped-def]
             continue
         committed = min(load_acquire(block + PAGE_COMMITTED), rows)
         end = committed
+        envs = load_relaxed(block + PAGE_ENVS)
         if kind == OPEN or load_relaxed(block + PAGE_ENDED) == 0:
-            end -= future * load_relaxed(block + PAGE_ENVS)
+            end -= future * envs
         first = max(0, load_relaxed(block + PAGE_FIRST))
         if end <= first:
             continue
@@ -78,6 +79,7 @@ def look(state, table):  # type: ignore[no-untyped-def]
         poke_i64(entry + 16, page * rows + first)
         poke_i64(entry + 24, page * rows + committed)
         poke_i64(entry + 32, word >> GENERATION_SHIFT)
+        poke_i64(entry + 40, envs)
         total += end - first
         listed += 1
     poke_i64(state + S_PAGES, listed)
@@ -139,6 +141,7 @@ def _draw(state, job, slots, count, attempt):  # type: ignore[no-untyped-def]
         entry = _locate(entries, listed, position)
         row = peek_i64(entry + 16) + position - peek_i64(entry)
         prefetch(metas + META_BYTES * row)
+        prefetch(metas + META_BYTES * (row + peek_i64(entry + 40)))
         poke_i64(peek_i64(job + J_ROWS) + 8 * slot, row)
         poke_i64(peek_i64(job + J_GENERATIONS) + 8 * slot, entry)
     for i in range(count):
