@@ -31,7 +31,9 @@ class Deadline:
     def __init__(self, timeout: float | None, clock: Clock = time.monotonic) -> None:
         seconds = self.FOREVER if timeout is None else float(timeout)
         if not seconds >= 0:
-            raise ValueError(f"Expected a timeout of at least 0 seconds, got {timeout!r}; pass None to wait without limit")
+            raise ValueError(
+                f"Expected a timeout of at least 0 seconds, got {timeout!r}; pass None to wait without limit"
+            )
         self.timeout = seconds
         self._clock = clock
         self._end = clock() + seconds

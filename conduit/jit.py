@@ -25,16 +25,19 @@ from numba.core.ccallback import CFunc
 KERNEL_MODULES = (
     "conduit.jit",
     "conduit.store.atomics",
+    "conduit.store.arguments",
     "conduit.store.words",
     "conduit.store.protocol",
     "conduit.store.writing",
+    "conduit.store.objects",
     "conduit.kernels.philox",
     "conduit.kernels.rows",
     "conduit.kernels.cpu",
+    "conduit.sampling.uniform",
 )
 """Every module whose source takes part in a compiled kernel."""
 
-_SIGNATURES: dict[Any, str] = {}
+_SIGNATURES: dict[Any, Any] = {}
 
 
 @functools.cache
@@ -73,11 +76,11 @@ class _KernelCache(caching.FunctionCache):
     _impl_class = _Impl
 
 
-def kernel(signature: str, *, nogil: bool = False) -> Callable[[Callable[..., Any]], Any]:
+def kernel(signature: Any, *, nogil: bool = False) -> Callable[[Callable[..., Any]], Any]:
     """Declare a kernel; nothing is compiled yet.
 
     Args:
-        signature: numba signature over int64 and float64, for instance `"int64(int64, int64)"`.
+        signature: numba signature, for instance `"int64(int64, int64)"`.
         nogil: Release the interpreter lock while it runs; costs about 30 ns a call, so only for long ones.
     """
 

@@ -91,7 +91,11 @@ def attach_probe(engine: str, repeats: int) -> None:
     times = [once() for _ in range(repeats)]
     gc.collect()
     before = _mappings()
-    with conduit.attach(engine) as client, client.writer(TABLE), client.loader(TABLE, format="numpy") as loader:
+    with (
+        conduit.attach(engine) as client,
+        client.writer(TABLE),
+        client.loader(TABLE, batch_size=256, format="numpy") as loader,
+    ):
         loader.next()
         after = _mappings()
     say(

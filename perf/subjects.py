@@ -18,6 +18,8 @@ from perf.workloads import Columns, Log, Workload, ticks
 _numbers = itertools.count()
 
 TABLE = "replay"
+SMALL = 1 << 12
+"""Rows of the tables that only check."""
 
 
 def schema(workload: Workload) -> conduit.Schema:
@@ -31,10 +33,16 @@ def schema(workload: Workload) -> conduit.Schema:
 def engine(workload: Workload, **table: Any) -> Iterator[tuple[Any, str]]:
     """An engine of a name of its own with one table of the workload's capacity; closed at the end.
 
+    The page size is the default one for `lanes` environments per writer, but for tables so small that a page would not
+    hold a few ticks.
+
     Yields:
         The engine and its name.
     """
     name = f"perf-{os.getpid()}-{next(_numbers)}"
+    if workload.rows <= SMALL:
+        table.setdefault("page_rows", max(8 * workload.lanes, 64))
+    table.setdefault("num_envs", workload.lanes)
     tables = {TABLE: conduit.Table(schema(workload), capacity=workload.rows, **table)}
     with conduit.Engine.create(name, tables=tables) as made:
         yield made, name
@@ -122,8 +130,20 @@ def rows_of(workload: Workload, columns: Columns) -> list[Row]:
     return list(zip(*lists, strict=True))
 
 
+def filler(client: Any, workload: Workload) -> Any:
+    """A writer that takes final observations in the step that ends an episode, as `fill` hands them over."""
+    return client.writer(TABLE, num_envs=workload.num_envs, autoreset="same_step")
+
+
 def fill(writer: Any, workload: Workload, rng: np.random.Generator, *, rows: int, ends: float = 0.02) -> Log:
     """Writes `rows` rows with `append`, with episodes that end and their final observations.
+
+    Args:
+        writer: Of one environment, or of many with autoreset "same_step".
+        workload: One observation field.
+        rng: Where data come from.
+        rows: How many rows.
+        ends: Chance that a row ends its episode.
 
     Returns:
         What was written.
@@ -139,7 +159,8 @@ def fill(writer: Any, workload: Workload, rng: np.random.Generator, *, rows: int
         for row, tick in zip(rows_of(workload, columns), range(count), strict=True):
             named = dict(zip((*(p.name for p in workload.parts), "terminated"), row, strict=True))
             ended = columns["terminated"][tick].any()
-            writer.append(**named, final=final[observations[0].name][tick] if ended else None)
+            after = final[observations[0].name][tick]
+            writer.append(**named, final=(after if workload.num_envs else after[0]) if ended else None)
         pieces.append(columns)
         finals.append({part.name: final[part.name] for part in observations})
         at += count
@@ -204,7 +225,7 @@ def check_writes(workload: Workload, kind: str, rng: np.random.Generator) -> int
     Returns:
         Rows compared.
     """
-    small = workload.sized(min(workload.rows, 1 << 12))
+    small = workload.sized(SMALL)
     with engine(small) as (client, _):
         columns = ticks(small, max(2048 // small.lanes, 8), rng)
         with client.writer(TABLE, num_envs=small.num_envs) as writer:

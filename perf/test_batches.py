@@ -12,7 +12,7 @@ from perf.workloads import CARTPOLE, PIXELS, ticks, values
 
 def test_cartpole_batches_are_what_was_written(benchmark, sized, rng):
     workload = sized(CARTPOLE)
-    with subjects.engine(workload) as (client, _), client.writer(subjects.TABLE, num_envs=workload.num_envs) as writer:
+    with subjects.engine(workload) as (client, _), subjects.filler(client, workload) as writer:
         log = subjects.fill(writer, workload, rng, rows=workload.rows // 2)
         with client.loader(subjects.TABLE, batch_size=workload.batch, seed=0) as loader:
             assert subjects.check_batches(loader, log, batches=10) == 10 * workload.batch
@@ -32,7 +32,7 @@ def test_cpprb_batches_are_what_was_written(benchmark, sized, rng):
 def test_pixel_batches_are_what_was_written(benchmark, sized, rng):
     workload = sized(PIXELS)
     transform = {"obs": subjects.conduit.scale(1 / 255, dtype="float32")}
-    with subjects.engine(workload) as (client, _), client.writer(subjects.TABLE, num_envs=workload.num_envs) as writer:
+    with subjects.engine(workload) as (client, _), subjects.filler(client, workload) as writer:
         log = subjects.fill(writer, workload, rng, rows=workload.rows // 2)
         with client.loader(subjects.TABLE, batch_size=workload.batch, transform=transform, seed=0) as loader:
             subjects.check_batches(loader, log, batches=2, scaled=1 / 255)

@@ -77,7 +77,7 @@ SLAB_97B = Workload("97 B x 64", _STEP, rows=1 << 20, num_envs=64)
 SLAB_28KB = Workload(
     "28 KB x 64",
     (Part("obs", "uint8", (84, 84, 4), observation=True), Part("action", "int64"), Part("reward", "float32")),
-    rows=1 << 13,
+    rows=1 << 14,
     num_envs=64,
 )
 CARTPOLE = Workload("CartPole", _CARTPOLE, rows=1 << 20, num_envs=64)

@@ -6,14 +6,29 @@ next observation is the true final one, which the loader delivers.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
+from conduit import Batch
 from conduit.demo.settings import Settings
-from conduit.plane.batch import Batch
 
 Array = np.ndarray[Any, Any]
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Have torch compute on one thread meanwhile: this network gains nothing from more, and actors need the cores."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def module(inputs: int, hidden: int, outputs: int) -> Any:
@@ -71,7 +86,7 @@ class Agent:
         utils.clip_grad_norm_(self._parameters, settings.max_grad_norm)
         self._optimizer.step()
         with torch.no_grad():
-            torch._foreach_lerp_(self._target_parameters, self._parameters, settings.target_rate)  # noqa: SLF001
+            torch._foreach_lerp_(self._target_parameters, self._parameters, settings.target_rate)
 
     def state_dict(self) -> dict[str, Any]:
         """The online weights, torch tensors that later updates change in place: publish or copy them."""

@@ -35,7 +35,7 @@ class Output:
     transform: Transform
 
     @property
-    def numpy_dtype(self) -> np.dtype:  # type: ignore[type-arg]
+    def numpy_dtype(self) -> np.dtype:
         """dtype of the output array; bfloat16 as its uint16 bits."""
         return np.dtype(Field("out", self.transform.dtype).numpy_dtype)
 
@@ -66,7 +66,16 @@ class Plan:
             self.batch_size,
             self.flags,
             [
-                (o.name, o.field.name, o.field.dtype, o.field.shape, o.following, o.transform.dtype, o.transform.factor, o.transform.offset)
+                (
+                    o.name,
+                    o.field.name,
+                    o.field.dtype,
+                    o.field.shape,
+                    o.following,
+                    o.transform.dtype,
+                    o.transform.factor,
+                    o.transform.offset,
+                )
                 for o in self.outputs
             ],
         ]

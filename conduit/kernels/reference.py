@@ -38,7 +38,13 @@ def transform(output: Output, rows: Array) -> Array:
     wanted, source = output.transform, output.field.dtype
     if not wanted.is_affine and wanted.dtype == source:
         return rows.copy()
-    if not wanted.is_affine and rows.dtype.kind in "iub" and output.numpy_dtype.kind in "iu" and wanted.dtype != "bfloat16" and source != "bfloat16":
+    if (
+        not wanted.is_affine
+        and rows.dtype.kind in "iub"
+        and output.numpy_dtype.kind in "iu"
+        and wanted.dtype != "bfloat16"
+        and source != "bfloat16"
+    ):
         return rows.astype(output.numpy_dtype)
     values = bfloat16_to_float64(rows) if source == "bfloat16" else rows.astype(np.float64)
     values = values * wanted.factor + wanted.offset

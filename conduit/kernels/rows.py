@@ -33,7 +33,7 @@ _SIGNATURE = "int64(int64, int64, int64, int64)"
 def _pointer_to(low: Any, high: Any) -> Any:
     kind = types.CPointer(high)
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def pointer(typingctx: Any, at: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             return builder.inttoptr(args[0], low.as_pointer())
@@ -55,7 +55,7 @@ _POINTERS = {
 }
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _half_to_float(typingctx: Any, bits: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
@@ -63,7 +63,7 @@ def _half_to_float(typingctx: Any, bits: Any) -> Any:
     return types.float32(types.uint16), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _float_to_half(typingctx: Any, value: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), _INT[16])
@@ -71,7 +71,7 @@ def _float_to_half(typingctx: Any, value: Any) -> Any:
     return types.uint16(types.float32), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _bits_to_float(typingctx: Any, bits: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], ir.FloatType())
@@ -79,7 +79,7 @@ def _bits_to_float(typingctx: Any, bits: Any) -> Any:
     return types.float32(types.uint32), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _float_to_bits(typingctx: Any, value: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], _INT[32])

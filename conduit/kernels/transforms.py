@@ -44,7 +44,9 @@ class Transform:
             ConfigError: From floats to integers, or anything else to bool.
         """
         if source in FLOATS and self.dtype not in FLOATS:
-            raise ConfigError(f"Expected a float dtype for a field of `{source}`, got `{self.dtype}` - at transform[{name!r}]")
+            raise ConfigError(
+                f"Expected a float dtype for a field of `{source}`, got `{self.dtype}` - at transform[{name!r}]"
+            )
         if self.dtype == "bool" and source != "bool":
             raise ConfigError(f"Expected a number for a field of `{source}`, got `bool` - at transform[{name!r}]")
 

@@ -85,7 +85,7 @@ class Buffer:
         start = -self._memory.ctypes.data % 128
         self.arrays: dict[str, Array] = {}
         for (name, dtype, shape), offset in zip(spans, offsets, strict=True):
-            self.arrays[name] = np.ndarray(shape, dtype, self._memory, start + offset)  # type: ignore[arg-type]
+            self.arrays[name] = np.ndarray(shape, dtype, self._memory, start + offset)
         self.released = False
         columns = table.columns
         base = {field.name: row_stride(field) for field in table.layout.schema.fields}

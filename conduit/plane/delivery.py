@@ -10,7 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -70,7 +70,7 @@ class Delivery(ABC):
     def __next__(self) -> Batch:
         return self.next()
 
-    def __enter__(self) -> Delivery:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -209,7 +209,7 @@ class Loader(Delivery):
         self._closed = True
         self._buffers = []
 
-    def __enter__(self) -> Loader:
+    def __enter__(self) -> Self:
         return self
 
 
@@ -232,9 +232,11 @@ def _numpy_wrapper(plan: Plan) -> _Wrapper:
 
 def _torch_wrapper(plan: Plan) -> _Wrapper:
     try:
-        import torch  # noqa: PLC0415 - writers never need it
+        import torch  # writers never need it
     except ImportError as error:
-        raise MissingExtra('Expected torch to be installed for format="torch": pip install torch, or use format="numpy"') from error
+        raise MissingExtra(
+            'Expected torch to be installed for format="torch": pip install torch, or use format="numpy"'
+        ) from error
     names = _names(plan)
     brains = [output.name for output in plan.outputs if output.transform.dtype == "bfloat16"]
     from_numpy = torch.from_numpy

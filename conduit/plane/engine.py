@@ -10,20 +10,22 @@ import os
 import time
 import weakref
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Self
 
 from conduit.clock import Deadline
 from conduit.errors import BadSegment, Closed, ConfigError, EngineExists, EngineNotFound, SchemaMismatch
 from conduit.kernels.transforms import Transform
 from conduit.plane.batch import Format
 from conduit.plane.delivery import Loader, OnBusy
-from conduit.plane.ingestion import Autoreset, CommitPerStep, Ingestion, OnFull, Writer
+from conduit.plane.ingestion import Autoreset, CommitPerStep, Ingestion, OnFull, Writer, writer_type
 from conduit.plane.placement import HostPlacement, Placement, Pool
 from conduit.schema import Schema
 from conduit.store import segment as segments
 from conduit.store.layout import Table, specify
+from conduit.store.locks import LOCK_CREATOR, try_lock
+from conduit.store.names import Backing
 from conduit.store.participants import Participants
-from conduit.store.segment import LOCK_CREATOR, Backing, Segment, try_lock
+from conduit.store.segment import Segment
 from conduit.store.table import TableView
 from conduit.store.weights import PolicySlot, describe
 
@@ -111,7 +113,7 @@ class Client:
                     f"Expected the schema of table {table!r} ({view.layout.schema.fingerprint}), got {schema.fingerprint}: "
                     f"{difference}"
                 )
-        writer = Writer(
+        writer = writer_type(view.layout.schema)(
             view,
             num_envs=num_envs,
             autoreset=autoreset,
@@ -211,7 +213,7 @@ class Client:
     def _before_leaving(self) -> None:
         """What an owner does while it still has its seat."""
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -269,7 +271,9 @@ class Engine(Client):
         segment = segments.attach(name)
         if not try_lock(segment.lock_fd, LOCK_CREATOR):
             segment.release_locks()
-            raise EngineExists(f"Expected engine {name!r} to have lost its owner, but the owner is alive: attach instead")
+            raise EngineExists(
+                f"Expected engine {name!r} to have lost its owner, but the owner is alive: attach instead"
+            )
         engine = cls(segment)
         engine.recover()
         return engine
@@ -278,7 +282,7 @@ class Engine(Client):
         self._segment.mark_closed()
         self._finalizer()
 
-    def __enter__(self) -> Engine:
+    def __enter__(self) -> Self:
         return self
 
 

@@ -9,30 +9,37 @@ A page is claimed only when the last one is full; that is the only place where a
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 
 from conduit.clock import Deadline
 from conduit.errors import Busy, Closed, ConfigError, FieldError, SpaceTimeout
+from conduit.field import Field
 from conduit.jit import entry
-from conduit.plane.append import compile_append
+from conduit.plane.append import generate_append
 from conduit.plane.placement import Placement, Pool, Stream, place
 from conduit.plane.rows import Bare, Slab, Step
 from conduit.plane.values import checked, flag, flags
-from conduit.store import writing
+from conduit.schema import Schema
+from conduit.store import objects, protocol, writing
 from conduit.store.table import TableView
 from conduit.store.weights import PolicySlot
 from conduit.store.words import (
     STARTING,
     W_BASE,
+    W_BUSY,
     W_COUNTER,
     W_ENV_STATE,
     W_ENVS,
+    W_FIELD_COUNT,
+    W_FIELDS,
     W_LOCAL,
     W_NEXT_STEP,
+    W_OBJECTS,
     W_OWNER,
     W_PAGE,
     W_PUBLISH_EVERY,
@@ -43,10 +50,17 @@ from conduit.store.words import (
     W_VERSION,
     W_WORDS,
 )
-from conduit.store import protocol
 
 Autoreset = Literal["next_step", "same_step", "disabled"]
 OnFull = Literal["wait", "raise"]
+
+
+_LARGE = 1 << 16
+"""Ticks of more bytes than this are copied without the interpreter lock."""
+
+
+def _recognise_nothing(*_: Any) -> int:
+    return objects.REFUSED
 
 
 class Ingestion(ABC):
@@ -93,7 +107,7 @@ class WriterState:
 
     def __init__(self, num_envs: int) -> None:
         self.array = np.zeros(W_WORDS, np.int64)
-        self.words = memoryview(self.array)
+        self.words = self.array.data
         self.address = self.array.ctypes.data
         self.env_states = np.zeros((num_envs, 3), np.int64)
         self.env_states[:, 0] = STARTING
@@ -108,21 +122,6 @@ class Writer:
         autoreset: What follows the end of an episode: "next_step" (Gymnasium's NEXT_STEP: the next row is the final
             observation), "same_step" or "disabled" (the final observation is handed over as `final`).
         stream: Number of this writer's stream in the table.
-    """
-
-    append: Callable[..., None]
-    """append(*, <field>=..., terminated=False, truncated=False, final=None): write and commit one step.
-
-    Args:
-        <field>: One value per field of the schema, [*shape], or [num_envs, *shape]; nested fields as nested values.
-        terminated, truncated: bool, or bool [num_envs].
-        final: True final observation of environments that ended with this step, structured like the observation:
-            arrays [num_envs, ...] that are used where an episode ended, or a list / object array with None elsewhere.
-
-    Raises:
-        FieldError: Key, dtype, shape or a missing final observation; nothing is written.
-        SpaceTimeout, Busy: No page could be claimed; nothing is written, and the call may be repeated.
-        Closed: The writer, client or engine has closed.
     """
 
     def __init__(
@@ -140,15 +139,16 @@ class Writer:
         pools: tuple[Pool, ...],
     ) -> None:
         if num_envs is not None and (not isinstance(num_envs, int) or isinstance(num_envs, bool) or num_envs < 1):
-            raise ConfigError(f"Expected num_envs of at least 1, or None for one environment without an axis, got {num_envs!r}")
+            raise ConfigError(
+                f"Expected num_envs of at least 1, or None for one environment without an axis, got {num_envs!r}"
+            )
         if autoreset is None:
             autoreset = "disabled" if num_envs is None else "next_step"
         if autoreset not in ("next_step", "same_step", "disabled"):
             raise ConfigError(f"Expected autoreset 'next_step', 'same_step' or 'disabled', got {autoreset!r}")
         if on_full not in ("wait", "raise"):
             raise ConfigError(f"Expected on_full 'wait' or 'raise', got {on_full!r}")
-        table.check_open()
-        assert table.participants is not None
+        seat = table.check_open()
         envs = num_envs or 1
         table.layout.table.check_writer(envs)
         schema = table.layout.schema
@@ -164,9 +164,9 @@ class Writer:
         self._explicit = autoreset != "next_step"
         self._open: str | None = None
         self._closed = False
-        self._next = -1
         self._state = WriterState(envs)
         self._address = self._state.address
+        self._words = self._state.array
         place(placement, Stream(table.layout.name, self.stream, envs, schema.row_bytes), pools)
         words = self._state.words
         for offset, value in (
@@ -176,18 +176,44 @@ class Writer:
             (W_RESERVE, envs if self._explicit and schema.observation_names else 0),
             (W_NEXT_STEP, not self._explicit),
             (W_STREAM, self.stream),
-            (W_OWNER, table.participants.number),
-            (W_COUNTER, table.participants.counter),
+            (W_OWNER, seat.number),
+            (W_COUNTER, seat.counter),
             (W_PUBLISH_EVERY, max(1, ingestion.publish_every(table.layout.name, envs))),
             (W_STRICT, self._explicit and keep_final and bool(schema.observation_names)),
         ):
             words[offset // 8] = value
         if policy is not None:
             policy.bind(self._state)
-        self._append = compile_append(schema, table, num_envs)
-        self.append = self._append.__get__(self)
+        described = [(field, table.columns[field.name]) for field in schema.fields]
+        described += [(Field(f"flag_{name}", "bool"), getattr(table, name)) for name in ("terminated", "truncated")]
+        self._described, self._dims = objects.describe_fields(described, num_envs)
+        objects.mark_flags(self._described)
+        words[W_FIELDS // 8] = self._described.ctypes.data
+        words[W_FIELD_COUNT // 8] = len(described)
+        words[W_OBJECTS // 8] = objects.known_objects().ctypes.data
+        large = schema.row_bytes * envs > _LARGE
+        self._append: Callable[..., int] = entry(objects.append_large_row if large else objects.append_row)
+        self._store_row: Callable[..., int] = entry(objects.store_row)
+        if not objects.is_supported():
+            self._append = self._store_row = _recognise_nothing
 
     # -- writing
+
+    def append(self, *, terminated: Any = False, truncated: Any = False, final: Any = None, **fields: Any) -> None:
+        """Write and commit one step; the fields of the schema are keyword arguments.
+
+        Args:
+            fields: One value per field, [*shape] or [num_envs, *shape]; nested fields as nested values.
+            terminated, truncated: bool, or bool [num_envs].
+            final: True final observation of environments that ended with this step, structured like the observation:
+                arrays [num_envs, ...] that are used where an episode ended, or a list or object array with None elsewhere.
+
+        Raises:
+            FieldError: Key, dtype, shape, range or a missing final observation; nothing is written.
+            SpaceTimeout, Busy: No page could be claimed; nothing is written, and the call may be repeated.
+            Closed: The writer, client or engine has closed, or another form of writing is in progress.
+        """
+        raise NotImplementedError  # replaced by the generated method of `writer_type`
 
     @property
     def version(self) -> int:
@@ -243,40 +269,32 @@ class Writer:
             raise Closed("Expected an open writer, this one was closed")
         self._table.check_open()
         if self._open is not None:
-            raise Closed(f"Expected the {self._open} in progress to be finished first: leave its block, commit or abort it")
+            raise Closed(
+                f"Expected the {self._open} in progress to be finished first: leave its block, commit or abort it"
+            )
+
+    def _set_open(self, what: str | None) -> None:
+        self._open = what
+        self._state.words[W_BUSY // 8] = what is not None
 
     def _begin(self, what: str, rows: int, tail: int) -> int:
         """Reserve `rows` rows in the page, and `tail` for finals; returns the first physical row."""
         self._check()
-        free = entry(writing.room)(self._address)
-        row = self._turn() if free < rows + tail else self._state.words[W_BASE // 8] + self._state.words[W_LOCAL // 8]
-        self._open = what
-        self._next = -1
+        row = self._here(rows + tail)
+        self._set_open(what)
         return row
 
-    def _commit(self, ticks: int) -> None:
-        row = entry(writing.commit)(self._address, ticks)
-        if row < -1:
-            self._refuse(row)
-        self._open = None
-        self._next = row
-
-    def _here(self) -> int:
-        """Physical row of the next tick; turns the page when this one is full."""
-        if self._open != "bare handle":
-            self._check()
-        need = self._envs + self._state.words[W_RESERVE // 8]
+    def _here(self, need: int | None = None) -> int:
+        """Physical row of the next tick; turns the page when it has fewer than `need` rows left (default: one tick)."""
+        need = self._envs + self._state.words[W_RESERVE // 8] if need is None else need
         if entry(writing.room)(self._address) < need:
-            return self._turn()
-        row = self._state.words[W_BASE // 8] + self._state.words[W_LOCAL // 8]
-        self._next = -1 if self._open else row
-        return row
+            self._turn()
+        return self._state.words[W_BASE // 8] + self._state.words[W_LOCAL // 8]
 
-    def _turn(self) -> int:
-        """Take a new page (waiting if it must) and make it current; returns the next physical row."""
+    def _turn(self) -> None:
+        """Take a new page, waiting if it must, and make it the current one."""
         if self._closed:
-            self._check()
-        self._table.check_open()
+            raise Closed("Expected an open writer, this one was closed")
         claim = self._table.claim
         page = claim()
         if page < 0 and self._on_full == "wait":
@@ -285,10 +303,13 @@ class Writer:
             page = -1 if found is None else found
         if page < 0:
             self._explain_full()
-        self._table.participants.look_after_dead()  # type: ignore[union-attr]
-        row: int = entry(writing.turn)(self._address, page)
-        self._next = -1 if self._open else row
-        return row
+        self._table.check_open().look_after_dead()
+        entry(writing.turn)(self._address, page)
+
+    def _commit(self, ticks: int) -> int:
+        """Commit `ticks` ticks; returns -1, or the row (counted from the first) that lacks its final observation."""
+        result = entry(writing.commit)(self._address, ticks)
+        return -2 - result if result < -1 else -1
 
     def _explain_full(self) -> None:
         layout = self._table.layout
@@ -303,19 +324,31 @@ class Writer:
     def _abort(self, rows: int) -> None:
         entry(writing.abort)(self._address, rows)
 
-    def _refuse(self, code: int) -> None:
+    def _refuse(self, place: int) -> None:
         """Report a row that ends an episode without its final observation; nothing has been committed."""
-        place_ = -2 - code
         self._abort(self._envs)
         raise FieldError(
             "Expected the final observation of an episode that ends here: pass final=<observation after the last step> "
-            f"(autoreset={self.autoreset!r}), or open the writer with keep_final=False - at environment {place_ % self._envs}",
+            f"(autoreset={self.autoreset!r}), or open the writer with keep_final=False - at environment {place % self._envs}",
             at=self._schema.observation_names[0],
         )
 
-    def _store(self, row: int, values: tuple[Any, ...], terminated: Any, truncated: Any) -> None:
-        """The exact path behind `append`: check everything, then store everything."""
-        arrays = [checked(field, value, self._lead) for field, value in zip(self._schema.fields, values, strict=True)]
+    def _append_exactly(self, values: tuple[Any, ...], final: Any) -> None:
+        """The path of `append` that turns pages, converts values, keeps final observations and explains."""
+        self._check()
+        row = self._here()
+        if self._store_row(self._words, values) < 0:
+            self._store(row, values)
+        if final is not None:
+            self._stage_finals(row, final)
+        place = self._commit(1)
+        if place >= 0:
+            self._refuse(place)
+
+    def _store(self, row: int, values: tuple[Any, ...]) -> None:
+        """Check every value, then store them all."""
+        arrays = [checked(field, value, self._lead) for field, value in zip(self._schema.fields, values, strict=False)]
+        terminated, truncated = values[-2:]
         if self.num_envs is None:
             ends = [np.full(1, flag(terminated, "terminated")), np.full(1, flag(truncated, "truncated"))]
         else:
@@ -330,12 +363,16 @@ class Writer:
         """Keep final observations of the environments of the tick at `row` that ended."""
         try:
             if not self._explicit:
-                raise FieldError("Expected no `final` with autoreset='next_step': the row after the end is the final observation")
+                raise FieldError(
+                    "Expected no `final` with autoreset='next_step': the row after the end is the final observation"
+                )
             if self.num_envs is None:
                 if self._table.terminated[row] or self._table.truncated[row]:
                     self._stage_final(row, self._schema.flatten_observation(final), ())
                 return
-            ended = np.flatnonzero(self._table.terminated[row : row + self._envs] | self._table.truncated[row : row + self._envs])
+            ended = np.flatnonzero(
+                self._table.terminated[row : row + self._envs] | self._table.truncated[row : row + self._envs]
+            )
             if isinstance(final, list) or (isinstance(final, np.ndarray) and final.dtype == object):
                 if len(final) != self._envs:
                     raise FieldError(f"Expected {self._envs} entries, got {len(final)}", at="final")
@@ -355,7 +392,9 @@ class Writer:
         arrays = {name: checked(self._schema[name], value, lead) for name, value in flat.items()}
         kept = entry(writing.stage_final)(self._address, row)
         if kept < 0:
-            raise FieldError("Expected room for a final observation in this rollout: raise max_finals in writer.rollout", at="final")
+            raise FieldError(
+                "Expected room for a final observation in this rollout: raise max_finals in writer.rollout", at="final"
+            )
         for name, array in arrays.items():
             self._table.columns[name][kept] = array
 
@@ -366,8 +405,7 @@ class Writer:
         if self._closed:
             return
         self._closed = True
-        self._next = -1
-        self._open = None
+        self._set_open(None)
         page = self._state.words[W_PAGE // 8]
         participants = self._table.participants
         if page < 0 or participants is None or participants.forked:
@@ -379,7 +417,7 @@ class Writer:
             entry(protocol.seal)(self._table.address, page, 1)
         self._state.words[W_PAGE // 8] = -1
 
-    def __enter__(self) -> Writer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -388,3 +426,9 @@ class Writer:
     def __del__(self) -> None:
         if hasattr(self, "_closed"):
             self.close()
+
+
+@functools.cache
+def writer_type(schema: Schema) -> type[Writer]:
+    """Writer with the `append` of a schema."""
+    return type("Writer", (Writer,), {"append": generate_append(schema), "__doc__": Writer.__doc__})

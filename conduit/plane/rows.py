@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self, TYPE_CHECKING
 
 import numpy as np
 
 from conduit.errors import Closed, ConfigError, FieldError
 from conduit.jit import entry
 from conduit.plane.values import checked
-from conduit.store import writing
+from conduit.store import objects, writing
+from conduit.store.words import W_REFUSED
 
 if TYPE_CHECKING:
     from conduit.plane.ingestion import Writer
@@ -69,7 +71,7 @@ class _Staged(_Views):
 
     def _column(self, name: str) -> Array:
         table = self._writer._table
-        return table.columns[name] if name in table.columns else getattr(table, name)  # type: ignore[no-any-return]
+        return table.columns[name] if name in table.columns else getattr(table, name)
 
     def _view(self, name: str) -> Array:
         self._check()
@@ -90,19 +92,25 @@ class _Staged(_Views):
     def _set_final(self, row: int, observation: Any) -> None:
         self._check()
         if not self._writer._explicit:
-            raise FieldError("Expected no final observation with autoreset='next_step': the row after the end is it", at="final")
+            raise FieldError(
+                "Expected no final observation with autoreset='next_step': the row after the end is it", at="final"
+            )
         self._writer._stage_final(row, self._writer._schema.flatten_observation(observation), ())
 
-    def _finish(self, ticks: int) -> None:
+    def _finish(self, ticks: int) -> int:
+        """Commit; returns -1, or the row that lacks its final observation (nothing is committed then)."""
         self._check()
-        self._writer._commit(ticks)
-        self._row = -1
+        place = self._writer._commit(ticks)
+        if place < 0:
+            self._row = -1
+            self._writer._set_open(None)
+        return place
 
     def _discard(self) -> None:
         if self._row < 0:
             return
         self._row = -1
-        self._writer._open = None
+        self._writer._set_open(None)
         self._writer._abort(self._rows)
 
 
@@ -115,7 +123,7 @@ class Step(_Staged):
 
     __slots__ = ()
 
-    def __enter__(self) -> Step:
+    def __enter__(self) -> Self:
         writer = self._writer
         lead = writer._lead
         self._start("step", writer._envs, writer._envs if writer._explicit else 0, lead)
@@ -125,11 +133,10 @@ class Step(_Staged):
         if kind is not None or self._row < 0:
             self._discard()
             return
-        try:
-            self._finish(1)
-        except BaseException:
+        place = self._finish(1)
+        if place >= 0:
             self._discard()
-            raise
+            self._writer._refuse(place)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
@@ -172,7 +179,9 @@ class Slab(_Staged):
         """Keep the final observation of an environment that ends with step `tick` of this rollout."""
         envs = self._writer._envs
         if not (0 <= tick < self.ticks and 0 <= env < envs):
-            raise FieldError(f"Expected a tick below {self.ticks} and an environment below {envs}, got {tick}, {env}", at="final")
+            raise FieldError(
+                f"Expected a tick below {self.ticks} and an environment below {envs}, got {tick}, {env}", at="final"
+            )
         self._set_final(self._row + tick * envs + env, observation)
 
     def commit(self) -> None:
@@ -181,24 +190,18 @@ class Slab(_Staged):
         Raises:
             FieldError: A step ends an episode and its final observation was not kept; the slab stays open.
         """
-        self._check()
-        row = entry(writing.commit)(self._writer._address, self.ticks)
-        if row < -1:
-            place = -2 - row
-            envs = self._writer._envs
+        place = self._finish(self.ticks)
+        if place >= 0:
+            tick, env = divmod(place, self._writer._envs)
             raise FieldError(
-                f"Expected set_final({place // envs}, {place % envs}, observation) for the episode that ends there",
-                at="final",
+                f"Expected set_final({tick}, {env}, observation) for the episode that ends there", at="final"
             )
-        self._writer._open = None
-        self._writer._next = row
-        self._row = -1
 
     def abort(self) -> None:
         """Discard all steps; idempotent."""
         self._discard()
 
-    def __enter__(self) -> Slab:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -222,18 +225,28 @@ class Bare(_Views):
     a number faster than numpy does. Every field must be assigned; flags are False unless assigned. The writer's other
     forms wait until the handle is closed; what was assigned but not committed is discarded then.
 
+    Where no page is free at once, `commit` returns a row behind the table (`row >= bare.rows`): storing to it fails, and
+    `row = bare.row` waits for a page as the writer was told to.
+
     Attributes:
-        commit: Commits one tick; returns the physical row of the next one.
+        commit: Commits one tick; returns the physical row of the next one, or one that is `>= rows`.
+        rows: Rows of the table.
     """
 
-    __slots__ = ("_names_", "_writer", "commit")
+    __slots__ = ("_names_", "_writer", "commit", "rows")
 
     def __init__(self, writer: Writer) -> None:
         writer._check()
+        if not objects.is_supported():
+            raise ConfigError(
+                "Expected CPython with its interpreter lock for the bare handle: use writer.step() instead"
+            )
         self._writer = writer
         self._names_ = (*writer._schema.names, "terminated", "truncated")
-        self.commit = self._committer()
-        writer._open, writer._next = "bare handle", -1
+        self.rows = writer._table.layout.rows
+        # a C-level call: a Python function around it would cost as much again as the commit
+        self.commit: Callable[[], int] = functools.partial(entry(writing.commit_and_turn), writer._words)
+        writer._set_open("bare handle")
 
     def _names(self) -> tuple[str, ...]:
         return self._names_
@@ -242,26 +255,22 @@ class Bare(_Views):
         table = self._writer._table
         column = table.columns[name] if name in table.columns else getattr(table, name)
         plain = column.ndim == 1 and column.dtype != np.float16 and self._writer.num_envs is None
-        return memoryview(column) if plain else column
+        return column.data if plain else column
 
     @property
     def row(self) -> int:
-        """Physical row of the next tick; claims a page if it must."""
-        return self._writer._here()
+        """Physical row of the next tick; waits for a page if it must.
 
-    def _committer(self) -> Callable[[], int]:
-        writer, commit, address = self._writer, entry(writing.commit_tick), self._writer._address
-
-        def turn(code: int) -> int:
-            if code < -1:
-                writer._refuse(code)
-            return writer._here()
-
-        def commit_tick() -> int:
-            row = commit(address)
-            return row if row >= 0 else turn(row)
-
-        return commit_tick
+        Raises:
+            FieldError: The last commit was refused: an episode ends without its final observation.
+            SpaceTimeout, Busy: No page could be claimed.
+        """
+        writer = self._writer
+        refused = writer._state.words[W_REFUSED // 8]
+        if refused:
+            writer._state.words[W_REFUSED // 8] = 0
+            writer._refuse(refused - 1)
+        return writer._here()
 
     def set_final(self, observation: Any, env: int = 0) -> None:
         """Keep the final observation of an environment that ends with the tick being written."""
@@ -271,10 +280,10 @@ class Bare(_Views):
         """Hand the writer back to its other forms; idempotent."""
         writer = self._writer
         if writer._open == "bare handle":
-            writer._open = None
+            writer._set_open(None)
             writer._abort(writer._envs)
 
-    def __enter__(self) -> Bare:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -32,13 +32,15 @@ def checked(field: Field, value: Any, lead: tuple[int, ...]) -> Array:
     """
     shape = (*lead, *field.shape)
     if value is MISSING:
-        raise FieldError(f"Expected a value for every field of the schema, got none for this one", at=field.name)
+        raise FieldError("Expected a value for every field of the schema, got none for this one", at=field.name)
     has_dtype = hasattr(value, "dtype")
     try:
         name = dtype_name(value.dtype) if has_dtype else ""
         array = as_array(value)
     except (TypeError, ValueError) as error:
-        raise FieldError(f"Expected `{field.dtype}` of shape {shape}, got {type(value).__name__}: {error}", at=field.name) from error
+        raise FieldError(
+            f"Expected `{field.dtype}` of shape {shape}, got {type(value).__name__}: {error}", at=field.name
+        ) from error
     if array.dtype.kind not in "biuf":
         raise FieldError(f"Expected `{field.dtype}` of shape {shape}, got {_kind(value)}", at=field.name)
     if array.shape != shape:
@@ -47,7 +49,9 @@ def checked(field: Field, value: Any, lead: tuple[int, ...]) -> Array:
         return array
     wanted = np.dtype(np.float32 if field.dtype == "bfloat16" else field.numpy_dtype)
     if has_dtype and (field.casting == "no" or not np.can_cast(array.dtype, wanted, "same_kind")) and array.shape != ():
-        raise FieldError(f"Expected `{field.dtype}`, got `{name}`: convert it with .astype({field.dtype!r})", at=field.name)
+        raise FieldError(
+            f"Expected `{field.dtype}`, got `{name}`: convert it with .astype({field.dtype!r})", at=field.name
+        )
     return _by_value(field, array, wanted, value)
 
 
@@ -59,8 +63,10 @@ def _by_value(field: Field, array: Array, wanted: np.dtype[Any], value: Any) -> 
     if wanted.kind in "iub":
         if array.dtype.kind == "f" or (wanted.kind == "b") != (array.dtype.kind == "b"):
             raise FieldError(f"Expected `{field.dtype}`, got {_kind(value)} {value!r}", at=field.name)
-        if wanted.kind != "b" and array.size and not (
-            np.iinfo(wanted).min <= int(array.min()) and int(array.max()) <= np.iinfo(wanted).max
+        if (
+            wanted.kind != "b"
+            and array.size
+            and not (np.iinfo(wanted).min <= int(array.min()) and int(array.max()) <= np.iinfo(wanted).max)
         ):
             raise FieldError(f"Expected values that fit `{field.dtype}`, got {value!r}", at=field.name)
         return array.astype(wanted)
@@ -94,9 +100,13 @@ def flag(value: Any, name: str) -> bool:
 
 
 def flags(value: Any, num_envs: int, name: str) -> Array:
-    """bool [num_envs].
+    """Flags of a vector environment, bool [num_envs].
 
     Raises:
         FieldError: Another dtype or shape.
     """
-    return checked(Field(name=f"flag_{name}", dtype="bool"), value, (num_envs,)) if value is not False else np.zeros(num_envs, bool)
+    return (
+        checked(Field(name=f"flag_{name}", dtype="bool"), value, (num_envs,))
+        if value is not False
+        else np.zeros(num_envs, bool)
+    )

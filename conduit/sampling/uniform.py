@@ -198,4 +198,3 @@ class Uniform:
     def candidates(self) -> int:
         """Rows that the last draw chose among, rejected ones included."""
         return int(self._state[S_CANDIDATES // 8])
-

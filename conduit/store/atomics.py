@@ -27,7 +27,7 @@ def _pointer(builder: Any, address: Any, type_: Any = _I64) -> Any:
 
 
 def _atomic_load(order: str) -> Any:
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def load(typingctx: Any, address: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             return builder.load_atomic(_pointer(builder, args[0]), order, 8)
@@ -38,7 +38,7 @@ def _atomic_load(order: str) -> Any:
 
 
 def _atomic_store(order: str) -> Any:
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def store(typingctx: Any, address: Any, value: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             builder.store_atomic(args[1], _pointer(builder, args[0]), order, 8)
@@ -50,7 +50,7 @@ def _atomic_store(order: str) -> Any:
 
 
 def _read_modify_write(operation: str) -> Any:
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def modify(typingctx: Any, address: Any, value: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             return builder.atomic_rmw(operation, _pointer(builder, args[0]), args[1], "acq_rel")
@@ -61,7 +61,7 @@ def _read_modify_write(operation: str) -> Any:
 
 
 def _fence(order: str) -> Any:
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def fence(typingctx: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             builder.fence(order)
@@ -82,7 +82,7 @@ fence_acquire = _fence("acquire")
 fence_full = _fence("seq_cst")
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def compare_and_swap(typingctx: Any, address: Any, expected: Any, new: Any) -> Any:
     """Strong compare-and-swap (acquire-release); returns the word found there: success means it equals `expected`."""
 
@@ -96,7 +96,7 @@ def compare_and_swap(typingctx: Any, address: Any, expected: Any, new: Any) -> A
 def _peek(low: Any, signed: bool = False) -> Any:
     """Plain load of an integer, widened to int64."""
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def peek(typingctx: Any, address: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             value = builder.load(_pointer(builder, args[0], low))
@@ -112,7 +112,7 @@ def _peek(low: Any, signed: bool = False) -> Any:
 def _poke(low: Any) -> Any:
     """Plain store of the low bits of an int64."""
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def poke(typingctx: Any, address: Any, value: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             value = args[1] if low is _I64 else builder.trunc(args[1], low)
@@ -128,9 +128,10 @@ peek_u8, poke_u8 = _peek(_I8), _poke(_I8)
 peek_i32 = _peek(_I32, signed=True)
 peek_u32, poke_u32 = _peek(_I32), _poke(_I32)
 peek_i64, poke_i64 = _peek(_I64), _poke(_I64)
+poke_u16 = _poke(ir.IntType(16))
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def peek_f64(typingctx: Any, address: Any) -> Any:
     """Plain load of a float64."""
 
@@ -140,9 +141,32 @@ def peek_f64(typingctx: Any, address: Any) -> Any:
     return types.float64(types.int64), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
+def poke_f64(typingctx: Any, address: Any, value: Any) -> Any:
+    """Plain store of a float64."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store(args[1], _pointer(builder, args[0], ir.DoubleType()))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.float64), codegen
+
+
+@intrinsic
+def poke_f32(typingctx: Any, address: Any, value: Any) -> Any:
+    """Plain store of a float64 rounded to float32."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        narrow = builder.fptrunc(args[1], ir.FloatType())
+        builder.store(narrow, _pointer(builder, args[0], ir.FloatType()))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.float64), codegen
+
+
+@intrinsic
 def copy_bytes(typingctx: Any, destination: Any, source: Any, count: Any) -> Any:
-    """memcpy of `count` bytes between addresses that do not overlap."""
+    """Copy `count` bytes between addresses that do not overlap."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         cgutils.raw_memcpy(builder, _pointer(builder, args[0], _I8), _pointer(builder, args[1], _I8), args[2], 1)
@@ -151,7 +175,7 @@ def copy_bytes(typingctx: Any, destination: Any, source: Any, count: Any) -> Any
     return types.void(types.int64, types.int64, types.int64), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def zero_bytes(typingctx: Any, destination: Any, count: Any) -> Any:
     """Set `count` bytes to 0."""
 
@@ -162,7 +186,7 @@ def zero_bytes(typingctx: Any, destination: Any, count: Any) -> Any:
     return types.void(types.int64, types.int64), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def prefetch(typingctx: Any, address: Any) -> Any:
     """Ask for the cache line at `address`; a hint that never faults."""
 
@@ -186,13 +210,13 @@ def _caller(arity: int) -> Any:
     return signature, codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def call_4(typingctx: Any, function: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
     """Call the C function at address `function` with four int64; returns its int64."""
     return _caller(4)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def call_5(typingctx: Any, function: Any, a: Any, b: Any, c: Any, d: Any, e: Any) -> Any:
     """Call the C function at address `function` with five int64; returns its int64."""
     return _caller(5)

@@ -113,7 +113,7 @@ class Table:
                     f"(a halo of {self.halo_ticks} and {_MIN_TICKS} more), got {page_rows!r}"
                 )
         else:
-            wanted = self.num_envs * max(64, 16 * self.halo_ticks)
+            wanted = self.num_envs * max(256, 16 * self.halo_ticks)
             page_rows = max(rows // 256, min(wanted, rows // 16), self.halo_ticks + _MIN_TICKS)
         # in bytes the page words count as well, so the bound is never passed; in rows one page more is made, since the
         # page being filled has just taken the place of the oldest
@@ -264,7 +264,18 @@ def _lay_table(name: str, spec: TableSpec, start: int, page_base: int) -> tuple[
         schema, rows, page_rows=spec.page_rows, max_stack=spec.max_stack, max_n_step=spec.max_n_step, kind="replay"
     )
     layout = TableLayout(
-        name, schema, table, spec.pages, spec.page_rows, page_base, control, blocks, columns, terminated, truncated, meta
+        name,
+        schema,
+        table,
+        spec.pages,
+        spec.page_rows,
+        page_base,
+        control,
+        blocks,
+        columns,
+        terminated,
+        truncated,
+        meta,
     )
     return layout, align(meta + rows * META_BYTES, 4096)
 

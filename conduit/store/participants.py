@@ -21,10 +21,14 @@ from conduit.errors import EngineNotFound, Forked, ParticipantsFull
 from conduit.jit import entry
 from conduit.store import protocol
 from conduit.store.layout import HAZARDS_PER_PARTICIPANT
-from conduit.store.segment import Segment, try_lock, unlock
+from conduit.store.locks import held, try_lock, unlock
+from conduit.store.segment import Segment
 
 _PID, _SINCE, _ROWS, _NAME = 0, 1, 2, 4
 """Words of a participant's line; its process name takes the last 96 bytes."""
+
+_SECOND_LOOK = 0.005
+"""Seconds before a joiner that found every seat taken looks once more."""
 
 _open_handles: weakref.WeakSet[Participants] = weakref.WeakSet()
 
@@ -67,22 +71,42 @@ class Participants:
         counter: Address of its count of rows written.
     """
 
-    def __init__(self, segment: Segment, tables: list[np.ndarray]) -> None:  # type: ignore[type-arg]
+    def __init__(self, segment: Segment, tables: list[np.ndarray]) -> None:
         self._segment = segment
         self._tables = tables
-        self._count = segment.layout.spec.max_participants
+        self._count: int = segment.layout.spec.max_participants
         self._lines = segment.array(segment.layout.participants, (self._count, 16), np.dtype(np.int64))
         self._hazards = segment.array(
             segment.layout.hazards, (self._count, HAZARDS_PER_PARTICIPANT), np.dtype(np.int64)
         )
         self._free_hazards = list(range(HAZARDS_PER_PARTICIPANT))
         self._mutex = threading.Lock()
+        # threads of a process share the lock descriptor, so the kernel's lock does not keep them apart
+        self._recovering = threading.Lock()
         self._last_look = 0.0
         self.forked = False
+        self.number = -1
+        _open_handles.add(self)  # before the lock is taken, since another thread may fork at any time
         self.number = self._join()
-        _open_handles.add(self)
 
     def _join(self) -> int:
+        number = self._take_seat()
+        if number < 0:
+            # the seat of a dead participant is locked for a moment while somebody recovers it
+            time.sleep(_SECOND_LOOK)
+            number = self._take_seat()
+        if not self._segment.is_current():
+            # `clean` holds all locks while it removes a name; having got ours, we may have come just after it
+            raise EngineNotFound(f"Expected a running engine named {self._segment.name!r}, but it was just removed")
+        if number < 0:
+            raise ParticipantsFull(
+                f"Expected a free participant slot in engine {self._segment.name!r}, all {self._count} are taken: "
+                "detach some, or create the engine with a larger max_participants"
+            )
+        return number
+
+    def _take_seat(self) -> int:
+        """Lock a seat and sign it; returns its number, or -1 when every seat is locked."""
         for number in range(self._count):
             if not try_lock(self._segment.lock_fd, number):
                 continue
@@ -93,21 +117,13 @@ class Participants:
             name = Path("/proc/self/comm").read_bytes().strip()[:95]
             line.view(np.uint8)[_NAME * 8 :] = np.frombuffer(name.ljust(96, b"\0"), np.uint8)
             line[_PID] = os.getpid()
-            if not self._segment.is_current():
-                # `clean` holds all locks while it removes a name; having got ours, we may have come just after it
-                raise EngineNotFound(f"Expected a running engine named {self._segment.name!r}, but it was just removed")
             return number
-        if not self._segment.is_current():
-            raise EngineNotFound(f"Expected a running engine named {self._segment.name!r}, but it is being removed")
-        raise ParticipantsFull(
-            f"Expected a free participant slot in engine {self._segment.name!r}, all {self._count} are taken: "
-            "detach some, or create the engine with a larger max_participants"
-        )
+        return -1
 
     @property
     def counter(self) -> int:
         """Address of this participant's count of rows written."""
-        return self._lines[self.number, _ROWS :].ctypes.data
+        return self._lines[self.number, _ROWS:].ctypes.data
 
     def forget(self) -> None:
         """In a forked child: the seat is the parent's."""
@@ -171,12 +187,13 @@ class Participants:
         """
         pages = 0
         self._last_look = time.monotonic()
-        for number in np.flatnonzero(self._lines[:, _PID]).tolist():
-            if number == self.number or not try_lock(self._segment.lock_fd, number):
-                continue
-            pages += self._recover(number)
-            self._lines[number, _PID] = 0
-            unlock(self._segment.lock_fd, number)
+        with self._recovering:
+            for number in np.flatnonzero(self._lines[:, _PID]).tolist():
+                if number == self.number or not try_lock(self._segment.lock_fd, number):
+                    continue
+                pages += self._recover(number)
+                self._lines[number, _PID] = 0
+                unlock(self._segment.lock_fd, number)
         return pages
 
     def look_after_dead(self, every: float = 0.5) -> int:
@@ -188,9 +205,7 @@ class Participants:
         found = []
         for number in np.flatnonzero(self._lines[:, _PID]).tolist():
             line = self._lines[number].copy()
-            alive = number == self.number or not try_lock(self._segment.lock_fd, number)
-            if not alive:
-                unlock(self._segment.lock_fd, number)
+            alive = number == self.number or held(self._segment.lock_fd, number, 1)
             name = line.view(np.uint8)[_NAME * 8 :].tobytes().split(b"\0")[0].decode("utf-8", "replace")
             found.append(Participant(number, int(line[_PID]), name, alive, int(line[_SINCE]), int(line[_ROWS])))
         return found

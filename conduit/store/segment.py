@@ -8,19 +8,12 @@ which a small /dev/shm does not bound and which lives as long as a process that 
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import fcntl
 import mmap
 import os
-import re
-import stat
 import struct
 import time
 import uuid
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Literal
 
 import msgspec
 import numpy as np
@@ -36,68 +29,26 @@ from conduit.errors import (
     NoSpace,
 )
 from conduit.store.layout import HEADER_BYTES, MAGIC, VERSION, SegmentLayout, SegmentSpec, lay_out
-
-Backing = Literal["shm", "memfd"]
-
-SHM_DIRECTORY = Path("/dev/shm")  # noqa: S108 - where Linux shows POSIX shared memory
-LOCK_BASE = 1 << 40
-"""First lock byte; lock bytes lie far beyond the end of any segment. Byte LOCK_BASE + p belongs to participant p."""
-LOCK_SPAN = 1 << 20
-LOCK_PUBLISHERS = 1 << 16
-"""Lock byte LOCK_BASE + LOCK_PUBLISHERS + i is held by the publisher of weights slot i."""
-LOCK_CREATOR = LOCK_SPAN - 1
+from conduit.store.locks import LOCK_CREATOR, LOCK_SPAN, held, try_lock
+from conduit.store.names import (
+    SHM_DIRECTORY,
+    Backing,
+    alone_with_notes,
+    exists,
+    leads_to,
+    note_memfd,
+    note_path,
+    open_segment,
+    shm_name,
+    unlink_segment,
+)
 
 HEADER_MAGIC, HEADER_VERSION, HEADER_SIZE, HEADER_SPEC, HEADER_UUID, HEADER_PID, HEADER_TIME = 0, 8, 16, 24, 32, 48, 56
 HEADER_CLOSED, HEADER_DIGEST = 64, 72
 """Byte offsets of the header's words: `closed` is 1 once the engine has closed, `digest` covers the specification."""
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
-
-
-def shm_name(name: str) -> str:
-    """POSIX name of an engine's segment, `/cdt.<uid>.<name>`.
-
-    Raises:
-        ConfigError: The name has characters other than letters, digits, dot, dash and underscore, or over 100 of them.
-    """
-    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
-        raise ConfigError(f"Expected an engine name of 1 to 100 letters, digits, '.', '-' or '_', got {name!r}")
-    return f"/cdt.{os.getuid()}.{name}"
-
-
-def runtime_directory() -> Path:
-    """Where memfd engines leave word of themselves, for this user alone."""
-    base = os.environ.get("XDG_RUNTIME_DIR") or "/tmp"  # noqa: S108 - the folder made in it is 0700 and checked
-    return Path(base) / f"conduit-{os.getuid()}"
-
-
-def try_lock(fd: int, byte: int, length: int = 1) -> bool:
-    """Take the write lock on lock byte(s); False when another open file description holds one of them."""
-    return _set_lock(fd, fcntl.F_WRLCK, byte, length)
-
-
-def unlock(fd: int, byte: int, length: int = 1) -> None:
-    """Give lock byte(s) back."""
-    _set_lock(fd, fcntl.F_UNLCK, byte, length)
-
-
-def _set_lock(fd: int, kind: int, byte: int, length: int) -> bool:
-    # open file description locks: a plain POSIX lock would be lost when the process closes any descriptor of the file
-    request = struct.pack("hhqqi4x", kind, os.SEEK_SET, LOCK_BASE + byte, length, 0)
-    try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, request)
-    except OSError as error:
-        if error.errno in (errno.EAGAIN, errno.EACCES):
-            return False
-        raise
-    return True
-
-
-def held(fd: int, byte: int = 0, length: int = LOCK_SPAN) -> bool:
-    """True when somebody else holds any of these lock bytes."""
-    request = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, LOCK_BASE + byte, length, 0)
-    answer = struct.unpack("hhqqi4x", fcntl.fcntl(fd, fcntl.F_OFD_GETLK, request))
-    return bool(answer[0] != fcntl.F_UNLCK)
+_GRACE = 0.1
+"""Seconds that a segment without lock and header is waited for: its creator may be between making and locking it."""
 
 
 class Segment:
@@ -118,16 +69,19 @@ class Segment:
         self.backing = backing
         self.layout = layout
         self.lock_fd = lock_fd
+        self._anchor = -1
         status = os.fstat(fd)
         self.identity = (status.st_dev, status.st_ino)
         # one reference by frombuffer counts as an export of the mapping; views made with ndarray(buffer=) would not
         self.root = np.frombuffer(mmap.mmap(fd, layout.size), np.uint8)
         self.base = self.root.ctypes.data
-        self.words = memoryview(self.root.view(np.int64))
+        self.words = self.root.view(np.int64).data
 
-    def array(self, offset: int, shape: tuple[int, ...], dtype: np.dtype, strides: tuple[int, ...] | None = None) -> np.ndarray:  # type: ignore[type-arg]
+    def array(
+        self, offset: int, shape: tuple[int, ...], dtype: np.dtype, strides: tuple[int, ...] | None = None
+    ) -> np.ndarray:
         """A view into the segment."""
-        return np.ndarray(shape, dtype, buffer=self.root, offset=offset, strides=strides)  # type: ignore[arg-type]
+        return np.ndarray(shape, dtype, buffer=self.root, offset=offset, strides=strides)
 
     @property
     def created_ns(self) -> int:
@@ -146,7 +100,7 @@ class Segment:
     def is_current(self) -> bool:
         """False when the name now leads to another segment or to none."""
         try:
-            fd = _open(self.name)
+            fd = open_segment(self.name)
         except EngineNotFound:
             return False
         try:
@@ -158,7 +112,14 @@ class Segment:
     def unlink(self) -> None:
         """Remove the name, if it still is this segment's; the memory goes with its last user."""
         if self.is_current():
-            _unlink(self.name)
+            unlink_segment(self.name)
+        if self._anchor >= 0:
+            os.close(self._anchor)
+            self._anchor = -1
+
+    def keep(self, fd: int) -> None:
+        """Take over the descriptor that gives a memfd its name; it is closed with `unlink`."""
+        self._anchor = fd
 
     def release_locks(self) -> None:
         """Close the lock descriptor: every lock of this handle is given back."""
@@ -167,51 +128,36 @@ class Segment:
             self.lock_fd = -1
 
 
-def _pointer_path(name: str) -> Path:
-    return runtime_directory() / f"{name}.memfd"
+def _unfinished(fd: int) -> bool:
+    """True when a segment has no header and no process is about to write one."""
+    end = time.monotonic() + _GRACE
+    while os.pread(fd, 8, HEADER_MAGIC) in (b"", bytes(8)) and not held(fd):
+        if time.monotonic() > end:
+            return True
+        time.sleep(_GRACE / 100)
+    return False
 
 
-def _open(name: str) -> int:
-    """A fresh descriptor of the segment that has this engine name."""
+def _require_free_name(name: str) -> None:
+    """Refuse a name that is taken; a segment whose creator died before it was finished holds nothing and is removed.
+
+    Raises:
+        EngineExists, Leftover: The name is taken by a living or by a dead engine.
+    """
     try:
-        return int(posix_ipc.SharedMemory(shm_name(name)).fd)
-    except posix_ipc.ExistentialError:
-        pass
-    except posix_ipc.PermissionsError as error:
-        raise AccessDenied(
-            f"Expected read and write access to engine {name!r} ({SHM_DIRECTORY}{shm_name(name)}), got permission denied: "
-            "engines are private to the user that created them"
-        ) from error
-    try:
-        path = _pointer_path(name).read_text()
-        # the process number may be another process's by now
-        if os.readlink(path) != f"/memfd:{shm_name(name)[1:]} (deleted)":
-            raise FileNotFoundError(path)
-        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError as error:
-        raise EngineNotFound(
-            f"Expected a running engine named {name!r}, found none for this user ({SHM_DIRECTORY}{shm_name(name)}): "
-            "create it with conduit.Engine.create, or wait for it with attach(..., timeout=seconds)"
-        ) from error
-
-
-def _unlink(name: str) -> None:
-    with contextlib.suppress(posix_ipc.ExistentialError):
-        posix_ipc.unlink_shared_memory(shm_name(name))
-    with contextlib.suppress(FileNotFoundError):
-        _pointer_path(name).unlink()
-
-
-def _exists(name: str) -> bool:
-    try:
-        os.close(_open(name))
+        fd = open_segment(name)
     except EngineNotFound:
-        return False
-    return True
-
-
-def _refuse_existing(name: str) -> None:
-    fd = _open(name)
+        return
+    try:
+        unfinished = _unfinished(fd)
+    finally:
+        os.close(fd)
+    if unfinished and remove_if_dead(name)[0]:
+        return
+    try:
+        fd = open_segment(name)
+    except EngineNotFound:
+        return
     try:
         alive = held(fd)
     finally:
@@ -256,8 +202,7 @@ def create(name: str, spec: SegmentSpec, backing: Backing = "shm") -> Segment:
         raise ConfigError(f"Expected backing 'shm' or 'memfd', got {backing!r}")
     layout = lay_out(spec)
     while True:
-        if _exists(name):
-            _refuse_existing(name)
+        _require_free_name(name)
         fd, lock_fd = _create_files(name, backing)
         if fd < 0:
             continue
@@ -265,13 +210,14 @@ def create(name: str, spec: SegmentSpec, backing: Backing = "shm") -> Segment:
             _allocate(fd, layout.size, name, backing)
             segment = Segment(name, backing, fd, lock_fd, layout)
         except BaseException:
-            _unlink(name)
+            unlink_segment(name)
             os.close(lock_fd)
-            if backing == "shm":
-                os.close(fd)
+            os.close(fd)
             raise
         if backing == "shm":
             os.close(fd)
+        else:
+            segment.keep(fd)
         _write_header(segment)
         return segment
 
@@ -283,18 +229,31 @@ def _create_files(name: str, backing: Backing) -> tuple[int, int]:
         path = f"/proc/{os.getpid()}/fd/{fd}"
         lock_fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try_lock(lock_fd, LOCK_CREATOR)
-        pointer = _pointer_path(name)
-        pointer.parent.mkdir(mode=0o700, exist_ok=True)
-        if pointer.parent.stat().st_uid != os.getuid():
-            raise AccessDenied(f"Expected {pointer.parent} to belong to this user; remove it or set XDG_RUNTIME_DIR")
-        pointer.write_text(path)
-        return fd, lock_fd
+        try:
+            if note_memfd(name, path):
+                return fd, lock_fd
+        except BaseException:
+            os.close(fd)
+            os.close(lock_fd)
+            raise
+        os.close(fd)
+        os.close(lock_fd)
+        return -1, -1
     try:
         # no size here: with one, an existing segment would be resized under its users
         fd = posix_ipc.SharedMemory(shm_name(name), posix_ipc.O_CREX, size=0, mode=0o600).fd
-        lock_fd = posix_ipc.SharedMemory(shm_name(name)).fd
-    except (posix_ipc.ExistentialError, posix_ipc.PermissionsError):
+    except posix_ipc.ExistentialError as error:
+        if not SHM_DIRECTORY.is_dir():
+            raise NoSpace(
+                f'Expected a memory file system at {SHM_DIRECTORY}, found none: mount one, or use backing="memfd"'
+            ) from error
         return -1, -1
+    except posix_ipc.PermissionsError as error:
+        raise AccessDenied(
+            f"Expected to be allowed to create {SHM_DIRECTORY}{shm_name(name)}, got permission denied: "
+            f'make {SHM_DIRECTORY} writable for this user, or use backing="memfd"'
+        ) from error
+    lock_fd = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
     # `clean` may take a segment that nobody has locked yet: then begin again
     if try_lock(lock_fd, LOCK_CREATOR) and os.fstat(fd).st_nlink > 0:
         return fd, lock_fd
@@ -329,7 +288,7 @@ def attach(name: str) -> Segment:
         AccessDenied: It belongs to another user.
         BadSegment: Truncated, foreign, or of another layout version.
     """
-    fd = _open(name)
+    fd = open_segment(name)
     try:
         layout = read_layout(fd, name)
         backing: Backing = "shm" if (SHM_DIRECTORY / shm_name(name)[1:]).exists() else "memfd"
@@ -348,12 +307,14 @@ def read_layout(fd: int, name: str) -> SegmentLayout:
     size = os.fstat(fd).st_size
     header = os.pread(fd, HEADER_BYTES, 0)
     where = f"segment of engine {name!r}"
-    if size < HEADER_BYTES or not any(header):
-        if held(fd, LOCK_CREATOR, 1):
+    if header[:8] in (b"", bytes(8)):
+        if not _unfinished(fd):
             raise EngineNotFound(f"Expected a running engine named {name!r}, but it is only being created: try again")
         raise BadSegment(
             f"Expected a whole {where}, got {size} bytes without a header: its creator died; run `conduit clean {name}`"
         )
+    if size < HEADER_BYTES:
+        raise BadSegment(f"Expected a whole {where}, got {size} bytes: it was truncated; run `conduit clean {name}`")
     magic, version, total, length = struct.unpack_from("<4q", header)
     if magic != MAGIC:
         raise BadSegment(f"Expected a Conduit segment, got another file's content in the {where}: choose another name")
@@ -362,27 +323,26 @@ def read_layout(fd: int, name: str) -> SegmentLayout:
             f"Expected layout version {VERSION} in the {where}, got {version}: "
             "run the same version of Conduit in all processes"
         )
-    encoded = os.pread(fd, length, HEADER_BYTES)
+    (digest,) = struct.unpack_from("<q", header, HEADER_DIGEST)
+    encoded = os.pread(fd, length, HEADER_BYTES) if 0 < length <= size - HEADER_BYTES else b""
+    if digest != _digest(encoded):
+        raise BadSegment(
+            f"Expected the specification that the {where} was made with, got a damaged one: run `conduit clean {name}`"
+        )
     try:
         layout = lay_out(msgspec.json.decode(encoded, type=SegmentSpec))
     except (msgspec.MsgspecError, ValueError) as error:
         raise BadSegment(f"Expected a readable specification in the {where}: {error}") from error
-    (digest,) = struct.unpack_from("<q", header, HEADER_DIGEST)
-    if digest != _digest(encoded) or layout.size != total:
-        raise BadSegment(f"Expected the specification that the {where} was made with, got a damaged one")
+    if layout.size != total:
+        raise BadSegment(
+            f"Expected a size of {layout.size:,} bytes in the header of the {where}, got {total:,}: "
+            f"it is damaged; run `conduit clean {name}`"
+        )
     if size < total:
-        raise BadSegment(f"Expected {total:,} bytes in the {where}, got {size:,}: it was truncated; run `conduit clean`")
+        raise BadSegment(
+            f"Expected {total:,} bytes in the {where}, got {size:,}: it was truncated; run `conduit clean {name}`"
+        )
     return layout
-
-
-def find() -> Iterator[tuple[str, Backing]]:
-    """Names of this user's engines, living and dead, with their backing."""
-    prefix = f"cdt.{os.getuid()}."
-    for entry in sorted(SHM_DIRECTORY.glob(prefix + "*")):
-        if stat.S_ISREG(entry.stat().st_mode):
-            yield entry.name.removeprefix(prefix), "shm"
-    for entry in sorted(runtime_directory().glob("*.memfd")):
-        yield entry.name.removesuffix(".memfd"), "memfd"
 
 
 def remove_if_dead(name: str) -> tuple[bool, str]:
@@ -392,18 +352,24 @@ def remove_if_dead(name: str) -> tuple[bool, str]:
         Whether it was removed, and why or why not.
     """
     try:
-        fd = _open(name)
+        fd = open_segment(name)
     except EngineNotFound:
-        if _pointer_path(name).exists():
-            _pointer_path(name).unlink()
-            return True, "its memfd went with the process that made it; only the note of it was left"
-        return False, "no such engine"
+        if not note_path(name).exists():
+            return False, "no such engine"
+        with alone_with_notes():
+            if exists(name):
+                return False, "a live process holds it"
+            note_path(name).unlink(missing_ok=True)
+        return True, "its memfd went with the process that made it; only the note of it was left"
     try:
         # holding every lock byte means that nobody lives in it and nobody can join while the name goes
         if not try_lock(fd, 0, LOCK_SPAN):
             return False, "a live process holds it"
+        # another `clean` may have removed it, and a new engine may have the name: its locks are on another file
+        if not leads_to(name, fd):
+            return False, "it was removed meanwhile"
         size = os.fstat(fd).st_size
-        _unlink(name)
+        unlink_segment(name)
         return True, f"no live process holds it; {size:,} bytes freed"
     finally:
         os.close(fd)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -140,8 +140,11 @@ class TableView:
         """Pages taken back from dead writers."""
         return self._word(TABLE_RECOVERED)
 
-    def check_open(self) -> None:
+    def check_open(self) -> Participants:
         """Refuse work on a closed engine, or through a handle that a fork has made useless.
+
+        Returns:
+            This process's seat.
 
         Raises:
             Closed: The engine has closed, or this client has.
@@ -152,13 +155,14 @@ class TableView:
         self.participants.check()
         if self.segment.closed:
             raise Closed(f"Expected engine {self.segment.name!r} to be running, it has been closed by its owner")
+        return self.participants
 
     def claim(self) -> int:
         """A page for this participant (INIT), or -1 when all are open or leased."""
-        assert self.participants is not None
-        page = entry(protocol.claim)(self.address, self.participants.number, 0)
-        if page < 0 and self.participants.recover_dead() > 0:
-            page = entry(protocol.claim)(self.address, self.participants.number, 0)
+        seat = self.check_open()
+        page = entry(protocol.claim)(self.address, seat.number, 0)
+        if page < 0 and seat.recover_dead() > 0:
+            page = entry(protocol.claim)(self.address, seat.number, 0)
         return page
 
     def wait(self, attempt: Callable[[], T | None], *, for_space: bool, deadline: Deadline) -> T | None:
@@ -170,9 +174,7 @@ class TableView:
         offset = self.layout.control + (TABLE_SPACE if for_space else TABLE_DATA)
 
         def alive_attempt() -> T | None:
-            self.check_open()
-            assert self.participants is not None
-            self.participants.look_after_dead()
+            self.check_open().look_after_dead()
             return attempt()
 
         return wait_for(alive_attempt, self.segment.base + offset, self.segment.words, offset // 8, deadline)
@@ -188,15 +190,14 @@ class TableView:
             Overwritten: The page holds no rows, or rows of another generation.
             BufferError: This client holds too many leases.
         """
-        self.check_open()
-        assert self.participants is not None
+        seat = self.check_open()
         block = (self.layout.blocks + page * LINE) // 8
         if generation is None:
             generation = self.segment.words[block] >> GENERATION_SHIFT
-        hazard = self.participants.take_hazard()
+        hazard = seat.take_hazard()
         rows = entry(protocol.lease)(self.address, page, generation, hazard)
         if rows < 0:
-            self.participants.give_hazard(hazard)
+            seat.give_hazard(hazard)
             raise Overwritten(
                 f"Expected generation {generation} of page {page} in table {self.layout.name!r}, "
                 "but it has no rows now or was reused: take a newer page"
@@ -226,9 +227,10 @@ class Lease:
 
     def column(self, name: str) -> Array:
         """Zero-copy view [rows, *shape] of a field's rows (or of "terminated", "truncated", "meta"); read it only."""
-        if self._hazard == 0:
-            raise Closed("Expected a lease that holds its page, this one has ended")
         table = self._table
+        if self._hazard == 0 or table.participants is None:
+            raise Closed("Expected a lease that holds its page, this one has ended")
+        table.participants.check()
         array = table.columns[name] if name in table.columns else getattr(table, name)
         start = self.page * table.layout.page_rows
         view: Array = array[start : start + self.rows]
@@ -245,7 +247,7 @@ class Lease:
             entry(protocol.end_lease)(self._table.address, hazard)
             participants.give_hazard(hazard)
 
-    def __enter__(self) -> Lease:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

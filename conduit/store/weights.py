@@ -19,8 +19,9 @@ from conduit.jit import entry
 from conduit.schema import Field, dtype_name
 from conduit.store import protocol
 from conduit.store.layout import WEIGHT_COPIES, TensorSpec, WeightsLayout
+from conduit.store.locks import LOCK_PUBLISHERS, try_lock, unlock
 from conduit.store.participants import Participants
-from conduit.store.segment import LOCK_PUBLISHERS, Segment, try_lock, unlock
+from conduit.store.segment import Segment
 from conduit.store.words import W_VERSION
 
 Array = np.ndarray[Any, Any]
@@ -34,7 +35,7 @@ def as_array(value: Any) -> Array:
     if hasattr(value, "detach"):
         tensor = value.detach().cpu()
         if dtype_name(tensor.dtype) == "bfloat16":
-            import torch  # noqa: PLC0415 - only a process that already has tensors gets here
+            import torch  # only a process that already has tensors gets here
 
             tensor = tensor.view(torch.int16)
             return np.asarray(tensor.numpy()).view(np.uint16)
@@ -56,7 +57,9 @@ def describe(example: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
             dtype = dtype_name(value.dtype)
             shape = tuple(int(n) for n in value.shape)
         except (AttributeError, TypeError, ValueError) as error:
-            raise ConfigError(f"Expected an array or tensor, got {type(value).__name__} - at policy[{name!r}]") from error
+            raise ConfigError(
+                f"Expected an array or tensor, got {type(value).__name__} - at policy[{name!r}]"
+            ) from error
         specs.append(TensorSpec(str(name), dtype, shape))
     return tuple(specs)
 
@@ -78,7 +81,7 @@ class Weights:
 
     def state_dict(self) -> dict[str, Any]:
         """{name: torch tensor} sharing memory with `arrays`, for `module.load_state_dict`."""
-        import torch  # noqa: PLC0415 - actors without torch read `arrays`
+        import torch  # actors without torch read `arrays`
 
         tensors = {name: torch.from_numpy(array) for name, array in self.arrays.items()}
         for spec in self._specs:
@@ -100,12 +103,10 @@ class PolicySlot:
         self._participants = participants
         self._lock_byte = LOCK_PUBLISHERS + index
         self._publishing = False
-        self._latest = memoryview(segment.words)[layout.control // 8 : layout.control // 8 + 1]
+        self._latest = segment.words[layout.control // 8 : layout.control // 8 + 1]
         self._copies = [
             {
-                spec.name: segment.array(
-                    copy + offset, spec.shape, np.dtype(Field("weights", spec.dtype).numpy_dtype)
-                )
+                spec.name: segment.array(copy + offset, spec.shape, np.dtype(Field("weights", spec.dtype).numpy_dtype))
                 for spec, offset in zip(layout.tensors, layout.offsets, strict=True)
             }
             for copy in layout.copies

@@ -114,7 +114,16 @@ W_STRICT = 144
 """1: a row that ends its episode must have its final observation staged."""
 W_KEPT = 152
 """Tail rows that belong to committed rows; those beyond it are staged."""
-W_WORDS = 20
+W_BUSY = 160
+"""1 while a step, a rollout or the bare handle is in progress."""
+W_FIELDS = 168
+"""Address of the field descriptions of conduit.store.objects."""
+W_FIELD_COUNT = 176
+W_OBJECTS = 184
+"""Address of the table of known objects of conduit.store.objects."""
+W_REFUSED = 192
+"""Place + 1 of the row for which the bare handle's last commit was refused, or 0."""
+W_WORDS = 25
 
 RUNNING, STARTING, AWAITING_FINAL = 0, 1, 2
 """Phases of an environment in a writer: in an episode; next row is its first; next row is a final observation."""

@@ -6,7 +6,10 @@ rows of a tick lie side by side. Committing is one release store after the rows 
 
 from __future__ import annotations
 
+from numba import types
+
 from conduit.jit import inner, kernel
+from conduit.store.arguments import ObjectType, data_of
 from conduit.store.atomics import (
     copy_bytes,
     load_relaxed,
@@ -20,7 +23,7 @@ from conduit.store.atomics import (
     store_release,
     zero_bytes,
 )
-from conduit.store.protocol import block_of, publish_open, seal, wake
+from conduit.store.protocol import block_of, claim, publish_open, seal, wake
 from conduit.store.words import (
     AWAITING_FINAL,
     FINAL,
@@ -62,8 +65,10 @@ from conduit.store.words import (
     W_KEPT,
     W_LOCAL,
     W_NEXT_STEP,
+    W_OWNER,
     W_PAGE,
     W_PUBLISH_EVERY,
+    W_REFUSED,
     W_RESERVE,
     W_STREAM,
     W_STRICT,
@@ -75,6 +80,9 @@ from conduit.store.words import (
 )
 
 _ENV_BYTES = 24
+
+BEYOND = 1 << 62
+"""A row number behind the end of every table."""
 
 
 @inner
@@ -339,10 +347,23 @@ def commit(writer, ticks):  # type: ignore[no-untyped-def]
     return _commit(writer, ticks)
 
 
-@kernel("int64(int64)")
-def commit_tick(writer):  # type: ignore[no-untyped-def]
-    """`commit(writer, 1)`: the call that every step makes, one argument cheaper."""
-    return _commit(writer, 1)
+@kernel(types.int64(ObjectType()))
+def commit_and_turn(state):  # type: ignore[no-untyped-def]
+    """Commit one tick, and turn to a new page where the old one is full and another can be had at once.
+
+    Returns:
+        Physical row of the next tick, or BEYOND when there is none (no page free, or the commit was refused): a row behind
+        every table, so that a caller who does not look stores nothing instead of something wrong.
+    """
+    writer = data_of(state)
+    row = _commit(writer, 1)
+    if row >= 0:
+        return row
+    if row < -1:
+        poke_i64(writer + W_REFUSED, -1 - row)
+        return BEYOND
+    page = claim(peek_i64(writer + W_TABLE), peek_i64(writer + W_OWNER), 0)
+    return turn(writer, page) if page >= 0 else BEYOND
 
 
 @kernel("int64(int64)")

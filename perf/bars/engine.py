@@ -31,6 +31,9 @@ from perf.workloads import CARTPOLE, FLAT_OUT, PIXELS, SLAB_28KB, SLAB_97B, STEP
 
 TITLE = "many processes write, a learner pulls batches"
 
+TRANSITION = ("obs", "next_obs", "action", "reward", "terminated", "truncated")
+"""What a learner reads from a batch; taken out of it in the timed part, in case tensors are made when they are asked for."""
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -83,7 +86,7 @@ def cartpole_batches() -> Iterator[Bar]:
     title, factor = "batch of 256, CartPole, torch tensors", 2.5
     absent = cpprb_absent()
     rng = np.random.default_rng()
-    with subjects.engine(CARTPOLE) as (client, _), client.writer(subjects.TABLE, num_envs=CARTPOLE.num_envs) as writer:
+    with subjects.engine(CARTPOLE) as (client, _), subjects.filler(client, CARTPOLE) as writer:
         log = subjects.fill(writer, CARTPOLE, rng, rows=CARTPOLE.rows * 7 // 8)
         with client.loader(subjects.TABLE, batch_size=CARTPOLE.batch, seed=0) as loader:
             compared = subjects.check_batches(loader, log, batches=20)
@@ -91,7 +94,8 @@ def cartpole_batches() -> Iterator[Bar]:
 
             def conduit_batch() -> None:
                 for _ in range(16):
-                    held[0] = loader.next()
+                    batch = loader.next()
+                    held[0] = [batch[name] for name in TRANSITION]
 
             methods = [Method("conduit", conduit_batch, units=16)]
             if absent is None:
@@ -124,7 +128,7 @@ def pixel_batches() -> Iterator[Bar]:
 
     rng = np.random.default_rng()
     transform = {"obs": subjects.conduit.scale(1 / 255, dtype="float32")}
-    with subjects.engine(PIXELS) as (client, _), client.writer(subjects.TABLE, num_envs=PIXELS.num_envs) as writer:
+    with subjects.engine(PIXELS) as (client, _), subjects.filler(client, PIXELS) as writer:
         log = subjects.fill(writer, PIXELS, rng, rows=PIXELS.rows * 7 // 8)
         table = log.columns["obs"].reshape(-1, *PIXELS.parts[0].shape)
         with client.loader(subjects.TABLE, batch_size=PIXELS.batch, transform=transform, seed=0) as loader:
@@ -202,7 +206,7 @@ def flat_out() -> Iterator[Bar]:
 
 def _flat_out(envs: int | None, rounds: int = 14, phase: float = 0.35) -> Iterator[Bar]:
     rng = np.random.default_rng()
-    with subjects.engine(FLAT_OUT) as (client, name), _Others() as others:
+    with subjects.engine(FLAT_OUT, num_envs=envs or 1) as (client, name), _Others() as others:
         writers = [
             others.start("flat-out", name, "--seed", str(seed), *(("--envs", str(envs)) if envs else ()))
             for seed in rng.integers(0, 1 << 30, 2)
@@ -271,7 +275,7 @@ def processes() -> Iterator[Bar]:
     held = {}
     for label, size in (("small", 1 << 12), ("large", 1 << 22)):
         with subjects.engine(FLAT_OUT.sized(size)) as (client, name), _Others() as others:
-            with client.writer(subjects.TABLE) as writer:
+            with subjects.filler(client, FLAT_OUT) as writer:
                 subjects.fill(writer, FLAT_OUT.sized(size), np.random.default_rng(), rows=2048)
             heard = _hear(others.start("attach-probe", name))
             held[label] = heard["held"]

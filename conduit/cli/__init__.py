@@ -1,0 +1,158 @@
+"""The command `conduit`: demo, status, clean, doctor.
+
+    output    numbers and sizes as text, JSON, the console
+    status    what engines look like
+    doctor    what this machine offers and lacks
+    checks    the checks that the doctor makes
+
+Each command imports what it needs when it runs. With `--json` standard output holds one JSON document and nothing else;
+its keys are documented in docs/cli.md and stay. Exit codes: 0 done; 1 the answer is no (each command says which question);
+2 an error, in one line on standard error; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from conduit.errors import ConduitError
+
+app = typer.Typer(
+    name="conduit",
+    help="Conduit: an experience data plane for reinforcement learning.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="With --version: as JSON.")] = False,
+) -> None:
+    """Show the version, or the help when no command is given."""
+    if version:
+        _version(json)
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        sys.stdout.write(context.get_help() + "\n")
+        raise typer.Exit(2)
+
+
+def _version(json: bool) -> None:
+    import conduit
+    from conduit.cli.output import write_json
+
+    if json:
+        from conduit.cli.checks import versions
+
+        write_json(versions())
+    else:
+        sys.stdout.write(f"conduit {conduit.__version__}\n")
+
+
+@app.command()
+def demo(
+    seed: Annotated[int, typer.Option(min=0, help="Of weights, environments, exploration and batches.")] = 0,
+    actors: Annotated[int, typer.Option(min=1, help="Actor processes.")] = 2,
+    envs: Annotated[int, typer.Option(min=1, help="Environments per actor.")] = 8,
+    minutes: Annotated[float, typer.Option(help="When to give up.")] = 3.0,
+    plot: Annotated[Path, typer.Option(help="Where the picture of the run goes.")] = Path("conduit-demo.png"),
+    no_plot: Annotated[bool, typer.Option("--no-plot", help="Save no picture; matplotlib is not needed then.")] = False,
+    no_display: Annotated[
+        bool, typer.Option("--no-display", help="Show nothing while it runs, nor the verdict.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Train DQN on CartPole-v1 with actors in their own processes.
+
+    Exit code 0 when it is solved, 1 when it is not within the time.
+    """
+    from conduit.demo import run
+
+    result = run(
+        seed=seed,
+        actors=actors,
+        envs=envs,
+        minutes=minutes,
+        plot=None if no_plot else plot,
+        display=not no_display,
+        json=json,
+    )
+    raise typer.Exit(130 if result.interrupted else 0 if result.solved else 1)
+
+
+@app.command()
+def status(
+    name: Annotated[str | None, typer.Argument(help="Engine; all of this user without.", show_default=False)] = None,
+    interval: Annotated[
+        float, typer.Option(min=0.0, max=3600.0, help="Seconds to measure rates over; 0: no rates.")
+    ] = 0.5,
+    json: Json = False,
+) -> None:
+    """Show engines: tables, pages by state, writers alive and dead, rows per second.
+
+    Looking takes no seat in an engine and changes nothing.
+    """
+    from conduit.cli.output import write_json
+    from conduit.cli.status import as_json, look, show
+
+    seen = look(name, interval)
+    if json:
+        write_json(as_json(seen, interval))
+    else:
+        show(seen)
+
+
+@app.command()
+def clean(
+    name: Annotated[str | None, typer.Argument(help="Engine; all of this user without.", show_default=False)] = None,
+    json: Json = False,
+) -> None:
+    """Remove what dead engines left, never what a live process holds.
+
+    Exit code 1 when an engine was named and could not be removed.
+    """
+    from conduit.cli.output import write_json
+    from conduit.cli.status import show_cleaned
+    from conduit.plane.inspect import clean as remove
+
+    done = remove(name)
+    if json:
+        write_json({"engines": done})
+    else:
+        show_cleaned(done)
+    raise typer.Exit(1 if name is not None and not done[0].removed else 0)
+
+
+@app.command()
+def doctor(json: Json = False) -> None:
+    """Try out what this machine offers: memory, limits, kernel, compiler, packages.
+
+    Exit code 1 when something that Conduit requires does not work.
+    """
+    from conduit.cli.doctor import as_json, examine, healthy, show
+    from conduit.cli.output import write_json
+
+    checks = examine(quiet=json)
+    if json:
+        write_json(as_json(checks))
+    else:
+        show(checks)
+    raise typer.Exit(0 if healthy(checks) else 1)
+
+
+def main() -> None:
+    """Run the command line; the entry point of the script `conduit`."""
+    try:
+        app()
+    except ConduitError as error:
+        sys.stderr.write(f"conduit: {' '.join(str(error).split())}\n")
+        sys.exit(2)

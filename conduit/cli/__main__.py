@@ -1,0 +1,5 @@
+"""`python -m conduit.cli`: the same as the script `conduit`."""
+
+from conduit.cli import main
+
+main()

@@ -1,0 +1,332 @@
+"""A read-only look at engines from outside: what is there, who lives in it, and the removal of what nobody holds.
+
+Looking takes no seat, no lock and no mapping: words are read through a read-only descriptor, so that a look cannot disturb
+an engine, and a segment that is cut short under it is a short read and not a bus error. Liveness is asked of the kernel,
+never tried out. The price is that a look at a running engine is no consistent cut: each number is right for some moment
+during the call, and sums of them may be off by what was written meanwhile.
+
+An engine that is dead, damaged or another user's is a state of the result and no error; only a name that nothing has is.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from conduit.errors import BadSegment, ConduitError, ConfigError, EngineNotFound
+from conduit.plane.status import (
+    Cleaned,
+    EngineStatus,
+    PageCounts,
+    ParticipantStatus,
+    PolicyStatus,
+    State,
+    TableStatus,
+)
+from conduit.schema import Field
+from conduit.store.layout import (
+    HAZARDS_PER_PARTICIPANT,
+    MAGIC,
+    SegmentLayout,
+    TableLayout,
+    WeightsLayout,
+    row_stride,
+)
+from conduit.store.locks import LOCK_CREATOR, LOCK_PUBLISHERS, held
+from conduit.store.names import SHM_DIRECTORY, Backing, find, runtime_directory, shm_name
+from conduit.store.participants import _NAME, _PID, _ROWS, _SINCE
+from conduit.store.segment import HEADER_CLOSED, HEADER_PID, HEADER_TIME, read_layout, remove_if_dead
+from conduit.store.words import (
+    FREE,
+    INIT,
+    KIND_MASK,
+    LINE,
+    META_BYTES,
+    OPEN,
+    OWNER_MASK,
+    OWNER_SHIFT,
+    PAGE_COMMITTED,
+    PAGE_HALO,
+    PAGE_STATE,
+    PAGE_TAIL,
+    SEALED,
+    TABLE_CONTROL_BYTES,
+    TABLE_EVICTED_ROWS,
+    TABLE_RECOVERED,
+    TABLE_SEALED_ROWS,
+)
+
+Words = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def engines() -> list[str]:
+    """Names of this user's engines, living and dead, sorted. Other files under such names are not listed."""
+    while True:
+        try:
+            names = {name for name, _ in find()}
+        except FileNotFoundError:  # one went while the folder was read
+            continue
+        return sorted(name for name in names if _is_there(name))
+
+
+def inspect(name: str) -> EngineStatus:
+    """Look at an engine without taking part in it; does not block and changes nothing.
+
+    Raises:
+        ConfigError: This cannot be an engine's name.
+        EngineNotFound: Nothing has this name.
+    """
+    path, backing = _locate(name)
+
+    def unread(state: State, problem: str | None, size: int = 0, in_use: bool = False) -> EngineStatus:
+        return EngineStatus(name, state, problem, backing, size, in_use, state == "starting", time.monotonic())
+
+    try:
+        fd = _open_read_only(name, path, backing)
+    except PermissionError:
+        return unread("denied", "it belongs to another user")
+    except FileNotFoundError:
+        if not _is_there(name):
+            raise _not_found(name) from None
+        return unread("dead", "the process that made its memfd is gone; only the note of it is left")
+    try:
+        size, in_use = os.fstat(fd).st_size, held(fd)
+        if not any(os.pread(fd, 8, 0)):  # the magic word is written last
+            if held(fd, LOCK_CREATOR, 1):
+                return unread("starting", None, size, in_use)
+            return unread("dead", "its creator died before it was finished", size, in_use)
+        try:
+            return _look(name, fd, backing, read_layout(fd, name))
+        except BadSegment as error:
+            return unread("damaged", str(error), size, in_use)
+        except (OSError, ValueError, OverflowError, MemoryError) as error:
+            return unread("damaged", f"its header cannot be read: {error}", size, in_use)
+    finally:
+        os.close(fd)
+
+
+def clean(name: str | None = None) -> list[Cleaned]:
+    """Remove segments that no live process holds.
+
+    A process holds a segment while it is its owner or is attached, however idle. A file that is not Conduit's, and lies
+    under an engine's name, is left alone.
+
+    Args:
+        name: One engine; None for all of this user.
+
+    Returns:
+        One entry for each engine looked at.
+
+    Raises:
+        ConfigError: This cannot be an engine's name.
+        EngineNotFound: Nothing has this name.
+    """
+    if name is not None:
+        _locate(name)
+    return [_clean(one) for one in (engines() if name is None else [name])]
+
+
+def _clean(name: str) -> Cleaned:
+    try:
+        path, backing = _locate(name)
+        if backing == "shm" and _is_foreign(path):
+            return Cleaned(name, False, f"not a Conduit segment; if it can go, remove {path} yourself")
+        return Cleaned(name, *remove_if_dead(name))
+    except PermissionError:
+        return Cleaned(name, False, "it belongs to another user")
+    except (ConduitError, OSError, ValueError) as error:
+        return Cleaned(name, False, str(error))
+
+
+def _not_found(name: str) -> EngineNotFound:
+    return EngineNotFound(
+        f"Expected an engine named {name!r}, found none for this user ({SHM_DIRECTORY}{shm_name(name)}): "
+        "`conduit status` lists those that are there"
+    )
+
+
+def _locate(name: str) -> tuple[Path, Backing]:
+    """The segment's file, or the note that says where its memfd is."""
+    segment = SHM_DIRECTORY / shm_name(name)[1:]
+    if _is_regular(segment):
+        return segment, "shm"
+    note = runtime_directory() / f"{name}.memfd"
+    if _is_regular(note):
+        return note, "memfd"
+    raise _not_found(name)
+
+
+def _is_regular(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
+def _is_there(name: str) -> bool:
+    try:
+        _locate(name)
+    except (EngineNotFound, ConfigError):
+        return False
+    return True
+
+
+def _open_read_only(name: str, path: Path, backing: Backing) -> int:
+    flags = os.O_RDONLY | os.O_CLOEXEC
+    if backing == "shm":
+        return os.open(path, flags | os.O_NOFOLLOW)
+    try:
+        memfd = Path(path.read_text())
+        # the process number may be another process's by now
+        if str(memfd.readlink()) == f"/memfd:{shm_name(name)[1:]} (deleted)":
+            return os.open(memfd, flags)
+    except OSError:
+        pass
+    raise FileNotFoundError(path)
+
+
+def _is_foreign(path: Path) -> bool:
+    """Whether a file begins with something else than our magic, or the zeros of a creator that did not finish."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        start = os.pread(fd, 8, 0)
+    finally:
+        os.close(fd)
+    return start.strip(b"\0") != b"" and start != struct.pack("<q", MAGIC)
+
+
+def _read(fd: int, offset: int, count: int) -> Words:
+    """`count` words from byte `offset` on."""
+    data = os.pread(fd, 8 * count, offset)
+    if len(data) < 8 * count:
+        raise BadSegment(f"Expected {8 * count} bytes at {offset}, got {len(data)}: it has just been truncated")
+    return np.frombuffer(data, "<i8")
+
+
+def _look(name: str, fd: int, backing: Backing, layout: SegmentLayout) -> EngineStatus:
+    at = time.monotonic()
+    header = _read(fd, 0, HEADER_CLOSED // 8 + 1)
+    owner_alive = held(fd, LOCK_CREATOR, 1)
+    hazards = _read(fd, layout.hazards, layout.hazard_count).reshape(-1, HAZARDS_PER_PARTICIPANT)
+    blocks = {
+        one.name: _read(fd, one.blocks, one.pages * LINE // 8).reshape(-1, LINE // 8) for one in layout.tables.values()
+    }
+    participants = _participants(fd, layout, hazards, list(blocks.values()))
+    in_use = owner_alive or held(fd)
+    state: State = "running" if owner_alive else "orphaned" if in_use else "dead"
+    if header[HEADER_CLOSED // 8] and in_use:
+        state = "closing"
+    return EngineStatus(
+        name,
+        state,
+        None,
+        backing,
+        layout.size,
+        in_use,
+        owner_alive,
+        at,
+        int(header[HEADER_PID // 8]),
+        int(header[HEADER_TIME // 8]),
+        layout.spec.max_participants,
+        participants,
+        tuple(_table(fd, one, blocks[one.name], hazards) for one in layout.tables.values()),
+        tuple(_policy(fd, one, index) for index, one in enumerate(layout.policies.values())),
+    )
+
+
+def _participants(fd: int, layout: SegmentLayout, hazards: Words, blocks: list[Words]) -> tuple[ParticipantStatus, ...]:
+    count = layout.spec.max_participants
+    lines = _read(fd, layout.participants, count * LINE // 8).reshape(count, -1)
+    filling = np.zeros(OWNER_MASK + 1, np.int64)
+    for states in (pages[:, PAGE_STATE // 8] for pages in blocks):
+        owned = states[np.isin(states & KIND_MASK, (INIT, OPEN))]
+        filling += np.bincount((owned >> OWNER_SHIFT) & OWNER_MASK, minlength=OWNER_MASK + 1)
+    found = []
+    for number in np.flatnonzero(lines[:, _PID]).tolist():
+        line = lines[number]
+        found.append(
+            ParticipantStatus(
+                number,
+                int(line[_PID]),
+                line[_NAME:].tobytes().split(b"\0")[0].decode("utf-8", "replace"),
+                held(fd, number, 1),
+                int(line[_SINCE]),
+                int(line[_ROWS]),
+                int(filling[number]),
+                int(np.count_nonzero(hazards[number])),
+            )
+        )
+    return tuple(found)
+
+
+def _table(fd: int, layout: TableLayout, pages: Words, hazards: Words) -> TableStatus:
+    control = _read(fd, layout.control, TABLE_CONTROL_BYTES // 8)
+    kinds = pages[:, PAGE_STATE // 8] & KIND_MASK
+    counts = np.bincount(kinds, minlength=SEALED + 1)
+    live = pages[np.isin(kinds, (OPEN, SEALED))]
+    # a page that is claimed during the look can show words of two lives
+    committed, halo, tail = (
+        live[:, offset // 8].clip(0, layout.page_rows) for offset in (PAGE_COMMITTED, PAGE_HALO, PAGE_TAIL)
+    )
+    own = (committed - halo).clip(0)
+    is_open = (live[:, PAGE_STATE // 8] & KIND_MASK) == OPEN
+    visible = int(own.sum())
+    in_use = int((own + halo + tail).sum())
+    row_bytes = sum(row_stride(field) for field in layout.schema.fields) + 2 + META_BYTES
+    leased = np.unique(hazards[(hazards > layout.page_base) & (hazards <= layout.page_base + layout.pages)])
+    return TableStatus(
+        name=layout.name,
+        kind=layout.table.kind,
+        fields=layout.schema.fields,
+        fingerprint=layout.schema.fingerprint,
+        max_stack=layout.table.max_stack,
+        max_n_step=layout.table.max_n_step,
+        pages=PageCounts(
+            free=int(counts[FREE]),
+            preparing=int(counts[INIT]),
+            open=int(counts[OPEN]),
+            sealed=int(counts[SEALED]),
+            leased=len(leased),
+        ),
+        page_rows=layout.page_rows,
+        capacity=layout.rows,
+        rows_visible=visible,
+        rows_written=int(control[TABLE_SEALED_ROWS // 8]) + int(own[is_open].sum()),
+        rows_evicted=int(control[TABLE_EVICTED_ROWS // 8]),
+        pages_recovered=int(control[TABLE_RECOVERED // 8]),
+        bytes=layout.meta + layout.rows * META_BYTES - layout.control,
+        bytes_per_row=row_bytes,
+        bytes_per_transition=row_bytes * in_use / visible if visible else float(row_bytes),
+        halo_share=int(halo.sum()) / in_use if in_use else 0.0,
+    )
+
+
+def _policy(fd: int, layout: WeightsLayout, index: int) -> PolicyStatus:
+    arrays = sum(Field("weights", one.dtype, one.shape or ()).row_bytes for one in layout.tensors)
+    return PolicyStatus(
+        layout.name,
+        int(_read(fd, layout.control, 1)[0]),
+        len(layout.tensors),
+        arrays,
+        held(fd, LOCK_PUBLISHERS + index, 1),
+    )
+
+
+__all__ = [
+    "Cleaned",
+    "EngineStatus",
+    "PageCounts",
+    "ParticipantStatus",
+    "PolicyStatus",
+    "State",
+    "TableStatus",
+    "clean",
+    "engines",
+    "inspect",
+]

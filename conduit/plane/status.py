@@ -1,0 +1,180 @@
+"""What a look at an engine returns (`conduit.plane.inspect`): plain values, nothing that holds on to the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from conduit.schema import Field
+
+State = Literal["running", "orphaned", "dead", "closing", "starting", "damaged", "denied"]
+"""running   its owner lives
+orphaned  its owner is dead, other processes still work in it; `Engine.adopt` takes it over
+dead      no live process holds it; `clean` removes it, `Engine.adopt` goes on with it
+closing   its owner has closed it and is removing it
+starting  its memory is being allocated
+damaged   truncated, foreign, unreadable, or of another layout version
+denied    it belongs to another user
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ParticipantStatus:
+    """A process that is attached, or was and has died and has not been noticed yet.
+
+    Attributes:
+        number: Its seat.
+        pid: Process id, in the process's own pid namespace.
+        name: Command name of the process when it joined, at most 15 characters.
+        alive: The kernel's word: a stopped process is alive.
+        since_ns: When it joined, nanoseconds since the epoch.
+        rows: Rows it has written since, in all tables.
+        pages: Pages that it is filling now, in all tables.
+        leases: Pages that it holds now against being overwritten.
+    """
+
+    number: int
+    pid: int
+    name: str
+    alive: bool
+    since_ns: int
+    rows: int
+    pages: int
+    leases: int
+
+    @property
+    def writes(self) -> bool:
+        """Whether it has written rows or is about to."""
+        return self.rows > 0 or self.pages > 0
+
+
+@dataclass(frozen=True, slots=True)
+class PageCounts:
+    """Pages of a table by state.
+
+    Attributes:
+        free: Without rows.
+        preparing: Claimed by a writer that has not opened it yet.
+        open: Being filled.
+        sealed: Full or finished; the oldest is overwritten when no page is free.
+        leased: Of all these, held by a reader now, and so not overwritten.
+    """
+
+    free: int
+    preparing: int
+    open: int
+    sealed: int
+    leased: int
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatus:
+    """A table.
+
+    Attributes:
+        name: Table name.
+        kind: Retention, "replay".
+        fields: The schema's fields.
+        fingerprint: Of the schema, 16 hex digits.
+        max_stack, max_n_step: Widest window that it serves, in ticks.
+        pages: Pages by state.
+        page_rows: Rows per page.
+        capacity: Rows of all pages together, halo and kept final observations included.
+        rows_visible: Committed rows that are in the table now, halo copies not counted.
+        rows_written: Rows ever committed.
+        rows_evicted: Rows whose page was reused.
+        pages_recovered: Pages taken back from dead writers.
+        bytes: Memory of the table.
+        bytes_per_row: Bytes of one row with padding and the system columns.
+        bytes_per_transition: The same with the table's halo copies and kept final observations shared out over its
+            visible rows, as it is now; bytes_per_row while the table is empty.
+        halo_share: Part of the rows in use that are halo copies, from 0 to 1.
+    """
+
+    name: str
+    kind: str
+    fields: tuple[Field, ...]
+    fingerprint: str
+    max_stack: int
+    max_n_step: int
+    pages: PageCounts
+    page_rows: int
+    capacity: int
+    rows_visible: int
+    rows_written: int
+    rows_evicted: int
+    pages_recovered: int
+    bytes: int
+    bytes_per_row: int
+    bytes_per_transition: float
+    halo_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyStatus:
+    """A weights slot.
+
+    Attributes:
+        name: Policy name.
+        version: Latest version published, 0 before the first.
+        arrays: Number of arrays in the state dict.
+        bytes: Bytes of one version; the slot holds three.
+        publisher_alive: Whether a live process publishes.
+    """
+
+    name: str
+    version: int
+    arrays: int
+    bytes: int
+    publisher_alive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """An engine as it was during one look.
+
+    Attributes:
+        name: Engine name.
+        state: See `State`.
+        problem: What is wrong, for the states dead, damaged and denied where there is more to say; else None.
+        backing: "shm" or "memfd".
+        bytes: Length of the segment; 0 where it cannot be seen.
+        in_use: Whether any live process holds it, as owner or participant.
+        owner_alive: Whether its owner lives.
+        at: When this look was taken, monotonic seconds.
+        creator_pid: Process that created it; 0 where it cannot be read.
+        created_ns: When, nanoseconds since the epoch; 0 where it cannot be read.
+        max_participants: Seats.
+        participants: Seats taken, by number.
+        tables, policies: As they were declared; empty where they cannot be read.
+    """
+
+    name: str
+    state: State
+    problem: str | None
+    backing: Literal["shm", "memfd"]
+    bytes: int
+    in_use: bool
+    owner_alive: bool
+    at: float
+    creator_pid: int = 0
+    created_ns: int = 0
+    max_participants: int = 0
+    participants: tuple[ParticipantStatus, ...] = ()
+    tables: tuple[TableStatus, ...] = ()
+    policies: tuple[PolicyStatus, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaned:
+    """What `clean` did about one engine.
+
+    Attributes:
+        name: Engine name.
+        removed: Whether its segment, or the note of its memfd, was removed.
+        why: Why, or why not.
+    """
+
+    name: str
+    removed: bool
+    why: str

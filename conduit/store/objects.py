@@ -1,0 +1,382 @@
+"""Storing a row straight from Python objects: one compiled call checks every value, copies it into the page and commits.
+
+Assigning field by field from Python costs about 100 ns a field, and checking as much again. Here a kernel is handed the
+tuple of values, looks into the objects themselves (type, dtype number, shape, contiguity), and copies. It never creates,
+changes or releases a Python object; whatever it does not recognise it leaves to the exact path in conduit.plane, which
+converts or explains. Nothing is stored before every value has passed.
+
+The offsets below are those of numpy's public `PyArrayObject_fields` and of CPython's objects in builds with the interpreter
+lock. `is_supported()` proves them on this interpreter by reading known objects; where it fails, everything takes the exact
+path.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from conduit.field import Field
+from conduit.jit import inner, kernel
+from conduit.store.arguments import ObjectType, address_of, data_of
+from conduit.store.atomics import (
+    copy_bytes,
+    peek_f64,
+    peek_i64,
+    peek_u8,
+    peek_u32,
+    poke_f32,
+    poke_f64,
+    poke_i64,
+    poke_u8,
+    poke_u16,
+    poke_u32,
+)
+from conduit.store.words import W_BASE, W_BUSY, W_ENVS, W_FIELD_COUNT, W_FIELDS, W_LOCAL, W_OBJECTS, W_RESERVE
+from conduit.store.writing import _commit, _room
+
+Array = np.ndarray[Any, Any]
+
+NEED_PAGE = -(1 << 40)
+"""Result: no room in the page, or another form of writing is in progress; nothing was stored."""
+REFUSED = -(1 << 41)
+"""Result REFUSED - k: value k was not recognised; nothing was stored."""
+
+_TYPE = 8
+_VALUE = 16
+"""Offset of the value in a float or a numpy scalar, and of the size word in an int or a tuple."""
+_ITEMS = 24
+"""Offset of the first digit of an int and of the first item of a tuple."""
+_DATA, _NDIM, _DIMS, _DESCR, _FLAGS = 16, 24, 32, 56, 64
+_BYTE_ORDER, _TYPE_NUMBER = 26, 28
+_C_CONTIGUOUS = 1
+_SWAPPED = ord(">" if sys.byteorder == "little" else "<")
+
+_ARRAY, _FLOAT, _INT, _BOOL, _UNKNOWN = range(5)
+(
+    _F_KIND,
+    _F_TYPE_NUMBER,
+    _F_NDIM,
+    _F_DIMS,
+    _F_ELEMENTS,
+    _F_COLUMN,
+    _F_STRIDE,
+    _F_ROW_BYTES,
+    _F_SCALAR,
+    _F_ITEMSIZE,
+    _F_LOWEST,
+    _F_HIGHEST,
+    _F_FROM_DOUBLE,
+    _F_FALSE_IS_NOTHING,
+) = range(0, 112, 8)
+_F_WORDS = 14
+"""Words of one field: kind; numpy type number; dimensions and their address; elements; column and its row stride; bytes of a
+row; type of numpy scalars; item size; range of an int; whether float64 arrays are rounded to this float32 field; whether the
+object False leaves the (cleared) rows as they are."""
+
+_O_ARRAY, _O_FLOAT, _O_DOUBLE, _O_INT, _O_TRUE, _O_FALSE, _O_NUMPY_TRUE, _O_NUMPY_FALSE, _O_TAGGED = range(0, 72, 8)
+"""Addresses of the types and singletons of this process; whether ints carry a tag word (Python 3.12 on)."""
+
+_FLOAT_MAX = float(np.finfo(np.float32).max)
+_DOUBLE_NUMBER = np.dtype(np.float64).num
+
+
+@inner
+def _is_array(field, value, objects):  # type: ignore[no-untyped-def]
+    """1 when an object is an array of exactly this field's dtype and shape, 2 when it only has to be rounded, else 0."""
+    if peek_i64(value + _TYPE) != peek_i64(objects + _O_ARRAY):
+        return 0
+    ndim = peek_i64(field + _F_NDIM)
+    if peek_u32(value + _NDIM) != ndim or (peek_u32(value + _FLAGS) & _C_CONTIGUOUS) == 0:
+        return 0
+    wanted, given = peek_i64(field + _F_DIMS), peek_i64(value + _DIMS)
+    for i in range(ndim):
+        if peek_i64(wanted + 8 * i) != peek_i64(given + 8 * i):
+            return 0
+    descr = peek_i64(value + _DESCR)
+    if peek_u8(descr + _BYTE_ORDER) == _SWAPPED:
+        return 0
+    number = peek_u32(descr + _TYPE_NUMBER)
+    if number == peek_i64(field + _F_TYPE_NUMBER):
+        return 1
+    return 2 if number == _DOUBLE_NUMBER and peek_i64(field + _F_FROM_DOUBLE) != 0 else 0
+
+
+@inner
+def _int_size(value, objects):  # type: ignore[no-untyped-def]
+    """Digits of an int, negative for a negative one."""
+    word = peek_i64(value + _VALUE)
+    if peek_i64(objects + _O_TAGGED) == 0:
+        return word
+    return -(word >> 3) if (word & 3) == 2 else word >> 3
+
+
+@inner
+def _int_value(value, size):  # type: ignore[no-untyped-def]
+    """Value of an int of at most two digits of 30 bits."""
+    magnitude = 0
+    if size != 0:
+        magnitude = peek_u32(value + _ITEMS)
+    if abs(size) == 2:
+        magnitude |= peek_u32(value + _ITEMS + 4) << 30
+    return -magnitude if size < 0 else magnitude
+
+
+@inner
+def _recognised(field, value, objects):  # type: ignore[no-untyped-def]
+    """True when `_put` can store this object exactly."""
+    kind = peek_i64(field + _F_KIND)
+    if peek_i64(field + _F_FALSE_IS_NOTHING) != 0 and value == peek_i64(objects + _O_FALSE):
+        return True
+    type_ = peek_i64(value + _TYPE)
+    if kind == _ARRAY:
+        return _is_array(field, value, objects) != 0
+    if kind == _BOOL:
+        return (
+            value == peek_i64(objects + _O_TRUE)
+            or value == peek_i64(objects + _O_FALSE)
+            or value == peek_i64(objects + _O_NUMPY_TRUE)
+            or value == peek_i64(objects + _O_NUMPY_FALSE)
+        )
+    if kind == _UNKNOWN:
+        return False
+    if type_ == peek_i64(field + _F_SCALAR):
+        return True
+    is_int = type_ == peek_i64(objects + _O_INT)
+    if is_int and abs(_int_size(value, objects)) > 2:
+        return False
+    if kind == _INT:
+        if not is_int:
+            return False
+        number = _int_value(value, _int_size(value, objects))
+        return peek_i64(field + _F_LOWEST) <= number <= peek_i64(field + _F_HIGHEST)
+    if is_int:
+        return True
+    if type_ != peek_i64(objects + _O_FLOAT) and type_ != peek_i64(objects + _O_DOUBLE):
+        return False
+    if peek_i64(field + _F_ITEMSIZE) == 8:
+        return True
+    real = peek_f64(value + _VALUE)
+    # a finite number that is no float32 is the exact path's to refuse
+    return not (_FLOAT_MAX < abs(real) < np.inf)
+
+
+@inner
+def _put_bytes(target, source, size):  # type: ignore[no-untyped-def]
+    if size == 8:
+        poke_i64(target, peek_i64(source))
+    elif size == 4:
+        poke_u32(target, peek_u32(source))
+    elif size == 1:
+        poke_u8(target, peek_u8(source))
+    else:
+        poke_u16(target, peek_u32(source))
+
+
+@inner
+def _put_array(field, target, value, envs, objects):  # type: ignore[no-untyped-def]
+    data = peek_i64(value + _DATA)
+    if _is_array(field, value, objects) == 2:
+        for i in range(peek_i64(field + _F_ELEMENTS)):
+            poke_f32(target + 4 * i, peek_f64(data + 8 * i))
+        return
+    stride, size = peek_i64(field + _F_STRIDE), peek_i64(field + _F_ROW_BYTES)
+    if stride == size:
+        copy_bytes(target, data, size * envs)
+    else:
+        for env in range(envs):
+            copy_bytes(target + stride * env, data + size * env, size)
+
+
+@inner
+def _put(field, row, value, envs, objects):  # type: ignore[no-untyped-def]
+    """Store a recognised object at a physical row (and the `envs` - 1 rows behind it)."""
+    target = peek_i64(field + _F_COLUMN) + peek_i64(field + _F_STRIDE) * row
+    kind = peek_i64(field + _F_KIND)
+    if peek_i64(field + _F_FALSE_IS_NOTHING) != 0 and value == peek_i64(objects + _O_FALSE):
+        return
+    if kind == _ARRAY:
+        _put_array(field, target, value, envs, objects)
+        return
+    if kind == _BOOL:
+        true = value == peek_i64(objects + _O_TRUE) or value == peek_i64(objects + _O_NUMPY_TRUE)
+        poke_u8(target, 1 if true else 0)
+        return
+    size = peek_i64(field + _F_ITEMSIZE)
+    type_ = peek_i64(value + _TYPE)
+    if type_ == peek_i64(field + _F_SCALAR):
+        _put_bytes(target, value + _VALUE, size)
+        return
+    is_int = type_ == peek_i64(objects + _O_INT)
+    number = _int_value(value, _int_size(value, objects)) if is_int else 0
+    if kind == _INT:
+        if size == 8:
+            poke_i64(target, number)
+        elif size == 4:
+            poke_u32(target, number)
+        elif size == 2:
+            poke_u16(target, number)
+        else:
+            poke_u8(target, number)
+        return
+    real = np.float64(number) if is_int else peek_f64(value + _VALUE)
+    if size == 8:
+        poke_f64(target, real)
+    else:
+        poke_f32(target, real)
+
+
+@inner
+def _store_row(writer, values):  # type: ignore[no-untyped-def]
+    envs = peek_i64(writer + W_ENVS)
+    if peek_i64(writer + W_BUSY) != 0 or _room(writer) < envs + peek_i64(writer + W_RESERVE):
+        return NEED_PAGE
+    fields = peek_i64(writer + W_FIELDS)
+    count = peek_i64(writer + W_FIELD_COUNT)
+    objects = peek_i64(writer + W_OBJECTS)
+    items = address_of(values) + _ITEMS
+    for k in range(count):
+        if not _recognised(fields + 8 * _F_WORDS * k, peek_i64(items + 8 * k), objects):
+            return REFUSED - k
+    row = peek_i64(writer + W_BASE) + peek_i64(writer + W_LOCAL)
+    for k in range(count):
+        _put(fields + 8 * _F_WORDS * k, row, peek_i64(items + 8 * k), envs, objects)
+    return row
+
+
+_SIGNATURE = types.int64(ObjectType(), ObjectType())
+
+
+@kernel(_SIGNATURE)
+def store_row(state, values):  # type: ignore[no-untyped-def]
+    """Check and store one tick from a tuple of values, without committing it.
+
+    Args:
+        state: Array of the writer's words; its W_FIELDS, W_FIELD_COUNT and W_OBJECTS say what the tuple holds.
+        values: The tuple: one value per schema field, then terminated and truncated.
+
+    Returns:
+        Physical row, NEED_PAGE, or REFUSED - k.
+    """
+    return _store_row(data_of(state), values)
+
+
+@kernel(_SIGNATURE)
+def append_row(state, values):  # type: ignore[no-untyped-def]
+    """`store_row`, then `commit`.
+
+    Returns:
+        What `commit` returns, or NEED_PAGE, or REFUSED - k.
+    """
+    writer = data_of(state)
+    row = _store_row(writer, values)
+    return _commit(writer, 1) if row >= 0 else row
+
+
+@kernel(_SIGNATURE, nogil=True)
+def append_large_row(state, values):  # type: ignore[no-untyped-def]
+    """`append_row` without the interpreter lock, for ticks whose copying takes long; the caller keeps the tuple alive."""
+    writer = data_of(state)
+    row = _store_row(writer, values)
+    return _commit(writer, 1) if row >= 0 else row
+
+
+@functools.cache
+def known_objects() -> Array:
+    """Addresses of this process's types and singletons (`_O_*`), int64."""
+    named = (np.ndarray, float, np.float64, int, True, False, np.True_, np.False_)
+    return np.array([*(id(item) for item in named), sys.version_info >= (3, 12)], np.int64)
+
+
+def describe_fields(fields: list[tuple[Field, Array]], num_envs: int | None) -> tuple[Array, Array]:
+    """Field descriptions for the kernels of this module.
+
+    Args:
+        fields: (field, its whole-table column) in the order of the tuples to come.
+        num_envs: None for a single environment.
+
+    Returns:
+        int64 [fields, words], and the array of dimensions that it points into (keep it alive).
+    """
+    lead = () if num_envs is None else (num_envs,)
+    dims = np.zeros((len(fields), 34), np.int64)
+    out = np.zeros((len(fields), _F_WORDS), np.int64)
+    for k, (field, column) in enumerate(fields):
+        shape = (*lead, *field.shape)
+        dims[k, : len(shape)] = shape
+        words = {
+            _F_KIND: _kind(field, shape),
+            _F_TYPE_NUMBER: column.dtype.num,
+            _F_NDIM: len(shape),
+            _F_DIMS: dims[k].ctypes.data,
+            _F_ELEMENTS: int(np.prod(shape, dtype=np.int64)),
+            _F_COLUMN: column.ctypes.data,
+            _F_STRIDE: column.strides[0],
+            _F_ROW_BYTES: field.row_bytes,
+            _F_SCALAR: id(column.dtype.type),
+            _F_ITEMSIZE: column.dtype.itemsize,
+            _F_FROM_DOUBLE: field.dtype == "float32"
+            and field.casting == "same_kind"
+            and column.strides[0] == field.row_bytes,
+        }
+        if column.dtype.kind in "iu":
+            bounds = np.iinfo(column.dtype)
+            words |= {_F_LOWEST: int(bounds.min), _F_HIGHEST: min(int(bounds.max), 2**63 - 1)}
+        for offset, value in words.items():
+            out[k, offset // 8] = value
+    return out, dims
+
+
+def mark_flags(described: Array) -> None:
+    """Say of the last two descriptions that they are the flags, for which the object False means nothing to store."""
+    described[-2:, _F_FALSE_IS_NOTHING // 8] = 1
+
+
+def _kind(field: Field, shape: tuple[int, ...]) -> int:
+    if field.dtype == "bfloat16" or (field.dtype == "float16" and not shape):
+        return _UNKNOWN
+    if shape:
+        return _ARRAY
+    return {"f": _FLOAT, "b": _BOOL}.get(np.dtype(field.numpy_dtype).kind, _INT)
+
+
+def _read(kind: Any, at: int) -> int:
+    return int(kind.from_address(at).value)
+
+
+@functools.cache
+def is_supported() -> bool:
+    """True when objects of this interpreter and numpy lie as this module assumes."""
+    if getattr(sys, "_is_gil_enabled", lambda: True)() is False or sys.byteorder != "little":
+        return False
+    array = np.arange(6, dtype=np.int32).reshape(2, 3)
+    number, small, large, scalar = 2.5, 7, -(5 << 31), np.float32(1.5)
+    pair = (array, number)
+    tagged = sys.version_info >= (3, 12)
+    wide = ctypes.c_int64
+    descr = _read(wide, id(array) + _DESCR)
+    facts = (
+        _read(wide, id(array) + _TYPE) == id(np.ndarray),
+        _read(wide, id(array) + _DATA) == array.ctypes.data,
+        _read(ctypes.c_int32, id(array) + _NDIM) == array.ndim,
+        _read(wide, _read(wide, id(array) + _DIMS)) == array.shape[0],
+        _read(wide, _read(wide, id(array) + _DIMS) + 8) == array.shape[1],
+        descr == id(array.dtype),
+        _read(ctypes.c_int32, id(array) + _FLAGS) & _C_CONTIGUOUS == 1,
+        _read(ctypes.c_int32, id(array.T) + _FLAGS) & _C_CONTIGUOUS == 0,
+        _read(ctypes.c_int32, descr + _TYPE_NUMBER) == array.dtype.num,
+        chr(_read(ctypes.c_uint8, descr + _BYTE_ORDER)) == array.dtype.byteorder,
+        float(ctypes.c_double.from_address(id(number) + _VALUE).value) == number,
+        float(ctypes.c_float.from_address(id(scalar) + _VALUE).value) == float(scalar),
+        _read(wide, id(small) + _VALUE) == (8 if tagged else 1),
+        _read(ctypes.c_uint32, id(small) + _ITEMS) == small,
+        _read(wide, id(large) + _VALUE) == (2 << 3 | 2 if tagged else -2),
+        _read(ctypes.c_uint32, id(large) + _ITEMS + 4) == -large >> 30,
+        _read(wide, id(pair) + _VALUE) == len(pair),
+        _read(wide, id(pair) + _ITEMS) == id(array),
+    )
+    return all(facts)
