@@ -3,7 +3,8 @@
     output    numbers and sizes as text, JSON, the console
     status    what engines look like
     doctor    what this machine offers and lacks
-    checks    the checks that the doctor makes
+    checks    the checks that the doctor makes of the machine
+    packages  those of other packages
 
 Each command imports what it needs when it runs. With `--json` standard output holds one JSON document and nothing else;
 its keys are documented in docs/cli.md and stay. Exit codes: 0 done; 1 the answer is no (each command says which question);

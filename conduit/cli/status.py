@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -16,6 +16,7 @@ from conduit.plane.inspect import Cleaned, EngineStatus, ParticipantStatus, Poli
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
 
 _STYLES = {
     "running": "green",
@@ -107,7 +108,6 @@ def _engine_as_json(seen: Seen) -> dict[str, Any]:
 
 def show(seen: Sequence[Seen]) -> None:
     """Print engines for people."""
-    from rich.console import Group
     from rich.padding import Padding
 
     out = console()
@@ -117,14 +117,14 @@ def show(seen: Sequence[Seen]) -> None:
         if index:
             out.print()
         out.print(_head(one.engine))
-        parts: list[RenderableType] = []
-        for table in one.engine.tables:
-            parts += ["", _table(table, one.rows_per_s.get(table.name))]
+        parts = [_table(table, one.rows_per_s.get(table.name)) for table in one.engine.tables]
         if one.engine.policies:
-            parts += ["", _policies(one.engine.policies)]
-        if one.engine.tables or one.engine.participants:
-            parts += ["", _participants(one)]
-        out.print(Padding(Group(*parts), (0, 0, 0, 2)))
+            parts.append(_policies(one.engine.policies))
+        if one.engine.max_participants:
+            parts.append(_participants(one))
+        for part in parts:
+            out.print()
+            out.print(Padding(part, (0, 0, 0, 2), expand=False))
 
 
 def _head(engine: EngineStatus) -> RenderableType:
@@ -132,7 +132,7 @@ def _head(engine: EngineStatus) -> RenderableType:
 
     style = _STYLES[engine.state]
     lines = [f"[bold]{escape(engine.name)}[/]  [{style}]{engine.state}[/]"]
-    facts = [engine.backing]
+    facts: list[str] = [engine.backing]
     if engine.bytes:
         facts.append(size(engine.bytes))
     if engine.created_ns:
@@ -188,7 +188,7 @@ def _table(table: TableStatus, rows_per_s: float | None) -> RenderableType:
     )
     fields = ", ".join(f"{one.name} {one.dtype}{_shape(one.shape)}" for one in table.fields)
     grid.add_row("fields", escape(fields))
-    return Group(f"[bold]{escape(table.name)}[/]  {table.kind}, schema {table.fingerprint}{windows}", grid)
+    return Group(f"[bold]{escape(table.name)}[/]  {table.kind} table, schema {table.fingerprint}{windows}", grid)
 
 
 def _shape(shape: Sequence[int]) -> str:
@@ -196,10 +196,8 @@ def _shape(shape: Sequence[int]) -> str:
 
 
 def _policies(policies: Sequence[PolicyStatus]) -> RenderableType:
-    from rich.table import Table
-
     grid = _columns(
-        Table, ("policy", "left"), ("version", "right"), ("arrays", "right"), ("size", "right"), ("publisher", "left")
+        ("policy", "left"), ("version", "right"), ("arrays", "right"), ("size", "right"), ("publisher", "left")
     )
     for one in policies:
         grid.add_row(
@@ -215,7 +213,6 @@ def _policies(policies: Sequence[PolicyStatus]) -> RenderableType:
 def _participants(seen: Seen) -> RenderableType:
     from rich.console import Group
     from rich.markup import escape
-    from rich.table import Table
 
     engine = seen.engine
     everyone = engine.participants
@@ -229,7 +226,6 @@ def _participants(seen: Seen) -> RenderableType:
     if not everyone:
         return summary
     grid = _columns(
-        Table,
         ("pid", "right"),
         ("process", "left"),
         ("state", "left"),
@@ -255,8 +251,10 @@ def _participants(seen: Seen) -> RenderableType:
     return Group(summary, grid)
 
 
-def _columns(table: Any, *columns: tuple[str, str]) -> Any:
-    grid = table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+def _columns(*columns: tuple[str, Literal["left", "right"]]) -> Table:
+    from rich.table import Table
+
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name, justify in columns:
         grid.add_column(name, justify=justify, no_wrap=True)
     return grid

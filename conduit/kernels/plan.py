@@ -36,7 +36,7 @@ class Output:
 
     @property
     def numpy_dtype(self) -> np.dtype:
-        """dtype of the output array; bfloat16 as its uint16 bits."""
+        """Dtype of the output array; bfloat16 as its uint16 bits."""
         return np.dtype(Field("out", self.transform.dtype).numpy_dtype)
 
     @property

@@ -17,8 +17,9 @@ from conduit.errors import BadSegment, Closed, ConfigError, EngineExists, Engine
 from conduit.kernels.transforms import Transform
 from conduit.plane.batch import Format
 from conduit.plane.delivery import Loader, OnBusy
-from conduit.plane.ingestion import Autoreset, CommitPerStep, Ingestion, OnFull, Writer, writer_type
+from conduit.plane.ingestion import CommitPerStep, Ingestion, Writer, writer_type
 from conduit.plane.placement import HostPlacement, Placement, Pool
+from conduit.plane.stream import Autoreset, OnFull
 from conduit.schema import Schema
 from conduit.store import segment as segments
 from conduit.store.layout import Table, specify
@@ -99,7 +100,8 @@ class Client:
             on_full: "wait", or "raise" Busy when every page is being written or leased.
             keep_final: With "same_step" and "disabled": insist on the final observation of ended episodes. Without one, a
                 terminated row is delivered with its own observation as the next one, and a truncated row is not drawn.
-            ingestion, placement: Other policies for these control points.
+            ingestion: Another policy for when rows become visible.
+            placement: Another policy for where pages live.
 
         Raises:
             ConfigError, CapacityError: Bad options, or pages too small for num_envs.
@@ -292,6 +294,14 @@ def _unlink_in_owner(segment: Segment, pid: int) -> None:
         segment.unlink()
 
 
+def _attach_open(name: str) -> Segment:
+    segment = segments.attach(name)
+    if segment.closed:
+        segment.release_locks()
+        raise EngineNotFound(f"Expected a running engine named {name!r}, but it is just closing")
+    return segment
+
+
 def attach(name: str, timeout: float = 0.0) -> Client:
     """Attach to a running engine of this user.
 
@@ -308,11 +318,7 @@ def attach(name: str, timeout: float = 0.0) -> Client:
     deadline = Deadline(timeout)
     while True:
         try:
-            segment = segments.attach(name)
-            if segment.closed:
-                segment.release_locks()
-                raise EngineNotFound(f"Expected a running engine named {name!r}, but it is just closing")
-            return Client(segment)
+            return Client(_attach_open(name))
         except EngineNotFound:
             if deadline.passed():
                 raise

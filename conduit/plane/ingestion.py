@@ -11,49 +11,24 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, Self
+from collections.abc import Callable
+from typing import Any, Self
 
 import numpy as np
 
-from conduit.clock import Deadline
-from conduit.errors import Busy, Closed, ConfigError, FieldError, SpaceTimeout
+from conduit.errors import ConfigError, FieldError
 from conduit.field import Field
 from conduit.jit import entry
 from conduit.plane.append import generate_append
-from conduit.plane.placement import Placement, Pool, Stream, place
+from conduit.plane.placement import Placement, Pool, Request, place
 from conduit.plane.rows import Bare, Slab, Step
+from conduit.plane.stream import Autoreset, OnFull, Stream
 from conduit.plane.values import checked, flag, flags
 from conduit.schema import Schema
-from conduit.store import objects, protocol, writing
+from conduit.store import objects
 from conduit.store.table import TableView
 from conduit.store.weights import PolicySlot
-from conduit.store.words import (
-    STARTING,
-    W_BASE,
-    W_BUSY,
-    W_COUNTER,
-    W_ENV_STATE,
-    W_ENVS,
-    W_FIELD_COUNT,
-    W_FIELDS,
-    W_LOCAL,
-    W_NEXT_STEP,
-    W_OBJECTS,
-    W_OWNER,
-    W_PAGE,
-    W_PUBLISH_EVERY,
-    W_RESERVE,
-    W_STREAM,
-    W_STRICT,
-    W_TABLE,
-    W_VERSION,
-    W_WORDS,
-)
-
-Autoreset = Literal["next_step", "same_step", "disabled"]
-OnFull = Literal["wait", "raise"]
-
+from conduit.store.words import W_FIELD_COUNT, W_FIELDS, W_OBJECTS, W_PUBLISH_EVERY, W_VERSION
 
 _LARGE = 1 << 16
 """Ticks of more bytes than this are copied without the interpreter lock."""
@@ -100,20 +75,6 @@ class CommitEvery(Ingestion):
         return self._ticks
 
 
-class WriterState:
-    """A writer's private words, by address for kernels and as `words` for Python; kept apart so that others may bind to it."""
-
-    __slots__ = ("__weakref__", "address", "array", "env_states", "words")
-
-    def __init__(self, num_envs: int) -> None:
-        self.array = np.zeros(W_WORDS, np.int64)
-        self.words = self.array.data
-        self.address = self.array.ctypes.data
-        self.env_states = np.zeros((num_envs, 3), np.int64)
-        self.env_states[:, 0] = STARTING
-        self.words[W_ENV_STATE // 8] = self.env_states.ctypes.data
-
-
 class Writer:
     """Appends the steps of one or more environments to a table. Use it from one thread; open one per thread.
 
@@ -138,60 +99,28 @@ class Writer:
         placement: Placement,
         pools: tuple[Pool, ...],
     ) -> None:
-        if num_envs is not None and (not isinstance(num_envs, int) or isinstance(num_envs, bool) or num_envs < 1):
-            raise ConfigError(
-                f"Expected num_envs of at least 1, or None for one environment without an axis, got {num_envs!r}"
-            )
-        if autoreset is None:
-            autoreset = "disabled" if num_envs is None else "next_step"
-        if autoreset not in ("next_step", "same_step", "disabled"):
-            raise ConfigError(f"Expected autoreset 'next_step', 'same_step' or 'disabled', got {autoreset!r}")
-        if on_full not in ("wait", "raise"):
-            raise ConfigError(f"Expected on_full 'wait' or 'raise', got {on_full!r}")
-        seat = table.check_open()
-        envs = num_envs or 1
-        table.layout.table.check_writer(envs)
-        schema = table.layout.schema
+        stream = Stream(
+            table, num_envs=num_envs, autoreset=autoreset, timeout=timeout, on_full=on_full, keep_final=keep_final
+        )
+        schema = stream.schema
         self.num_envs = num_envs
-        self.autoreset = autoreset
-        self.stream = table.new_stream()
-        self._table = table
+        self.autoreset = stream.autoreset
+        self.stream = stream.number
+        self._stream = stream
         self._schema = schema
-        self._envs = envs
-        self._lead = () if num_envs is None else (num_envs,)
-        self._timeout = timeout
-        self._on_full = on_full
-        self._explicit = autoreset != "next_step"
-        self._open: str | None = None
-        self._closed = False
-        self._state = WriterState(envs)
-        self._address = self._state.address
-        self._words = self._state.array
-        place(placement, Stream(table.layout.name, self.stream, envs, schema.row_bytes), pools)
-        words = self._state.words
-        for offset, value in (
-            (W_TABLE, table.address),
-            (W_PAGE, -1),
-            (W_ENVS, envs),
-            (W_RESERVE, envs if self._explicit and schema.observation_names else 0),
-            (W_NEXT_STEP, not self._explicit),
-            (W_STREAM, self.stream),
-            (W_OWNER, seat.number),
-            (W_COUNTER, seat.counter),
-            (W_PUBLISH_EVERY, max(1, ingestion.publish_every(table.layout.name, envs))),
-            (W_STRICT, self._explicit and keep_final and bool(schema.observation_names)),
-        ):
-            words[offset // 8] = value
+        self._words = stream.array
+        place(placement, Request(table.layout.name, stream.number, stream.envs, schema.row_bytes), pools)
+        stream.words[W_PUBLISH_EVERY // 8] = max(1, ingestion.publish_every(table.layout.name, stream.envs))
         if policy is not None:
-            policy.bind(self._state)
+            policy.bind(stream)
         described = [(field, table.columns[field.name]) for field in schema.fields]
         described += [(Field(f"flag_{name}", "bool"), getattr(table, name)) for name in ("terminated", "truncated")]
         self._described, self._dims = objects.describe_fields(described, num_envs)
         objects.mark_flags(self._described)
-        words[W_FIELDS // 8] = self._described.ctypes.data
-        words[W_FIELD_COUNT // 8] = len(described)
-        words[W_OBJECTS // 8] = objects.known_objects().ctypes.data
-        large = schema.row_bytes * envs > _LARGE
+        stream.words[W_FIELDS // 8] = self._described.ctypes.data
+        stream.words[W_FIELD_COUNT // 8] = len(described)
+        stream.words[W_OBJECTS // 8] = objects.known_objects().ctypes.data
+        large = schema.row_bytes * stream.envs > _LARGE
         self._append: Callable[..., int] = entry(objects.append_large_row if large else objects.append_row)
         self._store_row: Callable[..., int] = entry(objects.store_row)
         if not objects.is_supported():
@@ -203,8 +132,9 @@ class Writer:
         """Write and commit one step; the fields of the schema are keyword arguments.
 
         Args:
-            fields: One value per field, [*shape] or [num_envs, *shape]; nested fields as nested values.
-            terminated, truncated: bool, or bool [num_envs].
+            **fields: One value per field, [*shape] or [num_envs, *shape]; nested fields as nested values.
+            terminated: Bool, or bool [num_envs].
+            truncated: The same.
             final: True final observation of environments that ended with this step, structured like the observation:
                 arrays [num_envs, ...] that are used where an episode ended, or a list or object array with None elsewhere.
 
@@ -218,20 +148,20 @@ class Writer:
     @property
     def version(self) -> int:
         """Policy version that rows carry from now on; set it, or bind a PolicySlot."""
-        return self._state.words[W_VERSION // 8]
+        return self._stream.words[W_VERSION // 8]
 
     @version.setter
     def version(self, value: int) -> None:
         if not 0 <= value < 2**31:
             raise ConfigError(f"Expected a version from 0 to {2**31 - 1}, got {value!r}")
-        self._state.words[W_VERSION // 8] = value
+        self._stream.words[W_VERSION // 8] = value
 
     def step(self) -> Step:
         """One step whose rows are written in place: `with writer.step() as row: row.obs[:] = ...`.
 
         Leaving the block commits; an exception discards. Fields that are not assigned keep whatever the memory held.
         """
-        return Step(self)
+        return Step(self._stream)
 
     def rollout(self, ticks: int, *, max_finals: int | None = None) -> Slab:
         """`ticks` consecutive steps of all environments, in place, as [ticks, num_envs, ...] views.
@@ -243,189 +173,92 @@ class Writer:
         Raises:
             ConfigError: It does not fit a page.
         """
-        return Slab(self, ticks, max_finals)
+        return Slab(self._stream, ticks, max_finals)
 
     def bare(self) -> Bare:
         """The writer without checks, for hot loops: whole-table columns, a row number, and `commit()`."""
-        return Bare(self)
+        return Bare(self._stream)
 
     def flush(self) -> None:
         """Publish committed rows that the ingestion policy still holds back."""
-        self._check()
-        entry(writing.publish)(self._address)
+        self._stream.check()
+        self._stream.publish()
 
     def cut(self) -> None:
         """Begin a new episode in every environment with the next step, as after an unforeseen reset.
 
         The last step of a cut episode has no next observation and is not sampled.
         """
-        self._check()
-        self._state.env_states[:, 0] = STARTING
+        self._stream.check()
+        self._stream.cut()
 
-    # -- shared with the generated append and the in-place forms
-
-    def _check(self) -> None:
-        if self._closed:
-            raise Closed("Expected an open writer, this one was closed")
-        self._table.check_open()
-        if self._open is not None:
-            raise Closed(
-                f"Expected the {self._open} in progress to be finished first: leave its block, commit or abort it"
-            )
-
-    def _set_open(self, what: str | None) -> None:
-        self._open = what
-        self._state.words[W_BUSY // 8] = what is not None
-
-    def _begin(self, what: str, rows: int, tail: int) -> int:
-        """Reserve `rows` rows in the page, and `tail` for finals; returns the first physical row."""
-        self._check()
-        row = self._here(rows + tail)
-        self._set_open(what)
-        return row
-
-    def _here(self, need: int | None = None) -> int:
-        """Physical row of the next tick; turns the page when it has fewer than `need` rows left (default: one tick)."""
-        need = self._envs + self._state.words[W_RESERVE // 8] if need is None else need
-        if entry(writing.room)(self._address) < need:
-            self._turn()
-        return self._state.words[W_BASE // 8] + self._state.words[W_LOCAL // 8]
-
-    def _turn(self) -> None:
-        """Take a new page, waiting if it must, and make it the current one."""
-        if self._closed:
-            raise Closed("Expected an open writer, this one was closed")
-        claim = self._table.claim
-        page = claim()
-        if page < 0 and self._on_full == "wait":
-            deadline = Deadline(self._timeout)
-            found = self._table.wait(lambda: None if (p := claim()) < 0 else p, for_space=True, deadline=deadline)
-            page = -1 if found is None else found
-        if page < 0:
-            self._explain_full()
-        self._table.check_open().look_after_dead()
-        entry(writing.turn)(self._address, page)
-
-    def _commit(self, ticks: int) -> int:
-        """Commit `ticks` ticks; returns -1, or the row (counted from the first) that lacks its final observation."""
-        result = entry(writing.commit)(self._address, ticks)
-        return -2 - result if result < -1 else -1
-
-    def _explain_full(self) -> None:
-        layout = self._table.layout
-        message = (
-            f"Expected a free page in table {layout.name!r}, but all {layout.pages} pages of {layout.page_rows} rows are "
-            "being written or leased: end leases, use fewer writers, or raise the capacity"
-        )
-        if self._on_full == "raise":
-            raise Busy(message)
-        raise SpaceTimeout(f"{message} (waited {self._timeout} s)")
-
-    def _abort(self, rows: int) -> None:
-        entry(writing.abort)(self._address, rows)
-
-    def _refuse(self, place: int) -> None:
-        """Report a row that ends an episode without its final observation; nothing has been committed."""
-        self._abort(self._envs)
-        raise FieldError(
-            "Expected the final observation of an episode that ends here: pass final=<observation after the last step> "
-            f"(autoreset={self.autoreset!r}), or open the writer with keep_final=False - at environment {place % self._envs}",
-            at=self._schema.observation_names[0],
-        )
+    # -- the exact path behind the generated append
 
     def _append_exactly(self, values: tuple[Any, ...], final: Any) -> None:
-        """The path of `append` that turns pages, converts values, keeps final observations and explains."""
-        self._check()
-        row = self._here()
+        """Turn pages, convert values, keep final observations, explain."""
+        stream = self._stream
+        stream.check()
+        row = stream.here()
         if self._store_row(self._words, values) < 0:
             self._store(row, values)
         if final is not None:
-            self._stage_finals(row, final)
-        place = self._commit(1)
-        if place >= 0:
-            self._refuse(place)
+            try:
+                self._keep_finals(row, final)
+            except BaseException:
+                stream.abort(stream.envs)
+                raise
+        lacking = stream.commit(1)
+        if lacking >= 0:
+            stream.refuse(lacking)
 
     def _store(self, row: int, values: tuple[Any, ...]) -> None:
         """Check every value, then store them all."""
-        arrays = [checked(field, value, self._lead) for field, value in zip(self._schema.fields, values, strict=False)]
+        stream = self._stream
+        table, envs = stream.table, stream.envs
+        arrays = [checked(field, value, stream.lead) for field, value in zip(self._schema.fields, values, strict=False)]
         terminated, truncated = values[-2:]
         if self.num_envs is None:
             ends = [np.full(1, flag(terminated, "terminated")), np.full(1, flag(truncated, "truncated"))]
         else:
-            ends = [flags(terminated, self._envs, "terminated"), flags(truncated, self._envs, "truncated")]
-        target = row if self.num_envs is None else slice(row, row + self._envs)
+            ends = [flags(terminated, envs, "terminated"), flags(truncated, envs, "truncated")]
+        target = row if self.num_envs is None else slice(row, row + envs)
         for field, array in zip(self._schema.fields, arrays, strict=True):
-            self._table.columns[field.name][target] = array
-        self._table.terminated[row : row + self._envs] = ends[0]
-        self._table.truncated[row : row + self._envs] = ends[1]
+            table.columns[field.name][target] = array
+        table.terminated[row : row + envs] = ends[0]
+        table.truncated[row : row + envs] = ends[1]
 
-    def _stage_finals(self, row: int, final: Any) -> None:
+    def _keep_finals(self, row: int, final: Any) -> None:
         """Keep final observations of the environments of the tick at `row` that ended."""
-        try:
-            if not self._explicit:
-                raise FieldError(
-                    "Expected no `final` with autoreset='next_step': the row after the end is the final observation"
-                )
-            if self.num_envs is None:
-                if self._table.terminated[row] or self._table.truncated[row]:
-                    self._stage_final(row, self._schema.flatten_observation(final), ())
-                return
-            ended = np.flatnonzero(
-                self._table.terminated[row : row + self._envs] | self._table.truncated[row : row + self._envs]
-            )
-            if isinstance(final, list) or (isinstance(final, np.ndarray) and final.dtype == object):
-                if len(final) != self._envs:
-                    raise FieldError(f"Expected {self._envs} entries, got {len(final)}", at="final")
-                for env in ended.tolist():
-                    if final[env] is not None:
-                        self._stage_final(row + env, self._schema.flatten_observation(final[env]), ())
-                return
-            flat = self._schema.flatten_observation(final)
-            whole = {name: checked(self._schema[name], value, self._lead) for name, value in flat.items()}
-            for env in ended.tolist():
-                self._stage_final(row + env, {name: array[env] for name, array in whole.items()}, ())
-        except BaseException:
-            self._abort(self._envs)
-            raise
-
-    def _stage_final(self, row: int, flat: Mapping[str, Any], lead: tuple[int, ...]) -> None:
-        arrays = {name: checked(self._schema[name], value, lead) for name, value in flat.items()}
-        kept = entry(writing.stage_final)(self._address, row)
-        if kept < 0:
-            raise FieldError(
-                "Expected room for a final observation in this rollout: raise max_finals in writer.rollout", at="final"
-            )
-        for name, array in arrays.items():
-            self._table.columns[name][kept] = array
+        stream, schema = self._stream, self._schema
+        stream.check_hands_over()
+        tick = slice(row, row + stream.envs)
+        ended = np.flatnonzero(stream.table.terminated[tick] | stream.table.truncated[tick]).tolist()
+        if self.num_envs is None:
+            if ended:
+                stream.keep_final(row, schema.flatten_observation(final))
+        elif isinstance(final, list) or (isinstance(final, np.ndarray) and final.dtype == object):
+            if len(final) != stream.envs:
+                raise FieldError(f"Expected {stream.envs} entries, one per environment, got {len(final)}", at="final")
+            for env in ended:
+                if final[env] is not None:
+                    stream.keep_final(row + env, schema.flatten_observation(final[env]))
+        else:
+            flat = schema.flatten_observation(final)
+            whole = {name: checked(schema[name], value, stream.lead) for name, value in flat.items()}
+            for env in ended:
+                stream.keep_final(row + env, {name: array[env] for name, array in whole.items()})
 
     # -- life
 
     def close(self) -> None:
         """Publish, seal the page and end the stream; idempotent."""
-        if self._closed:
-            return
-        self._closed = True
-        self._set_open(None)
-        page = self._state.words[W_PAGE // 8]
-        participants = self._table.participants
-        if page < 0 or participants is None or participants.forked:
-            return
-        entry(writing.publish)(self._address)
-        if self._state.words[W_LOCAL // 8] == 0:
-            entry(protocol.free)(self._table.address, page)
-        else:
-            entry(protocol.seal)(self._table.address, page, 1)
-        self._state.words[W_PAGE // 8] = -1
+        self._stream.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_closed"):
-            self.close()
 
 
 @functools.cache

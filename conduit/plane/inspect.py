@@ -319,6 +319,7 @@ def _policy(fd: int, layout: WeightsLayout, index: int) -> PolicyStatus:
 
 
 __all__ = [
+    "SHM_DIRECTORY",
     "Cleaned",
     "EngineStatus",
     "PageCounts",

@@ -33,18 +33,18 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
-    """What is to be placed.
+class Request:
+    """A stream to be placed.
 
     Attributes:
         table: Table name.
-        number: Stream number in that table.
+        stream: Stream number in that table.
         num_envs: Rows per tick.
         row_bytes: Bytes of one row's fields.
     """
 
     table: str
-    number: int
+    stream: int
     num_envs: int
     row_bytes: int
 
@@ -53,28 +53,28 @@ class Placement(ABC):
     """Contract of the control point *placement*."""
 
     @abstractmethod
-    def choose(self, stream: Stream, pools: Sequence[Pool]) -> Pool:
+    def choose(self, request: Request, pools: Sequence[Pool]) -> Pool:
         """Pick one of `pools` (never empty) for a stream."""
 
 
 class HostPlacement(Placement):
     """The default: this node's host pool."""
 
-    def choose(self, stream: Stream, pools: Sequence[Pool]) -> Pool:
+    def choose(self, request: Request, pools: Sequence[Pool]) -> Pool:
         """The first host pool."""
         return next(pool for pool in pools if pool.tier == "host")
 
 
-def place(policy: Placement, stream: Stream, pools: Sequence[Pool]) -> Pool:
+def place(policy: Placement, request: Request, pools: Sequence[Pool]) -> Pool:
     """Ask a policy and hold it to its contract.
 
     Raises:
         ConfigError: It answered with something that is not among the pools.
     """
-    pool = policy.choose(stream, pools)
+    pool = policy.choose(request, pools)
     if pool not in pools:
         raise ConfigError(
             f"Expected {type(policy).__name__}.choose to return one of {[p.name for p in pools]} for table "
-            f"{stream.table!r}, got {pool!r}"
+            f"{request.table!r}, got {pool!r}"
         )
     return pool

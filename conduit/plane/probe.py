@@ -100,6 +100,17 @@ def liveness_locks() -> Outcome:
     return Outcome(True, "work: held ones are seen, those of closed descriptors go")
 
 
+def compiles() -> Outcome:
+    """Compile a kernel, or load it from the cache."""
+    if numba.config.DISABLE_JIT:
+        return Outcome(False, "the compiler is switched off by NUMBA_DISABLE_JIT")
+    try:
+        entry(protocol.load)
+    except Exception as error:  # noqa: BLE001 - numba and LLVM fail in many ways; each is what was found
+        return Outcome(False, f"{type(error).__name__}: {str(error).splitlines()[0]}")
+    return Outcome(True, f"numba {numba.__version__} compiles, and its cache can be written")
+
+
 def futex() -> Outcome:
     """Sleep on a word until a deadline."""
     words = np.zeros(2, np.int64)
@@ -144,7 +155,7 @@ def kernel_cache() -> KernelCache:
     loaded = compiled = 0
     for dispatcher in _kernels():
         stats = dispatcher.stats
-        if stats.cache_hits or stats.cache_misses:
+        if stats.cache_path and (stats.cache_hits or stats.cache_misses):  # functions inlined into kernels have no path
             folders.add(stats.cache_path)
             loaded += sum(stats.cache_hits.values())
             compiled += sum(stats.cache_misses.values())

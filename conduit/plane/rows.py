@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Self, TYPE_CHECKING
+from typing import Any, Self
 
 import numpy as np
 
 from conduit.errors import Closed, ConfigError, FieldError
 from conduit.jit import entry
+from conduit.plane.stream import Stream
 from conduit.plane.values import checked
 from conduit.store import objects, writing
-from conduit.store.words import W_REFUSED
-
-if TYPE_CHECKING:
-    from conduit.plane.ingestion import Writer
 
 Array = np.ndarray[Any, Any]
 
@@ -50,18 +47,20 @@ class _Views:
 class _Staged(_Views):
     """Uncommitted rows of a writer, from `_row` on."""
 
-    __slots__ = ("_lead", "_names_", "_row", "_rows", "_writer")
+    __slots__ = ("_lead", "_names_", "_row", "_rows", "_stream")
 
-    def __init__(self, writer: Writer) -> None:
-        self._writer = writer
-        self._names_ = (*writer._schema.names, "terminated", "truncated")
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._names_ = (*stream.schema.names, "terminated", "truncated")
         self._row = -1
 
     def _names(self) -> tuple[str, ...]:
         return self._names_
 
     def _start(self, what: str, rows: int, tail: int, lead: tuple[int, ...]) -> None:
-        self._row = self._writer._begin(what, rows, tail)
+        self._stream.check()
+        self._row = self._stream.here(rows + tail)
+        self._stream.in_progress = what
         self._rows = rows
         self._lead = lead
 
@@ -70,19 +69,19 @@ class _Staged(_Views):
             raise Closed("Expected rows that are still being written, these were committed or discarded")
 
     def _column(self, name: str) -> Array:
-        table = self._writer._table
+        table = self._stream.table
         return table.columns[name] if name in table.columns else getattr(table, name)
 
     def _view(self, name: str) -> Array:
         self._check()
         column = self._column(name)
-        return column[self._row : self._row + self._rows].reshape(*self._lead, *column.shape[1:])
+        return column[self._row : self._row + self._rows].reshape((*self._lead, *column.shape[1:]))
 
     def _set(self, name: str, value: Any) -> None:
         """Checked assignment of a whole field."""
         view = self[name]
-        if name in self._writer._schema:
-            view[...] = checked(self._writer._schema[name], value, self._lead)
+        if name in self._stream.schema:
+            view[...] = checked(self._stream.schema[name], value, self._lead)
         else:
             view[...] = value
 
@@ -91,27 +90,24 @@ class _Staged(_Views):
 
     def _set_final(self, row: int, observation: Any) -> None:
         self._check()
-        if not self._writer._explicit:
-            raise FieldError(
-                "Expected no final observation with autoreset='next_step': the row after the end is it", at="final"
-            )
-        self._writer._stage_final(row, self._writer._schema.flatten_observation(observation), ())
+        self._stream.check_hands_over()
+        self._stream.keep_final(row, self._stream.schema.flatten_observation(observation))
 
     def _finish(self, ticks: int) -> int:
         """Commit; returns -1, or the row that lacks its final observation (nothing is committed then)."""
         self._check()
-        place = self._writer._commit(ticks)
+        place = self._stream.commit(ticks)
         if place < 0:
             self._row = -1
-            self._writer._set_open(None)
+            self._stream.in_progress = None
         return place
 
     def _discard(self) -> None:
         if self._row < 0:
             return
         self._row = -1
-        self._writer._set_open(None)
-        self._writer._abort(self._rows)
+        self._stream.in_progress = None
+        self._stream.abort(self._rows)
 
 
 class Step(_Staged):
@@ -124,9 +120,9 @@ class Step(_Staged):
     __slots__ = ()
 
     def __enter__(self) -> Self:
-        writer = self._writer
-        lead = writer._lead
-        self._start("step", writer._envs, writer._envs if writer._explicit else 0, lead)
+        stream = self._stream
+        lead = stream.lead
+        self._start("step", stream.envs, stream.envs if stream.hands_over else 0, lead)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -136,7 +132,7 @@ class Step(_Staged):
         place = self._finish(1)
         if place >= 0:
             self._discard()
-            self._writer._refuse(place)
+            self._stream.refuse(place)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
@@ -146,8 +142,8 @@ class Step(_Staged):
 
     def set_final(self, env: int, observation: Any) -> None:
         """Keep the final observation of an environment that ends with this step."""
-        if not 0 <= env < self._writer._envs:
-            raise FieldError(f"Expected an environment from 0 to {self._writer._envs - 1}, got {env!r}", at="final")
+        if not 0 <= env < self._stream.envs:
+            raise FieldError(f"Expected an environment from 0 to {self._stream.envs - 1}, got {env!r}", at="final")
         self._set_final(self._row + env, observation)
 
 
@@ -159,25 +155,25 @@ class Slab(_Staged):
 
     __slots__ = ("ticks",)
 
-    def __init__(self, writer: Writer, ticks: int, max_finals: int | None) -> None:
-        super().__init__(writer)
+    def __init__(self, stream: Stream, ticks: int, max_finals: int | None) -> None:
+        super().__init__(stream)
         if not isinstance(ticks, int) or ticks < 1:
             raise ConfigError(f"Expected at least 1 tick, got {ticks!r}")
-        rows = ticks * writer._envs
-        tail = 0 if not writer._explicit else max(writer._envs, rows // 4) if max_finals is None else max_finals
-        layout = writer._table.layout
-        halo = layout.table.halo_ticks * writer._envs * (2 if writer._explicit else 1)
+        rows = ticks * stream.envs
+        tail = 0 if not stream.hands_over else max(stream.envs, rows // 4) if max_finals is None else max_finals
+        layout = stream.table.layout
+        halo = layout.table.halo_ticks * stream.envs * (2 if stream.hands_over else 1)
         if rows + tail + halo > layout.page_rows:
             raise ConfigError(
                 f"Expected a rollout that fits a page of {layout.page_rows} rows, got {rows} rows, {tail} for final "
                 f"observations and {halo} of halo: create the table with page_rows={rows + tail + halo} or more"
             )
         self.ticks = ticks
-        self._start("rollout", rows, tail, (ticks, *writer._lead))
+        self._start("rollout", rows, tail, (ticks, *stream.lead))
 
     def set_final(self, tick: int, env: int, observation: Any) -> None:
         """Keep the final observation of an environment that ends with step `tick` of this rollout."""
-        envs = self._writer._envs
+        envs = self._stream.envs
         if not (0 <= tick < self.ticks and 0 <= env < envs):
             raise FieldError(
                 f"Expected a tick below {self.ticks} and an environment below {envs}, got {tick}, {env}", at="final"
@@ -192,7 +188,7 @@ class Slab(_Staged):
         """
         place = self._finish(self.ticks)
         if place >= 0:
-            tick, env = divmod(place, self._writer._envs)
+            tick, env = divmod(place, self._stream.envs)
             raise FieldError(
                 f"Expected set_final({tick}, {env}, observation) for the episode that ends there", at="final"
             )
@@ -233,28 +229,28 @@ class Bare(_Views):
         rows: Rows of the table.
     """
 
-    __slots__ = ("_names_", "_writer", "commit", "rows")
+    __slots__ = ("_names_", "_stream", "commit", "rows")
 
-    def __init__(self, writer: Writer) -> None:
-        writer._check()
+    def __init__(self, stream: Stream) -> None:
+        stream.check()
         if not objects.is_supported():
             raise ConfigError(
                 "Expected CPython with its interpreter lock for the bare handle: use writer.step() instead"
             )
-        self._writer = writer
-        self._names_ = (*writer._schema.names, "terminated", "truncated")
-        self.rows = writer._table.layout.rows
+        self._stream = stream
+        self._names_ = (*stream.schema.names, "terminated", "truncated")
+        self.rows = stream.table.layout.rows
         # a C-level call: a Python function around it would cost as much again as the commit
-        self.commit: Callable[[], int] = functools.partial(entry(writing.commit_and_turn), writer._words)
-        writer._set_open("bare handle")
+        self.commit: Callable[[], int] = functools.partial(entry(writing.commit_and_turn), stream.array)
+        stream.in_progress = "bare handle"
 
     def _names(self) -> tuple[str, ...]:
         return self._names_
 
     def _view(self, name: str) -> Any:
-        table = self._writer._table
+        table = self._stream.table
         column = table.columns[name] if name in table.columns else getattr(table, name)
-        plain = column.ndim == 1 and column.dtype != np.float16 and self._writer.num_envs is None
+        plain = column.ndim == 1 and column.dtype != np.float16 and self._stream.num_envs is None
         return column.data if plain else column
 
     @property
@@ -265,23 +261,23 @@ class Bare(_Views):
             FieldError: The last commit was refused: an episode ends without its final observation.
             SpaceTimeout, Busy: No page could be claimed.
         """
-        writer = self._writer
-        refused = writer._state.words[W_REFUSED // 8]
-        if refused:
-            writer._state.words[W_REFUSED // 8] = 0
-            writer._refuse(refused - 1)
-        return writer._here()
+        stream = self._stream
+        place = stream.take_refusal()
+        if place >= 0:
+            stream.refuse(place)
+        return stream.here()
 
     def set_final(self, observation: Any, env: int = 0) -> None:
         """Keep the final observation of an environment that ends with the tick being written."""
-        self._writer._stage_final(self.row + env, self._writer._schema.flatten_observation(observation), ())
+        self._stream.check_hands_over()
+        self._stream.keep_final(self.row + env, self._stream.schema.flatten_observation(observation))
 
     def close(self) -> None:
         """Hand the writer back to its other forms; idempotent."""
-        writer = self._writer
-        if writer._open == "bare handle":
-            writer._set_open(None)
-            writer._abort(writer._envs)
+        stream = self._stream
+        if stream.in_progress == "bare handle":
+            stream.in_progress = None
+            stream.abort(stream.envs)
 
     def __enter__(self) -> Self:
         return self

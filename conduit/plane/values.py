@@ -12,7 +12,7 @@ from conduit.store.weights import as_array
 
 Array = np.ndarray[Any, Any]
 
-MISSING: Any = type("Missing", (), {"__repr__": lambda self: "nothing"})()
+MISSING: Any = object()
 """Default of every field's argument in `append`."""
 
 

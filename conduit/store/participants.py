@@ -14,6 +14,7 @@ import time
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -63,6 +64,13 @@ class Participant:
     rows_written: int
 
 
+class Disarmable(Protocol):
+    """Something that could touch the parent's pages from a forked child."""
+
+    def disarm(self) -> None:
+        """Become harmless."""
+
+
 class Participants:
     """This process's seat among the participants of a segment.
 
@@ -85,6 +93,7 @@ class Participants:
         self._recovering = threading.Lock()
         self._last_look = 0.0
         self.forked = False
+        self._holders: weakref.WeakSet[Disarmable] = weakref.WeakSet()
         self.number = -1
         _open_handles.add(self)  # before the lock is taken, since another thread may fork at any time
         self.number = self._join()
@@ -125,9 +134,15 @@ class Participants:
         """Address of this participant's count of rows written."""
         return self._lines[self.number, _ROWS:].ctypes.data
 
+    def watch_fork(self, holder: Disarmable) -> None:
+        """Disarm `holder` in forked children; it is not kept alive."""
+        self._holders.add(holder)
+
     def forget(self) -> None:
         """In a forked child: the seat is the parent's."""
         self.forked = True
+        for holder in self._holders:
+            holder.disarm()
         self._segment.release_locks()
 
     def check(self) -> None:

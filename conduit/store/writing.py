@@ -202,9 +202,14 @@ def room(writer):  # type: ignore[no-untyped-def]
     return _room(writer)
 
 
-@kernel("int64(int64, int64)")
-def stage_final(writer, row):  # type: ignore[no-untyped-def]
+@kernel("int64(int64, int64, int64)")
+def stage_final(writer, row, behind):  # type: ignore[no-untyped-def]
     """Reserve a tail row for the final observation of an uncommitted physical row.
+
+    Args:
+        writer: Writer state.
+        row: Physical row whose episode ends with it.
+        behind: Physical row behind those that are being written; the tail stays clear of them.
 
     Returns:
         Physical row to write the observation to, or -1 when the page has no room for it.
@@ -216,7 +221,7 @@ def stage_final(writer, row):  # type: ignore[no-untyped-def]
         return row + link
     tail = peek_i64(writer + W_TAIL) + 1
     kept = peek_i64(writer + W_BASE) + peek_i64(table + T_ROWS) - tail
-    if kept <= row:
+    if kept < behind:
         return -1
     poke_i64(writer + W_TAIL, tail)
     poke_u32(word, (kept - row) << LINK_SHIFT)
@@ -356,6 +361,9 @@ def commit_and_turn(state):  # type: ignore[no-untyped-def]
         every table, so that a caller who does not look stores nothing instead of something wrong.
     """
     writer = data_of(state)
+    # no page (closed), or a full one behind which no other was free: there is no row that could have been assigned
+    if _room(writer) < peek_i64(writer + W_ENVS) + peek_i64(writer + W_RESERVE):
+        return BEYOND
     row = _commit(writer, 1)
     if row >= 0:
         return row

@@ -1,0 +1,270 @@
+"""A stream: one writer's ordered chain of pages, and where in it the next tick goes.
+
+Everything that says where a writer stands is in its words (words.W_*), which the kernels change; Python keeps no copy, so the
+forms of writing (append, step, rollout, bare handle) cannot disagree. Only turning a page can wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from conduit.clock import Deadline
+from conduit.errors import Busy, Closed, ConfigError, FieldError, SpaceTimeout
+from conduit.jit import entry
+from conduit.plane.values import checked
+from conduit.store import protocol, writing
+from conduit.store.table import TableView
+from conduit.store.words import (
+    STARTING,
+    W_BASE,
+    W_BUSY,
+    W_COUNTER,
+    W_ENV_STATE,
+    W_ENVS,
+    W_LOCAL,
+    W_NEXT_STEP,
+    W_OWNER,
+    W_PAGE,
+    W_PUBLISH_EVERY,
+    W_REFUSED,
+    W_RESERVE,
+    W_STREAM,
+    W_STRICT,
+    W_TABLE,
+    W_WORDS,
+)
+
+Autoreset = Literal["next_step", "same_step", "disabled"]
+OnFull = Literal["wait", "raise"]
+
+
+class Stream:
+    """The pages of one writer.
+
+    Attributes:
+        table: The table's view in this process.
+        schema: Its schema.
+        number: Number of the stream in the table.
+        num_envs: Environments, or None for a single one without a leading axis.
+        envs: Rows per tick.
+        lead: Leading axes of a tick's values.
+        autoreset: How environments reset.
+        hands_over: True where final observations are handed over, instead of being the next row.
+        words: int64 words (words.W_*) as a memoryview; `array` is the same as an array, `address` its address.
+    """
+
+    def __init__(
+        self,
+        table: TableView,
+        *,
+        num_envs: int | None,
+        autoreset: Autoreset | None,
+        timeout: float | None,
+        on_full: OnFull,
+        keep_final: bool,
+    ) -> None:
+        if num_envs is not None and (not isinstance(num_envs, int) or isinstance(num_envs, bool) or num_envs < 1):
+            raise ConfigError(
+                f"Expected num_envs of at least 1, or None for one environment without an axis, got {num_envs!r}"
+            )
+        if autoreset is None:
+            autoreset = "disabled" if num_envs is None else "next_step"
+        if autoreset not in ("next_step", "same_step", "disabled"):
+            raise ConfigError(f"Expected autoreset 'next_step', 'same_step' or 'disabled', got {autoreset!r}")
+        if on_full not in ("wait", "raise"):
+            raise ConfigError(f"Expected on_full 'wait' or 'raise', got {on_full!r}")
+        Deadline(timeout)
+        seat = table.check_open()
+        self.num_envs = num_envs
+        self.envs = num_envs or 1
+        table.layout.table.check_writer(self.envs)
+        self.table = table
+        self.schema = table.layout.schema
+        self.lead = () if num_envs is None else (num_envs,)
+        self.autoreset = autoreset
+        self.hands_over = autoreset != "next_step"
+        self.number = table.new_stream()
+        self._timeout = timeout
+        self._on_full = on_full
+        self._in_progress: str | None = None
+        self._closed = False
+        self._env_states = np.zeros((self.envs, 3), np.int64)
+        self._env_states[:, 0] = STARTING
+        self.array = np.zeros(W_WORDS, np.int64)
+        self.words = self.array.data
+        self.address: int = self.array.ctypes.data
+        keeps = self.hands_over and bool(self.schema.observation_names)
+        for offset, value in (
+            (W_TABLE, table.address),
+            (W_PAGE, -1),
+            (W_ENVS, self.envs),
+            (W_RESERVE, self.envs if keeps else 0),
+            (W_NEXT_STEP, not self.hands_over),
+            (W_ENV_STATE, self._env_states.ctypes.data),
+            (W_STREAM, self.number),
+            (W_OWNER, seat.number),
+            (W_COUNTER, seat.counter),
+            (W_PUBLISH_EVERY, 1),
+            (W_STRICT, keeps and keep_final),
+        ):
+            self.words[offset // 8] = value
+        seat.watch_fork(self)
+
+    def check(self) -> None:
+        """Refuse to write now.
+
+        Raises:
+            Closed: Writer, client or engine has closed, or a form of writing is in progress.
+            Forked: The writer came through a fork.
+        """
+        self._check_open()
+        if self._in_progress is not None:
+            raise Closed(
+                f"Expected the {self._in_progress} in progress to be finished first: leave its block, commit or abort it"
+            )
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("Expected an open writer, this one was closed")
+        self.table.check_open()
+
+    @property
+    def in_progress(self) -> str | None:
+        """The form of writing that is in progress and keeps others out, or None."""
+        return self._in_progress
+
+    @in_progress.setter
+    def in_progress(self, what: str | None) -> None:
+        self._in_progress = what
+        self.words[W_BUSY // 8] = what is not None
+
+    def here(self, need: int | None = None) -> int:
+        """Physical row of the next tick, after turning the page if it has fewer than `need` rows left (default: one tick's).
+
+        Raises:
+            SpaceTimeout, Busy: No page could be claimed.
+        """
+        if entry(writing.room)(self.address) < (self.envs + self.words[W_RESERVE // 8] if need is None else need):
+            self._turn()
+        return self.words[W_BASE // 8] + self.words[W_LOCAL // 8]
+
+    def _turn(self) -> None:
+        self._check_open()
+        claim = self.table.claim
+        page = claim()
+        if page < 0 and self._on_full == "wait":
+            deadline = Deadline(self._timeout)
+            found = self.table.wait(lambda: None if (p := claim()) < 0 else p, for_space=True, deadline=deadline)
+            page = -1 if found is None else found
+        if page < 0:
+            self._explain_full()
+        self.table.check_open().look_after_dead()
+        entry(writing.turn)(self.address, page)
+
+    def _explain_full(self) -> None:
+        layout = self.table.layout
+        message = (
+            f"Expected a free page in table {layout.name!r}, but all {layout.pages} pages of {layout.page_rows} rows are "
+            "being written or leased: end leases, use fewer writers, or raise the capacity"
+        )
+        if self._on_full == "raise":
+            raise Busy(message)
+        raise SpaceTimeout(f"{message} (waited {self._timeout} s)")
+
+    def commit(self, ticks: int) -> int:
+        """Commit `ticks` ticks; returns -1, or the row (counted from the first) that lacks its final observation."""
+        result = entry(writing.commit)(self.address, ticks)
+        return -2 - result if result < -1 else -1
+
+    def abort(self, rows: int) -> None:
+        """Forget flags and final observations staged for the next `rows` rows."""
+        entry(writing.abort)(self.address, rows)
+
+    def refuse(self, place: int) -> None:
+        """Report that the tick's row `place` ends an episode without its final observation; nothing was committed.
+
+        Raises:
+            FieldError: Always.
+        """
+        self.abort(self.envs)
+        raise FieldError(
+            "Expected the final observation of an episode that ends here: pass final=<observation after the last step> "
+            f"(autoreset={self.autoreset!r}), or open the writer with keep_final=False - at environment {place % self.envs}",
+            at=self.schema.observation_names[0],
+        )
+
+    def take_refusal(self) -> int:
+        """Place of the row for which the bare handle's last commit was refused, or -1; asked once."""
+        place = self.words[W_REFUSED // 8] - 1
+        self.words[W_REFUSED // 8] = 0
+        return place
+
+    def publish(self) -> None:
+        """Make committed rows visible that an ingestion policy still holds back."""
+        entry(writing.publish)(self.address)
+
+    def cut(self) -> None:
+        """Let every environment begin a new episode with the next tick."""
+        self._env_states[:, 0] = STARTING
+
+    def check_hands_over(self) -> None:
+        """Refuse a final observation where the next row is it.
+
+        Raises:
+            FieldError: autoreset is "next_step".
+        """
+        if not self.hands_over:
+            raise FieldError(
+                "Expected no final observation with autoreset='next_step': the row after the end is the final observation",
+                at="final",
+            )
+
+    def keep_final(self, row: int, flat: Mapping[str, Any], behind: int) -> None:
+        """Keep the final observation of the uncommitted physical row.
+
+        Args:
+            row: Physical row whose episode ends with it.
+            flat: {observation name: value [*shape]}.
+            behind: Physical row behind those that are being written.
+
+        Raises:
+            FieldError: A value does not fit, or the page has no room left.
+        """
+        arrays = {name: checked(self.schema[name], value, ()) for name, value in flat.items()}
+        kept = entry(writing.stage_final)(self.address, row, behind)
+        if kept < 0:
+            raise FieldError(
+                "Expected room for a final observation in this rollout: raise max_finals in writer.rollout", at="final"
+            )
+        for name, array in arrays.items():
+            self.table.columns[name][kept] = array
+
+    def disarm(self) -> None:
+        """In a forked child: the page is the parent's; leave no way to it."""
+        self.words[W_PAGE // 8] = -1
+        self.words[W_BUSY // 8] = 1
+
+    def close(self) -> None:
+        """Publish, seal the page and end the stream; idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self.in_progress = None
+        page = self.words[W_PAGE // 8]
+        participants = self.table.participants
+        if page < 0 or participants is None or participants.forked:
+            return
+        self.publish()
+        if self.words[W_LOCAL // 8] == 0:
+            entry(protocol.free)(self.table.address, page)
+        else:
+            entry(protocol.seal)(self.table.address, page, 1)
+        self.words[W_PAGE // 8] = -1
+
+    def __del__(self) -> None:
+        # not the writer's: a bare handle, step or rollout that outlives its writer still writes into the page
+        if hasattr(self, "address"):
+            self.close()

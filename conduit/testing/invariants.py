@@ -1,0 +1,116 @@
+"""What must hold for a table at rest, whoever was killed: checks that raise AssertionError and name the page.
+
+At rest means that nobody writes and that dead participants have been recovered.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+
+from conduit.jit import entry
+from conduit.store import protocol
+from conduit.store.layout import HAZARDS_PER_PARTICIPANT
+from conduit.store.table import TableView
+from conduit.store.words import (
+    FREE,
+    KIND_MASK,
+    OPEN,
+    PAGE_COMMITTED,
+    PAGE_ENDED,
+    PAGE_ENVS,
+    PAGE_FIRST,
+    PAGE_HALO,
+    PAGE_STATE,
+    PAGE_STREAM,
+    PAGE_TICK,
+    SEALED,
+    T_FUTURE,
+)
+from conduit.testing import rows
+
+Array = np.ndarray[Any, Any]
+
+
+def hazards(view: TableView) -> Array:
+    """The segment's hazard slots, int64 [participants, slots], zero where nothing is leased."""
+    layout = view.segment.layout
+    shape = (layout.spec.max_participants, HAZARDS_PER_PARTICIPANT)
+    return view.segment.array(layout.hazards, shape, np.dtype(np.int64))
+
+
+def kinds(view: TableView) -> Array:
+    """Kind of each page (words.FREE, INIT, OPEN, SEALED), int64 [pages]."""
+    found: Array = view.pages()[:, PAGE_STATE // 8] & KIND_MASK
+    return found
+
+
+def check_nothing_leaked(view: TableView) -> None:
+    """Every page is free or sealed, and no lease is left."""
+    found = kinds(view)
+    assert np.isin(found, (FREE, SEALED)).all(), f"pages {np.flatnonzero(~np.isin(found, (FREE, SEALED)))}: {found}"
+    left = np.argwhere(hazards(view))
+    assert not len(left), f"leases left in (participant, slot) {left.tolist()}"
+
+
+def check_every_page_can_be_claimed(view: TableView) -> None:
+    """Claim all pages, see that none is missing or given twice, and free them; the rows are gone afterwards."""
+    seat = view.check_open()
+    claimed = [entry(protocol.claim)(view.address, seat.number, 0) for _ in range(view.layout.pages)]
+    assert sorted(claimed) == list(range(view.layout.pages)), f"claimed {claimed}"
+    assert entry(protocol.claim)(view.address, seat.number, 0) == -1
+    for page in claimed:
+        entry(protocol.free)(view.address, page)
+
+
+def anchor_ranges(view: TableView) -> dict[int, list[tuple[int, int, int]]]:
+    """{stream: [(first tick, end tick, page)]} of the rows that each page may be sampled for, in order."""
+    found = defaultdict(list)
+    future = int(view.descriptor[T_FUTURE // 8])
+    for page, words in enumerate(view.pages().tolist()):
+        kind = words[PAGE_STATE // 8] & KIND_MASK
+        if kind not in (OPEN, SEALED):
+            continue
+        envs = words[PAGE_ENVS // 8]
+        goes_on = kind == OPEN or words[PAGE_ENDED // 8] == 0
+        end = words[PAGE_COMMITTED // 8] // envs - (future if goes_on else 0)
+        first = words[PAGE_FIRST // 8] // envs
+        if end > first:
+            tick = words[PAGE_TICK // 8]
+            found[words[PAGE_STREAM // 8]].append((tick + first, tick + end, page))
+    return {stream: sorted(ranges) for stream, ranges in found.items()}
+
+
+def check_each_row_is_drawn_from_one_page(view: TableView) -> None:
+    """No two pages may be sampled for the same tick of a stream."""
+    for stream, ranges in anchor_ranges(view).items():
+        for (_, end, page), (first, _, following) in zip(ranges, ranges[1:], strict=False):
+            assert end <= first, f"stream {stream}: pages {page} and {following} both hold ticks {first} to {end}"
+
+
+def check_proving_rows(view: TableView) -> int:
+    """Check every committed row of a table of `rows.SCHEMA`: whole, and numbered on from tick to tick.
+
+    Returns:
+        Rows checked, halo copies included.
+    """
+    total = 0
+    for page, words in enumerate(view.pages().tolist()):
+        if words[PAGE_STATE // 8] & KIND_MASK not in (OPEN, SEALED):
+            continue
+        count, envs, halo = (words[offset // 8] for offset in (PAGE_COMMITTED, PAGE_ENVS, PAGE_HALO))
+        assert halo <= count <= view.layout.page_rows, f"page {page}: {count} rows committed, halo {halo}"
+        start = page * view.layout.page_rows
+        torn = np.zeros(count, np.uint8)
+        columns = (*view.columns.values(), view.terminated, view.truncated)
+        addresses = [column[start:].ctypes.data for column in columns]
+        bad = entry(rows.find_torn_rows)(*addresses, count, torn.ctypes.data)
+        assert bad == 0, f"page {page}: rows {np.flatnonzero(torn).tolist()} are torn"
+        numbers = view.columns["obs"][start : start + count, :2].reshape(-1, envs, 2)
+        assert (numbers[:, :, 0] == numbers[0, 0, 0] + np.arange(envs)).all(), f"page {page}: environments are mixed"
+        assert (np.diff(numbers[:, :, 1], axis=0) == 1).all(), f"page {page}: numbers {numbers[:, 0, 1].tolist()}"
+        assert (numbers[:, :, 1] == numbers[:, :1, 1]).all(), f"page {page}: environments out of step"
+        total += count
+    return total

@@ -1,0 +1,64 @@
+"""An optimistic read taken apart: draw, then gather and validate, with a look at the rows before the validation.
+
+It runs the product's own draw, gather and validation (conduit.kernels.cpu), so what it finds holds for loaders. The look
+before the validation is the control: if it never saw a torn row, nothing was ever raced.
+"""
+
+from __future__ import annotations
+
+from conduit.jit import kernel
+from conduit.kernels.cpu import (
+    J_BATCH,
+    J_DRAW,
+    J_DRAW_STATE,
+    J_SLOTS,
+    J_TABLE,
+    J_TERMINATED,
+    J_TRUNCATED,
+    _gather,
+    _overwritten,
+    _write_meta,
+)
+from conduit.store.atomics import call_5, peek_i64, peek_u8, poke_i64
+from conduit.testing.rows import find_torn_transitions
+
+TORN_BEFORE, TORN_AFTER, VALID, OVERWRITTEN = range(0, 32, 8)
+"""Offsets of the counts that `gather_and_look` adds to."""
+
+
+@kernel("int64(int64)", nogil=True)
+def draw(job):  # type: ignore[no-untyped-def]
+    """Draw one batch's rows without reading them; returns the batch size, or -1 when there is nothing to draw."""
+    slots = peek_i64(job + J_SLOTS)
+    count = peek_i64(job + J_BATCH)
+    for i in range(count):
+        poke_i64(slots + 8 * i, i)
+    return call_5(peek_i64(job + J_DRAW), peek_i64(job + J_DRAW_STATE), job, slots, count, 0)
+
+
+@kernel("int64(int64, int64, int64, int64, int64, int64, int64)", nogil=True)
+def gather_and_look(job, obs, after, action, reward, torn, counts):  # type: ignore[no-untyped-def]
+    """Gather what was drawn, find torn rows, validate, and count the torn ones among all and among those that passed.
+
+    Args:
+        job: A buffer's job, after `draw`.
+        obs, after, action, reward: Addresses of the buffer's arrays.
+        torn: Address of uint8 [batch].
+        counts: Address of int64 [4]: torn before validation, torn after it, rows that passed, rows found overwritten.
+    """
+    table = peek_i64(job + J_TABLE)
+    slots = peek_i64(job + J_SLOTS)
+    count = peek_i64(job + J_BATCH)
+    _gather(job, slots, count)
+    _write_meta(job, table, slots, count)
+    terminated, truncated = peek_i64(job + J_TERMINATED), peek_i64(job + J_TRUNCATED)
+    before = find_torn_transitions(obs, after, action, reward, terminated, truncated, count, torn)
+    left = _overwritten(job, table, slots, count)
+    excused = 0
+    for i in range(left):
+        excused += peek_u8(torn + peek_i64(slots + 8 * i))
+    poke_i64(counts + TORN_BEFORE, peek_i64(counts + TORN_BEFORE) + before)
+    poke_i64(counts + TORN_AFTER, peek_i64(counts + TORN_AFTER) + before - excused)
+    poke_i64(counts + VALID, peek_i64(counts + VALID) + count - left)
+    poke_i64(counts + OVERWRITTEN, peek_i64(counts + OVERWRITTEN) + left)
+    return before - excused
