@@ -60,6 +60,11 @@ class Plan:
     flags: tuple[str, ...]
 
     @property
+    def names(self) -> list[str]:
+        """Names in the batch, in its order."""
+        return [*(output.name for output in self.outputs), *self.flags]
+
+    @property
     def fingerprint(self) -> str:
         """16 hexadecimal characters: equal plans have equal ones, in every process."""
         document = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +19,9 @@ from conduit.store.table import TableView
 Array = np.ndarray[Any, Any]
 Format = Literal["torch", "numpy"]
 
+Maker = Callable[[Array, bool], Any]
+"""Makes what is handed out from a buffer's array; the flag says that it holds bfloat16 bits."""
+
 _KEYS = ("ids", "versions", "episodes", "steps")
 
 
@@ -27,21 +30,41 @@ class Batch(Mapping[str, Any]):
 
     Its memory stays valid and unchanged as long as anything made from it is alive: the batch, a tensor of it, a view of
     such a tensor. `release()` gives it back earlier.
-
-    Attributes:
-        ids: int64 [B], row ids: they name the rows until they are overwritten (`Loader.valid`).
-        versions: int64 [B], policy versions that acted.
-        episodes: int64 [B], episode numbers, unique in the table.
-        steps: int64 [B], steps in the episode.
     """
 
-    __slots__ = ("_buffer", "_schema", "_values", "episodes", "ids", "steps", "versions")
+    __slots__ = ("_buffer", "_keys", "_make", "_schema", "_values")
 
-    def __init__(self, values: dict[str, Any], keys: tuple[Any, ...], schema: Schema, buffer: Buffer) -> None:
-        self._values = values
-        self.ids, self.versions, self.episodes, self.steps = keys
-        self._schema = schema
+    def __init__(self, buffer: Buffer, make: Maker, schema: Schema) -> None:
         self._buffer = buffer
+        self._make = make
+        self._schema = schema
+        self._values = {name: make(array, brain) for name, array, brain in buffer.delivered}
+        self._keys: dict[str, Any] = {}
+
+    def _key(self, name: str) -> Any:
+        if name not in self._keys:
+            self._keys[name] = self._make(self._buffer.arrays[name], False)
+        return self._keys[name]
+
+    @property
+    def ids(self) -> Any:
+        """Row ids, int64 [B]: they name the rows until these are overwritten (`Loader.valid`)."""
+        return self._key("ids")
+
+    @property
+    def versions(self) -> Any:
+        """Policy versions that acted, int64 [B]."""
+        return self._key("versions")
+
+    @property
+    def episodes(self) -> Any:
+        """Episode numbers, unique in the table, int64 [B]."""
+        return self._key("episodes")
+
+    @property
+    def steps(self) -> Any:
+        """Steps in the episode, int64 [B], from 0."""
+        return self._key("steps")
 
     def __getitem__(self, name: str) -> Any:
         return self._values[name]
@@ -119,6 +142,8 @@ class Buffer:
         ):
             self.job[offset // 8] = value
         self.job_address = self.job.ctypes.data
+        brains = {output.name for output in plan.outputs if output.transform.dtype == "bfloat16"}
+        self.delivered = [(name, self.arrays[name], name in brains) for name in plan.names]
         self._fill = entry(cpu.deliver)
         self._every = list(self.arrays.values())
         self._array_count = self._counts()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -20,7 +20,7 @@ from conduit.jit import entry
 from conduit.kernels import cpu
 from conduit.kernels.plan import Plan, make_plan
 from conduit.kernels.transforms import Transform
-from conduit.plane.batch import Batch, Buffer, Format
+from conduit.plane.batch import Batch, Buffer, Format, Maker
 from conduit.sampling.uniform import Uniform
 from conduit.store.table import TableView
 
@@ -126,7 +126,7 @@ class Loader(Delivery):
         self._batches = 0
         self._waited = 0.0
         self._closed = False
-        self._wrap = _torch_wrapper(self.plan) if format == "torch" else _numpy_wrapper(self.plan)
+        self._make: Maker = _torch_maker() if format == "torch" else _numpy_view
 
     def next(self, timeout: float | None = None) -> Batch:
         """The next batch.
@@ -148,8 +148,7 @@ class Loader(Delivery):
         buffer.released = False
         self._batches += 1
         self.sampler.batch += 1
-        values, keys = self._wrap(buffer.arrays)
-        return Batch(values, keys, self._table.layout.schema, buffer)
+        return Batch(buffer, self._make, self._table.layout.schema)
 
     def _free_buffer(self, timeout: float | None) -> Buffer:
         count = len(self._buffers)
@@ -213,38 +212,20 @@ class Loader(Delivery):
         return self
 
 
-_Wrapper = Callable[[dict[str, Array]], tuple[dict[str, Any], tuple[Any, ...]]]
-_KEYS = ("ids", "versions", "episodes", "steps")
+def _numpy_view(array: Array, _brain: bool) -> Array:
+    return array.view()
 
 
-def _names(plan: Plan) -> list[str]:
-    return [*(output.name for output in plan.outputs), *plan.flags]
-
-
-def _numpy_wrapper(plan: Plan) -> _Wrapper:
-    names = _names(plan)
-
-    def wrap(arrays: dict[str, Array]) -> tuple[dict[str, Any], tuple[Any, ...]]:
-        return {name: arrays[name].view() for name in names}, tuple(arrays[name].view() for name in _KEYS)
-
-    return wrap
-
-
-def _torch_wrapper(plan: Plan) -> _Wrapper:
+def _torch_maker() -> Maker:
     try:
         import torch  # writers never need it
     except ImportError as error:
         raise MissingExtra(
             'Expected torch to be installed for format="torch": pip install torch, or use format="numpy"'
         ) from error
-    names = _names(plan)
-    brains = [output.name for output in plan.outputs if output.transform.dtype == "bfloat16"]
-    from_numpy = torch.from_numpy
+    from_numpy, bfloat16 = torch.from_numpy, torch.bfloat16
 
-    def wrap(arrays: dict[str, Array]) -> tuple[dict[str, Any], tuple[Any, ...]]:
-        values = {name: from_numpy(arrays[name]) for name in names}
-        for name in brains:
-            values[name] = values[name].view(torch.bfloat16)
-        return values, tuple([from_numpy(arrays[name]) for name in _KEYS])
+    def make(array: Array, brain: bool) -> Any:
+        return from_numpy(array).view(bfloat16) if brain else from_numpy(array)
 
-    return wrap
+    return make
