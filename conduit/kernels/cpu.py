@@ -42,7 +42,6 @@ from conduit.store.words import (
     J_TABLE,
     J_BATCH,
     J_BLOCK,
-    J_CHUNK,
     J_DRAW,
     J_DRAW_STATE,
     J_OPERATIONS,
@@ -59,12 +58,11 @@ from conduit.store.words import (
     J_TERMINATED,
     J_TRUNCATED,
     J_REDRAWN,
-) = range(0, 160, 8)
-"""Words of a job: the table descriptor; rows per batch, per block and per
-chunk of the gather; the sampler's function and state;
+) = range(0, 152, 8)
+"""Words of a job: the table descriptor; rows per batch and per block; the sampler's function and state;
 operations (descriptors back to back); scratch int64 [batch] for rows, following rows, pages, generations and open slots;
 outputs int64 [batch] ids, versions, episodes, steps and bool [batch] flags; a count of rows drawn again."""
-J_WORDS = 20
+J_WORDS = 19
 
 ROW_BITS = 40
 """A row id is generation << 40 | physical row: 2^40 rows, and a generation that repeats after 2^23 reuses of a page."""
@@ -73,38 +71,35 @@ _GENERATION_MASK = (1 << (63 - ROW_BITS)) - 1
 
 
 @inner
-def _ask_for(job, slots, count):  # type: ignore[no-untyped-def]
-    """Prefetch the head of every row that the operations are going to read for these slots."""
-    operations = peek_i64(job + J_OPERATIONS)
-    for k in range(peek_i64(job + J_OPERATION_COUNT)):
-        operation = operations + 8 * D_WORDS * k
+def ask_for(job, slots, count):  # type: ignore[no-untyped-def]
+    """Prefetch the head of everything that the operations are going to read for these slots.
+
+    Samplers call it as soon as they know the job's rows and can guess the following ones, before they look at anything
+    themselves: misses of all columns and rows overlap then, where column after column, as the operations run, would leave
+    the memory half idle (docs/memory-model.md).
+    """
+    operation = peek_i64(job + J_OPERATIONS)
+    for _ in range(peek_i64(job + J_OPERATION_COUNT)):
         index = peek_i64(job + (J_ROWS if peek_i64(operation + D_FOLLOWING) == 0 else J_FOLLOWING))
         source = peek_i64(operation + D_SOURCE)
         stride = peek_i64(operation + D_STRIDE)
+        crosses = 64 % stride != 0
         for i in range(count):
-            row = source + stride * peek_i64(index + 8 * peek_i64(slots + 8 * i))
-            prefetch(row)
-            if stride > 8:
-                prefetch(row + min(stride, 128) - 1)
+            at = source + stride * peek_i64(index + 8 * peek_i64(slots + 8 * i))
+            prefetch(at)
+            if crosses:
+                prefetch(at + min(stride, 128) - 1)
+        operation += 8 * D_WORDS
 
 
 @inner
 def _gather(job, slots, count):  # type: ignore[no-untyped-def]
-    """Run every operation on every slot, a chunk of rows at a time, all columns of a chunk asked for one chunk ahead.
-
-    Asking column by column, as each operation could do for itself, leaves the memory half idle: docs/memory-model.md.
-    """
+    """Run every operation on every slot."""
     operations = peek_i64(job + J_OPERATIONS)
-    chunk = peek_i64(job + J_CHUNK)
-    _ask_for(job, slots, min(chunk, count))
-    for start in range(0, count, chunk):
-        here = min(chunk, count - start)
-        if start + here < count:
-            _ask_for(job, slots + 8 * (start + here), min(chunk, count - start - here))
-        for k in range(peek_i64(job + J_OPERATION_COUNT)):
-            operation = operations + 8 * D_WORDS * k
-            which = J_ROWS if peek_i64(operation + D_FOLLOWING) == 0 else J_FOLLOWING
-            call_4(peek_i64(operation + D_FUNCTION), operation, peek_i64(job + which), slots + 8 * start, here)
+    for k in range(peek_i64(job + J_OPERATION_COUNT)):
+        operation = operations + 8 * D_WORDS * k
+        which = J_ROWS if peek_i64(operation + D_FOLLOWING) == 0 else J_FOLLOWING
+        call_4(peek_i64(operation + D_FUNCTION), operation, peek_i64(job + which), slots, count)
 
 
 @inner

@@ -18,8 +18,8 @@ _W0, _W1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 
 
 @inner
-def random_u64(seed, draw, lane):  # type: ignore[no-untyped-def]
-    """64 random bits for the counter (draw, lane) under a 64-bit seed; all three are taken as uint64."""
+def random_pair(seed, draw, lane):  # type: ignore[no-untyped-def]
+    """Two times 64 random bits for the counter (draw, lane) under a 64-bit seed; all three are taken as uint64."""
     k0 = np.uint64(seed) & _LOW
     k1 = np.uint64(seed) >> _32
     c0 = np.uint64(lane) & _LOW
@@ -32,7 +32,7 @@ def random_u64(seed, draw, lane):  # type: ignore[no-untyped-def]
         c0, c1, c2, c3 = (p1 >> _32) ^ c1 ^ k0, p1 & _LOW, (p0 >> _32) ^ c3 ^ k1, p0 & _LOW
         k0 = (k0 + _W0) & _LOW
         k1 = (k1 + _W1) & _LOW
-    return (c1 << _32) | c0
+    return (c1 << _32) | c0, (c3 << _32) | c2
 
 
 @inner
@@ -47,7 +47,8 @@ def scale_to(random, n):  # type: ignore[no-untyped-def]
 
 @kernel("int64(int64, int64, int64, int64, int64)")
 def indices(seed, draw, n, count, out):  # type: ignore[no-untyped-def]
-    """Fill int64 [count] at `out` with indices in [0, n) for lanes 0, 1, 2, ... of one draw."""
-    for lane in range(count):
-        poke_i64(out + 8 * lane, scale_to(random_u64(seed, draw, lane), n))
+    """Fill int64 [count] at `out` with indices in [0, n): two for each of the lanes 0, 1, 2, ... of one draw."""
+    for i in range(count):
+        first, second = random_pair(seed, draw, i >> 1)
+        poke_i64(out + 8 * i, scale_to(second if i & 1 else first, n))
     return count

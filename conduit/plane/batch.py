@@ -19,8 +19,8 @@ from conduit.store.table import TableView
 Array = np.ndarray[Any, Any]
 Format = Literal["torch", "numpy"]
 
-Maker = Callable[[Array, bool], Any]
-"""Makes what is handed out from a buffer's array; the flag says that it holds bfloat16 bits."""
+Maker = Callable[[Array], Any]
+"""Makes what is handed out from a buffer's array: a tensor, or a view."""
 
 _KEYS = ("ids", "versions", "episodes", "steps")
 
@@ -38,12 +38,14 @@ class Batch(Mapping[str, Any]):
         self._buffer = buffer
         self._make = make
         self._schema = schema
-        self._values = {name: make(array, brain) for name, array, brain in buffer.delivered}
+        self._values: dict[str, Any] = dict(zip(buffer.names, map(make, buffer.delivered), strict=True))
+        for name in buffer.brains:
+            self._values[name] = _as_bfloat16(self._values[name])
         self._keys: dict[str, Any] = {}
 
     def _key(self, name: str) -> Any:
         if name not in self._keys:
-            self._keys[name] = self._make(self._buffer.arrays[name], False)
+            self._keys[name] = self._make(self._buffer.arrays[name])
         return self._keys[name]
 
     @property
@@ -88,6 +90,15 @@ class Batch(Mapping[str, Any]):
         return f"Batch({inner})"
 
 
+def _as_bfloat16(value: Any) -> Any:
+    """A tensor of bfloat16 bits as bfloat16; numpy has no such dtype and keeps the bits."""
+    if isinstance(value, np.ndarray):
+        return value
+    import torch
+
+    return value.view(torch.bfloat16)
+
+
 class Buffer:
     """Memory for one batch, with the job that fills it.
 
@@ -95,7 +106,7 @@ class Buffer:
     alive, and so does every view of it, so reference counts tell the truth without any bookkeeping by users.
     """
 
-    def __init__(self, table: TableView, plan: Plan, scratch: Array, sampler: Any, block: int, chunk: int) -> None:
+    def __init__(self, table: TableView, plan: Plan, scratch: Array, sampler: Any, block: int) -> None:
         size = plan.batch_size
         spans = [(output.name, output.numpy_dtype, (size, *output.field.shape)) for output in plan.outputs]
         spans += [(name, np.dtype(bool), (size,)) for name in FLAGS]
@@ -123,7 +134,6 @@ class Buffer:
             (cpu.J_TABLE, table.address),
             (cpu.J_BATCH, size),
             (cpu.J_BLOCK, block),
-            (cpu.J_CHUNK, chunk),
             (cpu.J_DRAW, sampler.function),
             (cpu.J_DRAW_STATE, sampler.state),
             (cpu.J_OPERATIONS, self._operations.ctypes.data),
@@ -142,8 +152,9 @@ class Buffer:
         ):
             self.job[offset // 8] = value
         self.job_address = self.job.ctypes.data
-        brains = {output.name for output in plan.outputs if output.transform.dtype == "bfloat16"}
-        self.delivered = [(name, self.arrays[name], name in brains) for name in plan.names]
+        self.names = plan.names
+        self.delivered = [self.arrays[name] for name in plan.names]
+        self.brains = [output.name for output in plan.outputs if output.transform.dtype == "bfloat16"]
         self._fill = entry(cpu.deliver)
         self._every = list(self.arrays.values())
         self._array_count = self._counts()

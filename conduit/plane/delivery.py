@@ -29,7 +29,6 @@ OnBusy = Literal["error", "wait"]
 
 _BLOCK_BYTES = 1 << 20
 _SHORTEST_BLOCK = 16
-_CHUNK = 16
 _BUSY_SLEEP = 0.0005
 
 
@@ -121,12 +120,12 @@ class Loader(Delivery):
         self._least = least
         self._scratch = np.zeros((5, batch_size), np.int64)
         block = min(batch_size, max(_SHORTEST_BLOCK, _BLOCK_BYTES // max(1, self.plan.sample_bytes)))
-        self._buffers = [Buffer(table, self.plan, self._scratch, self.sampler, block, _CHUNK) for _ in range(buffers)]
+        self._buffers = [Buffer(table, self.plan, self._scratch, self.sampler, block) for _ in range(buffers)]
         self._turn = 0
         self._batches = 0
         self._waited = 0.0
         self._closed = False
-        self._make: Maker = _torch_maker() if format == "torch" else _numpy_view
+        self._make: Maker = _torch_maker() if format == "torch" else np.ndarray.view
 
     def next(self, timeout: float | None = None) -> Batch:
         """The next batch.
@@ -147,7 +146,7 @@ class Loader(Delivery):
             self._wait_for_rows(buffer, self._timeout if timeout is None else timeout)
         buffer.released = False
         self._batches += 1
-        self.sampler.batch += 1
+        self.sampler.advance()
         return Batch(buffer, self._make, self._table.layout.schema)
 
     def _free_buffer(self, timeout: float | None) -> Buffer:
@@ -212,10 +211,6 @@ class Loader(Delivery):
         return self
 
 
-def _numpy_view(array: Array, _brain: bool) -> Array:
-    return array.view()
-
-
 def _torch_maker() -> Maker:
     try:
         import torch  # writers never need it
@@ -223,9 +218,5 @@ def _torch_maker() -> Maker:
         raise MissingExtra(
             'Expected torch to be installed for format="torch": pip install torch, or use format="numpy"'
         ) from error
-    from_numpy, bfloat16 = torch.from_numpy, torch.bfloat16
-
-    def make(array: Array, brain: bool) -> Any:
-        return from_numpy(array).view(bfloat16) if brain else from_numpy(array)
-
-    return make
+    maker: Maker = torch.from_numpy
+    return maker

@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 from conduit.jit import address, inner
-from conduit.kernels.cpu import J_FOLLOWING, J_GENERATIONS, J_PAGES, J_ROWS, J_TABLE
-from conduit.kernels.philox import random_u64, scale_to
+from conduit.kernels.cpu import J_FOLLOWING, J_GENERATIONS, J_PAGES, J_ROWS, J_TABLE, ask_for
+from conduit.kernels.philox import random_pair, scale_to
 from conduit.store.atomics import load_acquire, load_relaxed, peek_i64, peek_u32, poke_i64, prefetch
 from conduit.store.protocol import block_of
 from conduit.store.words import (
@@ -39,16 +39,17 @@ from conduit.store.words import (
 
 S_SEED, S_BATCH, S_LEAST, S_CANDIDATES, S_SNAPSHOT, S_PAGES = range(0, 48, 8)
 """Words of the sampler's state: seed, number of the batch, least number of candidates, candidates at the last look,
-address of int64 [pages, 6] (running total before the page, page, first row, committed, generation, envs), pages listed."""
+address of int64 [pages + 1, 6] (running total before the page, page, first row, committed, generation, envs), pages listed."""
 _ENTRY = 48
 _TRIES = (1 << 19) - 1
+_CHUNK = 16
 _SIGNATURE = "int64(int64, int64, int64, int64, int64)"
 
 
 @inner
 def _lane(slot, attempt, tries):  # type: ignore[no-untyped-def]
-    """Counter of one try: slot in 32 bits, the delivery's attempt in 12, the try in 19."""
-    return slot | ((attempt & 4095) << 32) | (tries << 44)
+    """Counter of one try: pair of slots in 32 bits, the delivery's attempt in 12, the try in 19."""
+    return (slot >> 1) | ((attempt & 4095) << 32) | (tries << 44)
 
 
 @inner
@@ -82,14 +83,20 @@ def look(state, table):  # type: ignore[no-untyped-def]
         poke_i64(entry + 40, envs)
         total += end - first
         listed += 1
+    poke_i64(entries + _ENTRY * listed, total)
     poke_i64(state + S_PAGES, listed)
     poke_i64(state + S_CANDIDATES, total)
     return total
 
 
 @inner
-def _locate(entries, listed, position):  # type: ignore[no-untyped-def]
-    """The entry whose range holds `position`; without branches, so that searches overlap."""
+def _locate(entries, listed, guess, position):  # type: ignore[no-untyped-def]
+    """The entry whose range holds `position`; `guess` is where it were if all ranges were as long, mostly off by one at most."""
+    guess = min(guess, listed - 1)
+    guess += (peek_i64(entries + _ENTRY * (guess + 1)) <= position) - (peek_i64(entries + _ENTRY * guess) > position)
+    entry = entries + _ENTRY * min(max(guess, 0), listed - 1)
+    if peek_i64(entry) <= position < peek_i64(entry + _ENTRY):
+        return entry
     low = 0
     span = listed
     while span > 1:
@@ -134,16 +141,28 @@ def _draw(state, job, slots, count, attempt):  # type: ignore[no-untyped-def]
     listed = peek_i64(state + S_PAGES)
     seed = peek_i64(state + S_SEED)
     batch = peek_i64(state + S_BATCH)
-    # first all positions, asking for their meta, then all checks: the cache misses overlap
-    for i in range(count):
-        slot = peek_i64(slots + 8 * i)
-        position = scale_to(random_u64(seed, batch, _lane(slot, attempt, 0)), total)
-        entry = _locate(entries, listed, position)
-        row = peek_i64(entry + 16) + position - peek_i64(entry)
-        prefetch(metas + META_BYTES * row)
-        prefetch(metas + META_BYTES * (row + peek_i64(entry + 40)))
-        poke_i64(peek_i64(job + J_ROWS) + 8 * slot, row)
-        poke_i64(peek_i64(job + J_GENERATIONS) + 8 * slot, entry)
+    density = listed / total
+    first = second = np.uint64(0)
+    computed = -1
+    # all positions first, then all checks; what lies there is asked for in between, a chunk at a time, so that the memory
+    # works on one chunk's misses while the next one is being computed
+    for start in range(0, count, _CHUNK):
+        here = min(_CHUNK, count - start)
+        for i in range(start, start + here):
+            slot = peek_i64(slots + 8 * i)
+            if slot >> 1 != computed:
+                computed = slot >> 1
+                first, second = random_pair(seed, batch, _lane(slot, attempt, 0))
+            position = scale_to(second if slot & 1 else first, total)
+            entry = _locate(entries, listed, np.int64(position * density), position)
+            row = peek_i64(entry + 16) + position - peek_i64(entry)
+            after = row + peek_i64(entry + 40)
+            prefetch(metas + META_BYTES * row)
+            prefetch(metas + META_BYTES * after)
+            poke_i64(peek_i64(job + J_ROWS) + 8 * slot, row)
+            poke_i64(peek_i64(job + J_FOLLOWING) + 8 * slot, after)
+            poke_i64(peek_i64(job + J_GENERATIONS) + 8 * slot, entry)
+        ask_for(job, slots + 8 * start, here)
     for i in range(count):
         slot = peek_i64(slots + 8 * i)
         row = peek_i64(peek_i64(job + J_ROWS) + 8 * slot)
@@ -155,8 +174,9 @@ def _draw(state, job, slots, count, attempt):  # type: ignore[no-untyped-def]
             tries += 1
             if tries > _TRIES:
                 return -1
-            position = scale_to(random_u64(seed, batch, _lane(slot, attempt, tries)), total)
-            entry = _locate(entries, listed, position)
+            first, second = random_pair(seed, batch, _lane(slot, attempt, tries))
+            position = scale_to(second if slot & 1 else first, total)
+            entry = _locate(entries, listed, np.int64(position * density), position)
             page = peek_i64(entry + 8)
             row = peek_i64(entry + 16) + position - peek_i64(entry)
             after = following(metas, row, peek_i64(entry + 24), (page + 1) * rows)
@@ -177,11 +197,12 @@ class Uniform:
     """
 
     def __init__(self, seed: int, pages: int, least: int = 1) -> None:
-        self._snapshot = np.zeros((pages, _ENTRY // 8), np.int64)
+        self._snapshot = np.zeros((pages + 1, _ENTRY // 8), np.int64)
         self._state = np.zeros(S_PAGES // 8 + 1, np.int64)
         self._state[S_SEED // 8] = np.uint64(seed % 2**64).astype(np.int64)
         self._state[S_LEAST // 8] = least
         self._state[S_SNAPSHOT // 8] = self._snapshot.ctypes.data
+        self._words = self._state.data
         self.function = address(_draw, _SIGNATURE)
         self.state = self._state.ctypes.data
 
@@ -193,6 +214,10 @@ class Uniform:
     @batch.setter
     def batch(self, number: int) -> None:
         self._state[S_BATCH // 8] = number
+
+    def advance(self) -> None:
+        """Go on to the next batch."""
+        self._words[S_BATCH // 8] += 1
 
     @property
     def candidates(self) -> int:
