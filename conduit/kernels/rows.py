@@ -22,12 +22,15 @@ from numba.extending import intrinsic
 
 from conduit.jit import address, inner
 from conduit.kernels.plan import Output
-from conduit.store.atomics import copy_bytes, peek_f64, peek_i64
+from conduit.store.atomics import copy_bytes, fence_full, peek_f64, peek_i64
 
 D_FUNCTION, D_SOURCE, D_STRIDE, D_OUT, D_OUT_STRIDE, D_ELEMENTS, D_FACTOR, D_OFFSET, D_FOLLOWING = range(0, 72, 8)
 D_WORDS = 9
 
 _SIGNATURE = "int64(int64, int64, int64, int64)"
+_LANES = 16
+_STREAM_BYTES = 4 << 20
+"""An output array of this size is written past the caches; a smaller one is likely to be read from them soon."""
 
 
 def _pointer_to(low: Any, high: Any) -> Any:
@@ -85,6 +88,28 @@ def _float_to_bits(typingctx: Any, value: Any) -> Any:
         return builder.bitcast(args[0], _INT[32])
 
     return types.uint32(types.float32), codegen
+
+
+@intrinsic
+def _stream_16_bytes(typingctx: Any, out: Any, source: Any, factor: Any, offset: Any) -> Any:
+    """Store 16 bytes as 16 float32 (x * factor + offset) past the caches; `out` is a multiple of 64."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        byte, single = ir.VectorType(_INT[8], _LANES), ir.VectorType(ir.FloatType(), _LANES)
+
+        def spread(value: Any) -> Any:
+            one = builder.insert_element(ir.Constant(single, ir.Undefined), value, ir.Constant(_INT[32], 0))
+            zeros = ir.Constant(ir.VectorType(_INT[32], _LANES), [0] * _LANES)
+            return builder.shuffle_vector(one, ir.Constant(single, ir.Undefined), zeros)
+
+        bytes_ = builder.load(builder.inttoptr(args[1], byte.as_pointer()), align=1)
+        scaled = builder.fmul(builder.uitofp(bytes_, single), spread(args[2]))
+        shifted = builder.fadd(scaled, spread(args[3]))
+        store = builder.store(shifted, builder.inttoptr(args[0], single.as_pointer()), align=64)
+        store.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(_INT[32], 1)]))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.float32, types.float32), codegen
 
 
 @inner
@@ -167,6 +192,25 @@ def _converter(source_dtype: str, dtype: str, affine: bool) -> Callable[..., int
     return convert_rows
 
 
+def _stream_rows(descriptor, index, slots, count):  # type: ignore[no-untyped-def]
+    """Scaled bytes to float32, stored past the caches; rows must be a multiple of 16 elements and outputs 64-byte aligned."""
+    source = peek_i64(descriptor + D_SOURCE)
+    stride = peek_i64(descriptor + D_STRIDE)
+    out = peek_i64(descriptor + D_OUT)
+    elements = peek_i64(descriptor + D_ELEMENTS)
+    factor = float32(peek_f64(descriptor + D_FACTOR))
+    offset = float32(peek_f64(descriptor + D_OFFSET))
+    for i in range(count):
+        slot = peek_i64(slots + 8 * i)
+        x = source + stride * peek_i64(index + 8 * slot)
+        y = out + 4 * elements * slot
+        for j in range(0, elements, _LANES):
+            _stream_16_bytes(y + 4 * j, x + j, factor, offset)
+    # such stores are not ordered by a release: they must have left before anyone is told of the batch
+    fence_full()
+    return 0
+
+
 @functools.cache
 def _copy_address(row_bytes: int) -> int:
     return address(_copier(row_bytes), _SIGNATURE)
@@ -177,18 +221,29 @@ def _convert_address(source_dtype: str, dtype: str, affine: bool) -> int:
     return address(_converter(source_dtype, dtype, affine), _SIGNATURE)
 
 
-def describe(output: Output, source: int, stride: int, out: int) -> np.ndarray[Any, Any]:
+def _can_stream(output: Output, batch_size: int) -> bool:
+    """True for large scaled images: their batch fits no cache, so reading its lines before writing them is wasted."""
+    transform, elements = output.transform, output.row_bytes // 4
+    large = output.row_bytes * batch_size >= _STREAM_BYTES
+    kind = output.field.dtype in ("uint8", "bool") and transform.dtype == "float32" and transform.is_affine
+    return kind and large and elements % _LANES == 0
+
+
+def describe(output: Output, source: int, stride: int, out: int, batch_size: int) -> np.ndarray[Any, Any]:
     """The descriptor of an output's operation.
 
     Args:
         output: What is to be made.
         source: Address of the column's row 0.
         stride: Bytes from one row of the column to the next.
-        out: Address of the output array, C-contiguous [batch_size, *shape].
+        out: Address of the output array, C-contiguous [batch_size, *shape], a multiple of 64.
+        batch_size: Rows of a batch.
     """
     transform = output.transform
     if transform.dtype == output.field.dtype and not transform.is_affine:
         function = _copy_address(output.field.row_bytes)
+    elif _can_stream(output, batch_size):
+        function = address(_stream_rows, _SIGNATURE)
     else:
         function = _convert_address(output.field.dtype, transform.dtype, transform.is_affine)
     elements = int(np.prod(output.field.shape, dtype=np.int64))

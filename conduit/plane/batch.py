@@ -127,7 +127,7 @@ class Buffer:
         for i, output in enumerate(plan.outputs):
             source = columns[output.field.name]
             self._operations[i] = describe(
-                output, source.ctypes.data, base[output.field.name], self.arrays[output.name].ctypes.data
+                output, source.ctypes.data, base[output.field.name], self.arrays[output.name].ctypes.data, size
             )
         self.job = np.zeros(cpu.J_WORDS, np.int64)
         for offset, value in (
