@@ -50,7 +50,7 @@ perf: $(VENV)/installed-peers
 	$(BIN)/python -m pytest perf --benchmark-enable --benchmark-only
 
 torture: $(VENV)/installed
-	$(BIN)/python -m pytest -m torture --timeout=0 $(ARGS)
+	$(BIN)/python -m pytest -m torture --timeout=0 -o faulthandler_timeout=0 $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -34,8 +34,10 @@ KERNEL_MODULES = (
     "conduit.kernels.rows",
     "conduit.kernels.cpu",
     "conduit.sampling.uniform",
+    "conduit.testing.rows",
+    "conduit.testing.stepping",
 )
-"""Every module whose source takes part in a compiled kernel."""
+"""Every module whose source takes part in compiled kernels of other modules."""
 
 _SIGNATURES: dict[Any, Any] = {}
 
@@ -49,11 +51,18 @@ def _source_stamp() -> str:
     return digest.hexdigest()
 
 
+@functools.cache
+def _file_stamp(path: str) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
 class _Stamped:
-    """Mixin for numba's cache locators: the stamp covers all kernel sources."""
+    """Mixin for numba's cache locators: the stamp covers all kernel sources, and the file of the kernel itself."""
+
+    _py_file: str
 
     def get_source_stamp(self) -> str:
-        return _source_stamp()
+        return _source_stamp() + _file_stamp(self._py_file)
 
 
 class _UserProvided(_Stamped, caching.UserProvidedCacheLocator):

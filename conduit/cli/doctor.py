@@ -8,7 +8,7 @@ from typing import Any
 
 from conduit.cli import checks
 from conduit.cli.checks import Check
-from conduit.cli.output import console, counted
+from conduit.cli.output import counted, draw
 from conduit.cli.packages import Imports
 
 _STYLES = {"ok": "green", "warning": "yellow", "missing": "cyan", "broken": "bold red"}
@@ -45,7 +45,6 @@ def show(found: Sequence[Check]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    out = console()
     grid = Table.grid(padding=(0, 2))
     for _ in range(2):
         grid.add_column(no_wrap=True)
@@ -55,9 +54,7 @@ def show(found: Sequence[Check]) -> None:
         for one in members:
             text = escape(one.found) + (f"\n[dim]-> {escape(one.remedy)}[/]" if one.remedy else "")
             grid.add_row(f"  [{_STYLES[one.status]}]{one.status}[/]", one.name, text)
-    out.print(grid)
-    out.print()
-    out.print(_verdict(found))
+    draw(grid, "", _verdict(found))
 
 
 def _verdict(found: Sequence[Check]) -> str:

@@ -1,4 +1,4 @@
-"""Numbers and sizes as people read them, JSON as machines do, and the console both go to."""
+"""Numbers and sizes as people read them, JSON as machines do, and drawing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import RenderableType
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
@@ -19,11 +19,17 @@ def write_json(document: Any) -> None:
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n")
 
 
-def console() -> Console:
-    """The console that commands draw on: standard output, 80 columns wide where that is no terminal."""
+def draw(*parts: RenderableType) -> None:
+    """Print to standard output, 80 columns wide where that is no terminal, and then without blanks at lines' ends."""
     from rich.console import Console
 
-    return Console(highlight=False, emoji=False)
+    console = Console(highlight=False, emoji=False)
+    if console.is_terminal:
+        console.print(*parts, sep="\n")
+        return
+    with console.capture() as captured:
+        console.print(*parts, sep="\n")
+    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 
 
 def size(count: float) -> str:

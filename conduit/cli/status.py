@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from conduit.cli.output import console, counted, duration, rate, size
+from conduit.cli.output import counted, draw, duration, rate, size
 from conduit.errors import EngineNotFound
 from conduit.plane import inspect
 from conduit.plane.inspect import Cleaned, EngineStatus, ParticipantStatus, PolicyStatus, TableStatus
@@ -110,42 +110,38 @@ def show(seen: Sequence[Seen]) -> None:
     """Print engines for people."""
     from rich.padding import Padding
 
-    out = console()
-    if not seen:
-        out.print("No engines of this user.")
+    lines: list[RenderableType] = [] if seen else ["No engines of this user."]
     for index, one in enumerate(seen):
-        if index:
-            out.print()
-        out.print(_head(one.engine))
+        lines += [""] * (index > 0) + [_head(one.engine)]
         parts = [_table(table, one.rows_per_s.get(table.name)) for table in one.engine.tables]
         if one.engine.policies:
             parts.append(_policies(one.engine.policies))
         if one.engine.max_participants:
             parts.append(_participants(one))
         for part in parts:
-            out.print()
-            out.print(Padding(part, (0, 0, 0, 2), expand=False))
+            lines += ["", Padding(part, (0, 0, 0, 2), expand=False)]
+    draw(*lines)
 
 
 def _head(engine: EngineStatus) -> RenderableType:
+    from rich.console import Group
     from rich.markup import escape
+    from rich.padding import Padding
 
-    style = _STYLES[engine.state]
-    lines = [f"[bold]{escape(engine.name)}[/]  [{style}]{engine.state}[/]"]
     facts: list[str] = [engine.backing]
     if engine.bytes:
         facts.append(size(engine.bytes))
     if engine.created_ns:
         age = duration((time.time_ns() - engine.created_ns) / 1e9)
         facts.append(f"made {age} ago by process {engine.creator_pid}")
-    lines.append("  " + ", ".join(facts))
-    lines += [f"  {escape(line)}" for line in _remarks(engine)]
-    return "\n".join(lines)
+    lines = [", ".join(facts), *(escape(line) for line in _remarks(engine))]
+    head = f"[bold]{escape(engine.name)}[/]  [{_STYLES[engine.state]}]{engine.state}[/]"
+    return Group(head, Padding("\n".join(lines), (0, 0, 0, 2), expand=False))
 
 
 def _remarks(engine: EngineStatus) -> list[str]:
     name = engine.name
-    remarks = [engine.problem] if engine.problem else []
+    remarks = [f"{engine.problem[0].upper()}{engine.problem[1:]}."] if engine.problem else []
     if engine.state == "orphaned":
         remarks.append(f'The owner has died. Take it over with conduit.Engine.adopt("{name}").')
     elif engine.state == "dead" and engine.tables:
@@ -265,9 +261,8 @@ def show_cleaned(done: Sequence[Cleaned]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    out = console()
     if not done:
-        out.print("No engines of this user.")
+        draw("No engines of this user.")
         return
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
@@ -275,4 +270,4 @@ def show_cleaned(done: Sequence[Cleaned]) -> None:
     grid.add_column(overflow="fold")
     for one in done:
         grid.add_row("[green]removed[/]" if one.removed else "kept", f"[bold]{escape(one.name)}[/]", escape(one.why))
-    out.print(grid)
+    draw(grid)

@@ -94,6 +94,7 @@ class _Member:
         self.process: subprocess.Popen[bytes]
         self.reports: _Pipe
         self.output: _Pipe
+        self.pipes: tuple[_Pipe, ...] = ()
 
 
 class Crew:
@@ -170,7 +171,8 @@ class Crew:
         member.version = 0
         member.heard = time.monotonic()
         member.errors.clear()
-        for pipe in (member.reports, member.output):
+        member.pipes = (member.reports, member.output)
+        for pipe in member.pipes:
             self._selector.register(pipe.fd, selectors.EVENT_READ)
 
     @property
@@ -231,7 +233,8 @@ class Crew:
         self._note(f"actor {member.index} (pid {pid}) {how}; started again as pid {member.process.pid}", detail)
 
     def _forget(self, member: _Member) -> None:
-        for pipe in (member.reports, member.output):
+        pipes, member.pipes = member.pipes, ()
+        for pipe in pipes:
             self._selector.unregister(pipe.fd)
             os.close(pipe.fd)
 

@@ -122,6 +122,7 @@ class Learner:
                     self.history.trained_from = self._seconds
                     self._train(agent, policy)
                 self._sample()
+                self._display.show(self._view())
                 return self._result()
 
     def _train(self, agent: Agent, policy: conduit.PolicySlot) -> None:

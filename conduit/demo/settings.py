@@ -47,7 +47,7 @@ class Settings:
     capacity: int = 100_000
     learning_rate: float = 5e-4
     discount: float = 0.99
-    target_rate: float = 0.005
+    target_rate: float = 0.02
     max_grad_norm: float = 10.0
     rows_per_update: float = 2.0
     rows_per_version: int = 64

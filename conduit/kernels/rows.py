@@ -22,7 +22,7 @@ from numba.extending import intrinsic
 
 from conduit.jit import address, inner
 from conduit.kernels.plan import Output
-from conduit.store.atomics import copy_bytes, fence_full, peek_f64, peek_i64
+from conduit.store.atomics import copy_bytes, fence_full, peek_f64, peek_i64, prefetch
 
 D_FUNCTION, D_SOURCE, D_STRIDE, D_OUT, D_OUT_STRIDE, D_ELEMENTS, D_FACTOR, D_OFFSET, D_FOLLOWING = range(0, 72, 8)
 D_WORDS = 9
@@ -204,7 +204,12 @@ def _stream_rows(descriptor, index, slots, count):  # type: ignore[no-untyped-de
         slot = peek_i64(slots + 8 * i)
         x = source + stride * peek_i64(index + 8 * slot)
         y = out + 4 * elements * slot
+        coming = x
+        if i + 1 < count:
+            coming = source + stride * peek_i64(index + 8 * peek_i64(slots + 8 * (i + 1)))
         for j in range(0, elements, _LANES):
+            if j % 64 == 0:
+                prefetch(coming + j)
             _stream_16_bytes(y + 4 * j, x + j, factor, offset)
     # such stores are not ordered by a release: they must have left before anyone is told of the batch
     fence_full()

@@ -226,11 +226,7 @@ class Engine(Client):
     """The owner of a node's tables; also a client of them."""
 
     def __init__(self, segment: Segment) -> None:
-        try:
-            super().__init__(segment)
-        except BaseException:
-            segment.unlink()
-            raise
+        super().__init__(segment)
         # a forked child must not remove its parent's segment at exit
         self._finalizer = weakref.finalize(self, _unlink_in_owner, segment, os.getpid())
 
@@ -260,7 +256,12 @@ class Engine(Client):
             ConfigError, CapacityError: Bad options.
         """
         specs = {slot: describe(example) for slot, example in (policies or {}).items()}
-        return cls(segments.create(name, specify(dict(tables), specs, max_participants), backing))
+        segment = segments.create(name, specify(dict(tables), specs, max_participants), backing)
+        try:
+            return cls(segment)
+        except BaseException:
+            segment.unlink()
+            raise
 
     @classmethod
     def adopt(cls, name: str) -> Engine:
@@ -277,6 +278,7 @@ class Engine(Client):
                 f"Expected engine {name!r} to have lost its owner, but the owner is alive: attach instead"
             )
         engine = cls(segment)
+        segment.mark_open()
         engine.recover()
         return engine
 

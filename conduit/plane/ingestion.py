@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -23,12 +23,14 @@ from conduit.plane.append import generate_append
 from conduit.plane.placement import Placement, Pool, Request, place
 from conduit.plane.rows import Bare, Slab, Step
 from conduit.plane.stream import Autoreset, OnFull, Stream
-from conduit.plane.values import checked, flag, flags
+from conduit.plane.values import checked, flags
 from conduit.schema import Schema
 from conduit.store import objects
 from conduit.store.table import TableView
 from conduit.store.weights import PolicySlot
-from conduit.store.words import W_FIELD_COUNT, W_FIELDS, W_OBJECTS, W_PUBLISH_EVERY, W_VERSION
+from conduit.store.words import W_FIELD_COUNT, W_FIELDS, W_OBJECTS, W_PUBLISH_EVERY, W_STRICT, W_VERSION
+
+Array = np.ndarray[Any, Any]
 
 _LARGE = 1 << 16
 """Ticks of more bytes than this are copied without the interpreter lock."""
@@ -195,58 +197,73 @@ class Writer:
     # -- the exact path behind the generated append
 
     def _append_exactly(self, values: tuple[Any, ...], final: Any) -> None:
-        """Turn pages, convert values, keep final observations, explain."""
-        stream = self._stream
-        stream.check()
-        row = stream.here()
-        if self._store_row(self._words, values) < 0:
-            self._store(row, values)
-        if final is not None:
-            try:
-                self._keep_finals(row, final)
-            except BaseException:
-                stream.abort(stream.envs)
-                raise
-        lacking = stream.commit(1)
-        if lacking >= 0:
-            stream.refuse(lacking)
-
-    def _store(self, row: int, values: tuple[Any, ...]) -> None:
-        """Check every value, then store them all."""
+        """Turn pages, convert values, keep final observations, explain; all is checked before the page is turned."""
         stream = self._stream
         table, envs = stream.table, stream.envs
-        arrays = [checked(field, value, stream.lead) for field, value in zip(self._schema.fields, values, strict=False)]
-        terminated, truncated = values[-2:]
-        if self.num_envs is None:
-            ends = [np.full(1, flag(terminated, "terminated")), np.full(1, flag(truncated, "truncated"))]
-        else:
-            ends = [flags(terminated, envs, "terminated"), flags(truncated, envs, "truncated")]
-        target = row if self.num_envs is None else slice(row, row + envs)
-        for field, array in zip(self._schema.fields, arrays, strict=True):
-            table.columns[field.name][target] = array
-        table.terminated[row : row + envs] = ends[0]
-        table.truncated[row : row + envs] = ends[1]
+        stream.check()
+        code = self._store_row(self._words, values)
+        if code == objects.NEED_PAGE:
+            self._checked_finals(self._ended(values), final)
+            stream.here()
+            code = self._store_row(self._words, values)
+        stored = code >= 0
+        try:
+            if stored:
+                row = stream.here()
+                ends = [table.terminated[row : row + envs], table.truncated[row : row + envs]]
+            else:
+                arrays, ends = self._checked(values)
+            finals = self._checked_finals(np.flatnonzero(ends[0] | ends[1]).tolist(), final)
+            if not stored:
+                row = stream.here()
+                for field, array in zip(self._schema.fields, arrays, strict=True):
+                    table.columns[field.name][row : row + envs] = array
+                table.terminated[row : row + envs], table.truncated[row : row + envs] = ends
+            for env, observation in finals.items():
+                stream.keep_final(row + env, observation, row + envs)
+            stream.commit(1)
+        except BaseException:
+            stream.abort(envs)
+            raise
 
-    def _keep_finals(self, row: int, final: Any) -> None:
-        """Keep final observations of the environments of the tick at `row` that ended."""
-        stream, schema = self._stream, self._schema
-        stream.check_hands_over()
-        tick = slice(row, row + stream.envs)
-        ended = np.flatnonzero(stream.table.terminated[tick] | stream.table.truncated[tick]).tolist()
-        if self.num_envs is None:
-            if ended:
-                stream.keep_final(row, schema.flatten_observation(final))
-        elif isinstance(final, list) or (isinstance(final, np.ndarray) and final.dtype == object):
-            if len(final) != stream.envs:
-                raise FieldError(f"Expected {stream.envs} entries, one per environment, got {len(final)}", at="final")
+    def _checked(self, values: tuple[Any, ...]) -> tuple[list[Array], list[Array]]:
+        """A tick's values as arrays [*lead, *shape], and its flags as bool [envs]."""
+        stream = self._stream
+        arrays = [checked(field, value, stream.lead) for field, value in zip(self._schema.fields, values, strict=False)]
+        return arrays, [
+            flags(value, self.num_envs, name)
+            for name, value in zip(("terminated", "truncated"), values[-2:], strict=True)
+        ]
+
+    def _ended(self, values: tuple[Any, ...]) -> list[int]:
+        """Environments whose flags say that their episode ends."""
+        if values[-2] is False and values[-1] is False:
+            return []
+        ends = [flags(value, self.num_envs, "flag") for value in values[-2:]]
+        return np.flatnonzero(ends[0] | ends[1]).tolist()
+
+    def _checked_finals(self, ended: list[int], final: Any) -> dict[int, Mapping[str, Any]]:
+        """The final observations of the environments that ended, by environment."""
+        stream = self._stream
+        finals: dict[int, Mapping[str, Any]] = {}
+        if final is not None:
+            stream.check_hands_over()
+            if self.num_envs is None:
+                finals = {env: stream.checked_final(final) for env in ended}
+            elif isinstance(final, list) or (isinstance(final, np.ndarray) and final.dtype == object):
+                if len(final) != stream.envs:
+                    raise FieldError(
+                        f"Expected {stream.envs} entries, one per environment, got {len(final)}", at="final"
+                    )
+                finals = {env: stream.checked_final(final[env]) for env in ended if final[env] is not None}
+            else:
+                whole = stream.checked_final(final, stream.lead)
+                finals = {env: {name: array[env] for name, array in whole.items()} for env in ended}
+        if stream.words[W_STRICT // 8]:
             for env in ended:
-                if final[env] is not None:
-                    stream.keep_final(row + env, schema.flatten_observation(final[env]))
-        else:
-            flat = schema.flatten_observation(final)
-            whole = {name: checked(schema[name], value, stream.lead) for name, value in flat.items()}
-            for env in ended:
-                stream.keep_final(row + env, {name: array[env] for name, array in whole.items()})
+                if env not in finals:
+                    stream.refuse(env)
+        return finals
 
     # -- life
 

@@ -91,7 +91,7 @@ class _Staged(_Views):
     def _set_final(self, row: int, observation: Any) -> None:
         self._check()
         self._stream.check_hands_over()
-        self._stream.keep_final(row, self._stream.schema.flatten_observation(observation))
+        self._stream.keep_final(row, self._stream.checked_final(observation), self._row + self._rows)
 
     def _finish(self, ticks: int) -> int:
         """Commit; returns -1, or the row that lacks its final observation (nothing is committed then)."""
@@ -269,8 +269,12 @@ class Bare(_Views):
 
     def set_final(self, observation: Any, env: int = 0) -> None:
         """Keep the final observation of an environment that ends with the tick being written."""
-        self._stream.check_hands_over()
-        self._stream.keep_final(self.row + env, self._stream.schema.flatten_observation(observation))
+        stream = self._stream
+        stream.check_hands_over()
+        if not 0 <= env < stream.envs:
+            raise FieldError(f"Expected an environment from 0 to {stream.envs - 1}, got {env!r}", at="final")
+        row = self.row
+        stream.keep_final(row + env, stream.checked_final(observation), row + stream.envs)
 
     def close(self) -> None:
         """Hand the writer back to its other forms; idempotent."""

@@ -6,6 +6,7 @@ forms of writing (append, step, rollout, bare handle) cannot disagree. Only turn
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -39,6 +40,7 @@ from conduit.store.words import (
 
 Autoreset = Literal["next_step", "same_step", "disabled"]
 OnFull = Literal["wait", "raise"]
+Array = np.ndarray[Any, Any]
 
 
 class Stream:
@@ -80,9 +82,10 @@ class Stream:
         seat = table.check_open()
         self.num_envs = num_envs
         self.envs = num_envs or 1
-        table.layout.table.check_writer(self.envs)
         self.table = table
         self.schema = table.layout.schema
+        keeps = autoreset != "next_step" and bool(self.schema.observation_names)
+        table.layout.table.check_writer(self.envs, finals=keeps)
         self.lead = () if num_envs is None else (num_envs,)
         self.autoreset = autoreset
         self.hands_over = autoreset != "next_step"
@@ -96,7 +99,6 @@ class Stream:
         self.array = np.zeros(W_WORDS, np.int64)
         self.words = self.array.data
         self.address: int = self.array.ctypes.data
-        keeps = self.hands_over and bool(self.schema.observation_names)
         for offset, value in (
             (W_TABLE, table.address),
             (W_PAGE, -1),
@@ -175,7 +177,12 @@ class Stream:
         raise SpaceTimeout(f"{message} (waited {self._timeout} s)")
 
     def commit(self, ticks: int) -> int:
-        """Commit `ticks` ticks; returns -1, or the row (counted from the first) that lacks its final observation."""
+        """Commit `ticks` ticks; returns -1, or the row (counted from the first) that lacks its final observation.
+
+        Raises:
+            Closed, Forked: Writer, client or engine has closed since the rows were begun.
+        """
+        self._check_open()
         result = entry(writing.commit)(self.address, ticks)
         return -2 - result if result < -1 else -1
 
@@ -222,18 +229,26 @@ class Stream:
                 at="final",
             )
 
-    def keep_final(self, row: int, flat: Mapping[str, Any], behind: int) -> None:
-        """Keep the final observation of the uncommitted physical row.
+    def checked_final(self, observation: Any, lead: tuple[int, ...] = ()) -> dict[str, Array]:
+        """A nested final observation as {observation name: array [*lead, *shape]} of the fields' dtypes.
+
+        Raises:
+            FieldError: A key or value does not fit; the path begins with "final".
+        """
+        flat = self.schema.flatten_observation(observation)
+        return {name: checked(self.schema[name], value, lead, at=f"final.{name}") for name, value in flat.items()}
+
+    def keep_final(self, row: int, arrays: Mapping[str, Any], behind: int) -> None:
+        """Keep the final observation of an uncommitted physical row.
 
         Args:
             row: Physical row whose episode ends with it.
-            flat: {observation name: value [*shape]}.
+            arrays: From `checked_final`, for one row.
             behind: Physical row behind those that are being written.
 
         Raises:
-            FieldError: A value does not fit, or the page has no room left.
+            FieldError: The page has no room left.
         """
-        arrays = {name: checked(self.schema[name], value, ()) for name, value in flat.items()}
         kept = entry(writing.stage_final)(self.address, row, behind)
         if kept < 0:
             raise FieldError(
@@ -266,5 +281,5 @@ class Stream:
 
     def __del__(self) -> None:
         # not the writer's: a bare handle, step or rollout that outlives its writer still writes into the page
-        if hasattr(self, "address"):
+        if hasattr(self, "address") and not sys.is_finalizing():
             self.close()

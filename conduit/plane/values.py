@@ -16,97 +16,96 @@ MISSING: Any = object()
 """Default of every field's argument in `append`."""
 
 
-def checked(field: Field, value: Any, lead: tuple[int, ...]) -> Array:
+def checked(field: Field, value: Any, lead: tuple[int, ...], at: str | None = None) -> Array:
     """`value` as an array of the field's exact dtype and shape.
 
     Arrays and tensors must have the field's dtype, or one of the same kind where the field says `casting="same_kind"`.
-    Python numbers and sequences of them are taken by value: they must be representable.
+    numpy scalars, Python numbers and sequences of them are taken by value: they must be representable, floats up to
+    rounding. A bool is no number.
 
     Args:
         field: The field it is for.
         value: What came.
         lead: Leading axes in front of the field's shape, (num_envs,) for vector environments.
+        at: Path that errors name; default the field's name.
 
     Raises:
-        FieldError: Wrong dtype, shape or range, with the field's path.
+        FieldError: Wrong dtype, shape or range, with the path.
     """
+    at = field.name if at is None else at
     shape = (*lead, *field.shape)
     if value is MISSING:
-        raise FieldError("Expected a value for every field of the schema, got none for this one", at=field.name)
+        raise FieldError("Expected a value for every field of the schema, got none for this one", at=at)
     has_dtype = hasattr(value, "dtype")
     try:
         name = dtype_name(value.dtype) if has_dtype else ""
         array = as_array(value)
     except (TypeError, ValueError) as error:
         raise FieldError(
-            f"Expected `{field.dtype}` of shape {shape}, got {type(value).__name__}: {error}", at=field.name
+            f"Expected `{field.dtype}` of shape {shape}, got {type(value).__name__}: {error}", at=at
         ) from error
     if array.dtype.kind not in "biuf":
-        raise FieldError(f"Expected `{field.dtype}` of shape {shape}, got {_kind(value)}", at=field.name)
+        raise FieldError(f"Expected `{field.dtype}` of shape {shape}, got {_kind(value)}", at=at)
     if array.shape != shape:
-        raise FieldError(f"Expected shape {shape}, got {array.shape}", at=field.name)
+        raise FieldError(f"Expected shape {shape}, got {array.shape}", at=at)
     if has_dtype and name == field.dtype:
         return array
+    if name == "bfloat16":  # an array of its bits
+        array = from_bfloat16(array)
     wanted = np.dtype(np.float32 if field.dtype == "bfloat16" else field.numpy_dtype)
     if has_dtype and (field.casting == "no" or not np.can_cast(array.dtype, wanted, "same_kind")) and array.shape != ():
-        raise FieldError(
-            f"Expected `{field.dtype}`, got `{name}`: convert it with .astype({field.dtype!r})", at=field.name
-        )
-    return _by_value(field, array, wanted, value)
+        raise FieldError(f"Expected `{field.dtype}`, got `{name}`: convert it to {field.dtype}", at=at)
+    return _by_value(field, array, wanted, value, at)
 
 
 def _kind(value: Any) -> str:
     return f"`{value.dtype}`" if hasattr(value, "dtype") else type(value).__name__
 
 
-def _by_value(field: Field, array: Array, wanted: np.dtype[Any], value: Any) -> Array:
-    if wanted.kind in "iub":
-        if array.dtype.kind == "f" or (wanted.kind == "b") != (array.dtype.kind == "b"):
-            raise FieldError(f"Expected `{field.dtype}`, got {_kind(value)} {value!r}", at=field.name)
-        if (
-            wanted.kind != "b"
-            and array.size
-            and not (np.iinfo(wanted).min <= int(array.min()) and int(array.max()) <= np.iinfo(wanted).max)
-        ):
-            raise FieldError(f"Expected values that fit `{field.dtype}`, got {value!r}", at=field.name)
-        return array.astype(wanted)
-    if array.dtype.kind == "b":
-        raise FieldError(f"Expected `{field.dtype}`, got {_kind(value)} {value!r}", at=field.name)
-    with np.errstate(over="ignore"):
+def _by_value(field: Field, array: Array, wanted: np.dtype[Any], value: Any, at: str) -> Array:
+    if (wanted.kind == "b") != (array.dtype.kind == "b") or (wanted.kind in "iu" and array.dtype.kind == "f"):
+        raise FieldError(f"Expected `{field.dtype}`, got {_kind(value)} {value!r}", at=at)
+    if wanted.kind == "b":
+        return array
+    if wanted.kind in "iu":
+        bounds = np.iinfo(wanted)
+        fits = array.size == 0 or (bounds.min <= int(array.min()) and int(array.max()) <= bounds.max)
         result = array.astype(wanted)
-    if field.dtype == "bfloat16":
-        return to_bfloat16(result)
+    else:
+        with np.errstate(over="ignore"):
+            result = array.astype(wanted)
+        stored = result
+        if field.dtype == "bfloat16":
+            result = to_bfloat16(stored)
+            stored = from_bfloat16(result)
+        fits = bool((np.isfinite(stored) | ~np.isfinite(array)).all())
+    if not fits:
+        raise FieldError(f"Expected values that fit `{field.dtype}`, got {value!r}", at=at)
     return result
 
 
 def to_bfloat16(values: Array) -> Array:
     """float32 values as bfloat16 bits (uint16), rounded to nearest, ties to even."""
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    bits = np.asarray(values, np.float32).view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     return np.where(np.isnan(values), (bits >> np.uint32(16)) | np.uint32(64), rounded).astype(np.uint16)
 
 
-def flag(value: Any, name: str) -> bool:
-    """One bool for a single environment.
-
-    Raises:
-        FieldError: Not a bool.
-    """
-    if isinstance(value, bool | np.bool_):
-        return bool(value)
-    if hasattr(value, "dtype") and dtype_name(value.dtype) == "bool" and tuple(value.shape) == ():
-        return bool(value)
-    raise FieldError(f"Expected `bool`, got {_kind(value)} {value!r}", at=name)
+def from_bfloat16(bits: Array) -> Array:
+    """float32 values of bfloat16 bits (uint16); exact."""
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
-def flags(value: Any, num_envs: int, name: str) -> Array:
-    """Flags of a vector environment, bool [num_envs].
+def flags(value: Any, num_envs: int | None, name: str) -> Array:
+    """Flags of one tick, bool [num_envs], or bool [1] of a single environment; the object False stands for all False.
 
     Raises:
         FieldError: Another dtype or shape.
     """
-    return (
-        checked(Field(name=f"flag_{name}", dtype="bool"), value, (num_envs,))
-        if value is not False
-        else np.zeros(num_envs, bool)
-    )
+    lead = () if num_envs is None else (num_envs,)
+    if value is False:
+        return np.zeros(num_envs or 1, bool)
+    return checked(_FLAG, value, lead, at=name).reshape(-1)
+
+
+_FLAG = Field("flag", "bool")

@@ -114,7 +114,8 @@ class Table:
                 )
         else:
             wanted = self.num_envs * max(256, 16 * self.halo_ticks)
-            page_rows = max(rows // 256, min(wanted, rows // 16), self.halo_ticks + _MIN_TICKS)
+            least = self.num_envs * (2 * self.halo_ticks + _MIN_TICKS)
+            page_rows = max(rows // 256, min(wanted, rows // 16), least)
         # in bytes the page words count as well, so the bound is never passed; in rows one page more is made, since the
         # page being filled has just taken the place of the oldest
         pages = rows * per_row // (page_rows * per_row + LINE) if in_bytes else -(-rows // page_rows) + 1
@@ -131,18 +132,24 @@ class Table:
             )
         return pages, page_rows
 
-    def check_writer(self, num_envs: int) -> None:
+    def check_writer(self, num_envs: int, *, finals: bool = False) -> None:
         """Refuse a writer whose ticks do not fit this table's pages.
 
+        Args:
+            num_envs: Rows per tick.
+            finals: Whether each row may have a kept final observation beside it, those of the halo included.
+
         Raises:
-            CapacityError: A page holds fewer than a halo and four ticks of `num_envs` rows.
+            CapacityError: A page holds fewer than a halo (twice, with finals) and four ticks of `num_envs` rows.
         """
-        need = (self.halo_ticks + _MIN_TICKS) * num_envs
+        halo = self.halo_ticks * (2 if finals else 1)
+        need = (halo + _MIN_TICKS) * num_envs
         page_rows = self.geometry()[1]
         if need > page_rows:
+            what = f"{self.halo_ticks} ticks and as many final observations" if finals else f"{self.halo_ticks} ticks"
             raise CapacityError(
-                f"Expected pages of at least {need} rows for {num_envs} environments (a halo of {self.halo_ticks} ticks "
-                f"and {_MIN_TICKS} more), got {page_rows}: create the table with page_rows={16 * need} or num_envs={num_envs}"
+                f"Expected pages of at least {need} rows for {num_envs} environments (a halo of {what}, and {_MIN_TICKS} "
+                f"ticks more), got {page_rows}: create the table with page_rows={16 * need} or num_envs={num_envs}"
             )
 
 

@@ -42,7 +42,7 @@ from conduit.store.writing import _commit, _room
 Array = np.ndarray[Any, Any]
 
 NEED_PAGE = -(1 << 40)
-"""Result: no room in the page, or another form of writing is in progress; nothing was stored."""
+"""Result: the values fit, but the page has no room or another form of writing is in progress; nothing was stored."""
 REFUSED = -(1 << 41)
 """Result REFUSED - k: value k was not recognised; nothing was stored."""
 
@@ -233,8 +233,6 @@ def _put(field, row, value, envs, objects):  # type: ignore[no-untyped-def]
 @inner
 def _store_row(writer, values):  # type: ignore[no-untyped-def]
     envs = peek_i64(writer + W_ENVS)
-    if peek_i64(writer + W_BUSY) != 0 or _room(writer) < envs + peek_i64(writer + W_RESERVE):
-        return NEED_PAGE
     fields = peek_i64(writer + W_FIELDS)
     count = peek_i64(writer + W_FIELD_COUNT)
     objects = peek_i64(writer + W_OBJECTS)
@@ -242,6 +240,8 @@ def _store_row(writer, values):  # type: ignore[no-untyped-def]
     for k in range(count):
         if not _recognised(fields + 8 * _F_WORDS * k, peek_i64(items + 8 * k), objects):
             return REFUSED - k
+    if peek_i64(writer + W_BUSY) != 0 or _room(writer) < envs + peek_i64(writer + W_RESERVE):
+        return NEED_PAGE
     row = peek_i64(writer + W_BASE) + peek_i64(writer + W_LOCAL)
     for k in range(count):
         _put(fields + 8 * _F_WORDS * k, row, peek_i64(items + 8 * k), envs, objects)

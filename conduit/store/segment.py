@@ -97,6 +97,10 @@ class Segment:
         """Tell all attached processes that the engine is gone for good."""
         self.words[HEADER_CLOSED // 8] = 1
 
+    def mark_open(self) -> None:
+        """Take it back: the owner died while it closed, and somebody goes on with the segment."""
+        self.words[HEADER_CLOSED // 8] = 0
+
     def is_current(self) -> bool:
         """False when the name now leads to another segment or to none."""
         try:
@@ -128,10 +132,14 @@ class Segment:
             self.lock_fd = -1
 
 
+def _has_header(fd: int) -> bool:
+    return os.pread(fd, 8, HEADER_MAGIC) not in (b"", bytes(8))
+
+
 def _unfinished(fd: int) -> bool:
     """True when a segment has no header and no process is about to write one."""
     end = time.monotonic() + _GRACE
-    while os.pread(fd, 8, HEADER_MAGIC) in (b"", bytes(8)) and not held(fd):
+    while not _has_header(fd) and not held(fd):
         if time.monotonic() > end:
             return True
         time.sleep(_GRACE / 100)
@@ -144,24 +152,21 @@ def _require_free_name(name: str) -> None:
     Raises:
         EngineExists, Leftover: The name is taken by a living or by a dead engine.
     """
-    try:
-        fd = open_segment(name)
-    except EngineNotFound:
+    end = time.monotonic() + _GRACE
+    while True:
+        try:
+            fd = open_segment(name)
+        except EngineNotFound:
+            return
+        try:
+            begun, alive = _has_header(fd), held(fd)
+        finally:
+            os.close(fd)
+        if begun or time.monotonic() > end:
+            break
+        time.sleep(_GRACE / 100)  # it is being made, or removed: soon it is there or gone
+    if not begun and remove_if_dead(name)[0]:
         return
-    try:
-        unfinished = _unfinished(fd)
-    finally:
-        os.close(fd)
-    if unfinished and remove_if_dead(name)[0]:
-        return
-    try:
-        fd = open_segment(name)
-    except EngineNotFound:
-        return
-    try:
-        alive = held(fd)
-    finally:
-        os.close(fd)
     if alive:
         raise EngineExists(
             f"Expected the name {name!r} to be free, but an engine of this name is running: "

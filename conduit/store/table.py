@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, Self, TypeVar
 
@@ -254,4 +255,5 @@ class Lease:
         self.end()
 
     def __del__(self) -> None:
-        self.end()
+        if not sys.is_finalizing():  # the kernel ends it then
+            self.end()

@@ -362,7 +362,8 @@ def commit_and_turn(state):  # type: ignore[no-untyped-def]
     """
     writer = data_of(state)
     # no page (closed), or a full one behind which no other was free: there is no row that could have been assigned
-    if _room(writer) < peek_i64(writer + W_ENVS) + peek_i64(writer + W_RESERVE):
+    free = peek_i64(peek_i64(writer + W_TABLE) + T_ROWS) - peek_i64(writer + W_KEPT) - peek_i64(writer + W_LOCAL)
+    if peek_i64(writer + W_PAGE) < 0 or free < peek_i64(writer + W_ENVS) + peek_i64(writer + W_RESERVE):
         return BEYOND
     row = _commit(writer, 1)
     if row >= 0:

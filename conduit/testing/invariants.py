@@ -5,6 +5,7 @@ At rest means that nobody writes and that dead participants have been recovered.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from typing import Any
 
@@ -86,7 +87,7 @@ def anchor_ranges(view: TableView) -> dict[int, list[tuple[int, int, int]]]:
 def check_each_row_is_drawn_from_one_page(view: TableView) -> None:
     """No two pages may be sampled for the same tick of a stream."""
     for stream, ranges in anchor_ranges(view).items():
-        for (_, end, page), (first, _, following) in zip(ranges, ranges[1:], strict=False):
+        for (_, end, page), (first, _, following) in itertools.pairwise(ranges):
             assert end <= first, f"stream {stream}: pages {page} and {following} both hold ticks {first} to {end}"
 
 

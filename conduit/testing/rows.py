@@ -131,7 +131,9 @@ def find_torn_transitions(obs, after, action, reward, terminated, truncated, cou
         reached = peek_i64(following + 8)
         next_row = reached == number + 1
         kept_final = _end(number) != 0 and reached == -1 - number
-        if not (_is_whole(following) and peek_i64(following) == peek_i64(obs + _BYTES * i) and (next_row or kept_final)):
+        if not (
+            _is_whole(following) and peek_i64(following) == peek_i64(obs + _BYTES * i) and (next_row or kept_final)
+        ):
             poke_u8(torn + i, 1)
             bad += 1
     return bad

@@ -344,12 +344,24 @@ def run(name: str, seconds: float, seed: int) -> Report:
         crew.end()
         engine.recover()
         for place, key in enumerate(
-            ("written", "torn_before", "torn_after", "valid", "overwritten", "delivered", "redrawn", "leases", "leased_rows")
+            (
+                "written",
+                "torn_before",
+                "torn_after",
+                "valid",
+                "overwritten",
+                "delivered",
+                "redrawn",
+                "leases",
+                "leased_rows",
+            )
         ):
             setattr(report, key, int(crew.totals[place]))
         report.recovered = view.pages_recovered
         found = kinds(view)
-        report.pages = {kind: int((found == number).sum()) for number, kind in enumerate(("free", "init", "open", "sealed"))}
+        report.pages = {
+            kind: int((found == number).sum()) for number, kind in enumerate(("free", "init", "open", "sealed"))
+        }
         try:
             check_nothing_leaked(view)
             report.rows_at_end = check_proving_rows(view)

@@ -8,7 +8,6 @@ written before a group is timed.
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import os
 import signal
@@ -205,7 +204,7 @@ def flat_out() -> Iterator[Bar]:
         yield from _flat_out(envs)
 
 
-def _flat_out(envs: int | None, rounds: int = 14, phase: float = 0.35) -> Iterator[Bar]:
+def _flat_out(envs: int | None, seconds: float = 25.0, phase: float = 0.35) -> Iterator[Bar]:
     rng = np.random.default_rng()
     with subjects.engine(FLAT_OUT, num_envs=envs or 1) as (client, name), _Others() as others:
         writers = [
@@ -215,10 +214,11 @@ def _flat_out(envs: int | None, rounds: int = 14, phase: float = 0.35) -> Iterat
         for writer in writers:
             _hear(writer)
         with client.loader(subjects.TABLE, batch_size=FLAT_OUT.batch, seed=0, min_rows=FLAT_OUT.batch) as loader:
-            time.sleep(1.0)
+            time.sleep(2.5)  # the table fills, so that writers evict from now on
             speeds: dict[str, list[float]] = {"quiet": [], "busy": []}
             drawn = redrawn = 0
-            for _ in range(rounds):
+            cap = time.perf_counter() + seconds
+            while not _known(speeds, late=time.perf_counter() > cap):
                 for state, order in (("quiet", signal.SIGSTOP), ("busy", signal.SIGCONT)):
                     for writer in writers:
                         os.kill(writer.pid, order)
@@ -247,7 +247,7 @@ def _flat_out(envs: int | None, rounds: int = 14, phase: float = 0.35) -> Iterat
     )
     ok = share < 0.001 and broken == 0 and drawn > 0
     yield Bar(f"{what}: rows redrawn", f"{share:.4%} ({redrawn} of {drawn})", "< 0.1 %", ok, notes)
-    ratio = Spread.of(np.array(speeds["busy"]) / np.array(speeds["quiet"]))
+    ratio = _busy_share(speeds)
     cost = f"quiet {1e6 / Spread.of(speeds['quiet']).median:.1f} us, busy {1e6 / Spread.of(speeds['busy']).median:.1f} us of CPU per batch"
     yield at_least(
         f"{what}: loader per core-second",
@@ -258,9 +258,18 @@ def _flat_out(envs: int | None, rounds: int = 14, phase: float = 0.35) -> Iterat
     )
 
 
+def _busy_share(speeds: dict[str, list[float]]) -> Spread:
+    return Spread.of(np.array(speeds["busy"]) / np.array(speeds["quiet"]))
+
+
+def _known(speeds: dict[str, list[float]], *, late: bool) -> bool:
+    """Whether there are rounds enough: the ratio within 1.5 %, or no time left."""
+    count = len(speeds["busy"])
+    return count >= 3 and (late or (count >= 14 and _busy_share(speeds).uncertainty < 0.015))
+
+
 def _drain(loader: Any, seconds: float) -> tuple[int, float]:
     """Draws batches for `seconds` of wall time: how many, and the CPU seconds they took."""
-    gc.collect()
     until = time.perf_counter() + seconds
     count = 0
     cpu = time.process_time()

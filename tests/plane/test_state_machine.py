@@ -4,12 +4,12 @@ import itertools
 import os
 
 import numpy as np
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import conduit
-from conduit.errors import Busy, Closed, DataTimeout, FieldError, Overwritten
+from conduit.errors import Busy, Closed, ConfigError, DataTimeout, FieldError, Overwritten
 from conduit.sampling import uniform
 from conduit.sampling.uniform import S_PAGES, S_SNAPSHOT
 from conduit.store import words
@@ -46,9 +46,13 @@ def fields(serial):
     return {**observation(serial), "action": action, "reward": (serial / 4).astype(np.float32)}
 
 
+writers = st.integers(0, 3)
+
+# Shrinking runs the whole machine hundreds of times, longer than a test may take; the failing example is printed as it is.
+PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
+
+
 class TableMachine(RuleBasedStateMachine):
-    writers = Bundle("writers")
-    leases = Bundle("leases")
     numbers = itertools.count()
 
     @initialize(
@@ -56,8 +60,9 @@ class TableMachine(RuleBasedStateMachine):
         spare=st.integers(0, 7),
         pages=st.integers(4, 6),
         seed=st.integers(0, 3),
+        mode=st.sampled_from(MODES),
     )
-    def create(self, windows, spare, pages, seed):
+    def create(self, windows, spare, pages, seed, mode):
         stack, n_step = windows
         halo = stack - 1 + n_step
         rows = 2 * (2 * halo + 4) + spare
@@ -73,10 +78,11 @@ class TableMachine(RuleBasedStateMachine):
         self.serial = 0
         self.loader = self.engine.loader("replay", batch_size=16, min_rows=1, format="numpy", timeout=0.0, seed=seed)
         self.sampler = uniform.Uniform(0, pages)
+        self.open_writer(mode=mode, client=0, every=1)
 
     def teardown(self):
         if hasattr(self, "engine"):
-            for lease in self.held:
+            for lease, _ in self.held:
                 lease.end()
             for client in self.clients:
                 client.close()
@@ -90,8 +96,8 @@ class TableMachine(RuleBasedStateMachine):
 
     # -- writers
 
-    @precondition(lambda self: sum(stream.open for _, stream, _ in self.pairs) < 5)
-    @rule(target=writers, mode=st.sampled_from(MODES), client=st.integers(0, 1), every=st.sampled_from([1, 1, 1, 3]))
+    @precondition(lambda self: len(self.open_pairs()) < 4)
+    @rule(mode=st.sampled_from(MODES), client=st.integers(0, 1), every=st.sampled_from([1, 1, 1, 3]))
     def open_writer(self, mode, client, every):
         envs, autoreset, keep = mode
         writer = self.clients[client].writer(
@@ -104,28 +110,39 @@ class TableMachine(RuleBasedStateMachine):
         )
         stream = self.model.open(writer.stream, envs or 1, autoreset, keep, every)
         self.pairs.append((writer, stream, client))
-        return writer, stream
+
+    def open_pairs(self):
+        return [pair for pair in self.pairs if pair[1].open]
+
+    def pick(self, number):
+        """A writer that is open."""
+        pairs = self.open_pairs()
+        return pairs[number % len(pairs)][:2]
 
     def ended(self, stream, ends, tick, env):
         """What a writer says of one row: terminated, truncated."""
         number = (ends >> (2 * (tick * stream.envs + env) % 60)) & 7
         return number in (1, 3), number in (2, 3)
 
+    @precondition(open_pairs)
     @rule(
-        pair=writers,
+        number=writers,
         form=st.sampled_from(["append", "append", "lists", "step", "bare"]),
+        ticks=st.integers(1, 12),
         ends=st.integers(0, 2**60),
         handed=st.sampled_from(["array", "objects", "none"]),
         extra=st.booleans(),
     )
-    def write(self, pair, form, ends, handed, extra):
-        """One tick in any of the forms, with or without the final observations it should come with."""
-        writer, stream = pair
-        if not stream.open:
-            return
+    def write(self, number, form, ticks, ends, handed, extra):
+        """Ticks in any of the forms, with or without the final observations they should come with."""
+        writer, stream = self.pick(number)
+        for tick in range(ticks):
+            flags = [self.ended(stream, ends, tick, env) for env in range(stream.envs)]
+            self.write_tick(writer, stream, form, flags, handed, extra)
+
+    def write_tick(self, writer, stream, form, flags, handed, extra):
         lead = () if writer.num_envs is None else (writer.num_envs,)
         serials = self.serials(stream.envs)
-        flags = [self.ended(stream, ends, 0, env) for env in range(stream.envs)]
         over = [any(pair) for pair in flags]
         finals = self.serials(stream.envs).tolist() if handed != "none" and stream.explicit else [None] * stream.envs
         reserve = stream.envs if stream.explicit else 0
@@ -216,27 +233,33 @@ class TableMachine(RuleBasedStateMachine):
                     self.turned_late = True
                 assert bare.commit() >= bare.rows
 
+    @precondition(open_pairs)
     @rule(
-        pair=writers,
+        number=writers,
         ticks=st.integers(1, 4),
         ends=st.integers(0, 2**60),
         way=st.sampled_from(["commit", "commit", "commit", "abort", "forget"]),
     )
-    def rollout(self, pair, ticks, ends, way):
+    def rollout(self, number, ticks, ends, way):
         """Several ticks in place; `forget` leaves a final observation out, which is refused where it is insisted on."""
-        writer, stream = pair
-        if not stream.open:
-            return
+        writer, stream = self.pick(number)
         count = ticks * stream.envs
         tail = count if stream.explicit else 0
+        halo = (self.model.history + self.model.future) * stream.envs * (2 if stream.explicit else 1)
+        fits = count + tail + halo <= self.model.rows
         try:
             slab = writer.rollout(ticks, max_finals=tail)
+        except ConfigError as error:
+            assert not fits
+            assert f"page_rows={count + tail + halo}" in str(error)
+            return
         except Busy:
             try:
                 self.model.reserve(stream, count, tail)
             except Full:
                 return
             raise
+        assert fits
         self.model.reserve(stream, count, tail)
         lead = (ticks,) if writer.num_envs is None else (ticks, writer.num_envs)
         serials = self.serials(lead)
@@ -273,11 +296,10 @@ class TableMachine(RuleBasedStateMachine):
             self.model.commit(stream, row)
         self.model.after_commit(stream, ticks, stream.envs if stream.explicit else 0)
 
-    @rule(pair=writers)
-    def discard_step(self, pair):
-        writer, stream = pair
-        if not stream.open:
-            return
+    @precondition(open_pairs)
+    @rule(number=writers)
+    def discard_step(self, number):
+        writer, stream = self.pick(number)
         try:
             with writer.step() as row:
                 row.terminated[...] = True
@@ -288,12 +310,11 @@ class TableMachine(RuleBasedStateMachine):
         except Busy:
             pass
 
-    @rule(pair=writers, what=st.sampled_from(["dtype", "shape", "missing", "unknown", "flag", "final"]))
-    def refuse(self, pair, what):
+    @precondition(open_pairs)
+    @rule(number=writers, what=st.sampled_from(["dtype", "shape", "missing", "unknown", "flag", "final"]))
+    def refuse(self, number, what):
         """A call that brings something wrong changes nothing, not even the page."""
-        writer, stream = pair
-        if not stream.open:
-            return
+        writer, stream = self.pick(number)
         lead = () if writer.num_envs is None else (writer.num_envs,)
         values = fields(np.zeros(lead, int))
         ends = np.ones(lead, bool)
@@ -316,35 +337,34 @@ class TableMachine(RuleBasedStateMachine):
             return
         raise AssertionError("accepted what is wrong")
 
-    @rule(pair=writers)
-    def cut(self, pair):
-        writer, stream = pair
-        if stream.open:
-            writer.cut()
-            self.model.cut(stream)
+    @precondition(open_pairs)
+    @rule(number=writers)
+    def cut(self, number):
+        writer, stream = self.pick(number)
+        writer.cut()
+        self.model.cut(stream)
 
-    @rule(pair=writers)
-    def flush(self, pair):
-        writer, stream = pair
-        if stream.open:
-            writer.flush()
-            self.model.publish(stream)
+    @precondition(open_pairs)
+    @rule(number=writers)
+    def flush(self, number):
+        writer, stream = self.pick(number)
+        writer.flush()
+        self.model.publish(stream)
 
-    @rule(pair=writers, version=st.integers(0, 2**31 - 1))
-    def set_version(self, pair, version):
-        writer, stream = pair
-        if stream.open:
-            writer.version = version
-            stream.version = version
+    @precondition(open_pairs)
+    @rule(number=writers, version=st.integers(0, 2**31 - 1))
+    def set_version(self, number, version):
+        writer, stream = self.pick(number)
+        writer.version = version
+        stream.version = version
 
-    @rule(pair=writers)
-    def close_writer(self, pair):
-        writer, stream = pair
-        was_open = stream.open
+    @precondition(open_pairs)
+    @rule(number=writers)
+    def close_writer(self, number):
+        writer, stream = self.pick(number)
         writer.close()
         writer.close()
-        if was_open:
-            self.model.close(stream)
+        self.model.close(stream)
         try:
             writer.append(**fields(np.zeros(() if writer.num_envs is None else (writer.num_envs,), int)))
         except Closed:
@@ -354,7 +374,7 @@ class TableMachine(RuleBasedStateMachine):
     # -- leases and death
 
     @precondition(lambda self: len(self.held) < 4)
-    @rule(target=leases, client=st.integers(0, 1), page=st.integers(0, 5))
+    @rule(client=st.integers(0, 1), page=st.integers(0, 5))
     def take_lease(self, client, page):
         page %= len(self.model.pages)
         model = self.model.pages[page]
@@ -362,21 +382,18 @@ class TableMachine(RuleBasedStateMachine):
             lease = self.clients[client]._views["replay"].lease(page)
         except Overwritten:
             assert not model.is_live()
-            return None
+            return
         assert model.is_live()
         model.leases += 1
-        self.held.append(lease)
-        return lease, model, client, lease.column("obs").copy()
+        self.held.append((lease, lease.column("obs").copy()))
 
-    @rule(taken=leases)
-    def end_lease(self, taken):
-        if taken is None or taken[0] not in self.held:
-            return
-        lease, model, _, seen = taken
+    @precondition(lambda self: self.held)
+    @rule(number=st.integers(0, 3))
+    def end_lease(self, number):
+        lease, seen = self.held.pop(number % len(self.held))
         np.testing.assert_array_equal(lease.column("obs"), seen)
         lease.end()
-        self.held.remove(lease)
-        model.leases -= 1
+        self.model.pages[lease.page].leases -= 1
 
     @rule(client=st.integers(0, 1))
     def kill(self, client):
@@ -385,9 +402,9 @@ class TableMachine(RuleBasedStateMachine):
         self.clients[client]._participants.forget()
         dead = [stream for _, stream, owner in self.pairs if owner == client and stream.open]
         self.model.kill(dead)
-        for lease in [lease for lease in self.held if lease._table is view]:
-            self.model.pages[lease.page].leases -= 1
-            self.held.remove(lease)
+        for lease, _ in self.held:
+            self.model.pages[lease.page].leases -= lease._table is view
+        self.held = [pair for pair in self.held if pair[0]._table is not view]
         self.engine.recover()
         assert self.engine.recover() == 0
         self.clients[client] = conduit.attach(self.name)
@@ -497,4 +514,4 @@ class TableMachine(RuleBasedStateMachine):
 
 
 TestTable = TableMachine.TestCase
-TestTable.settings = settings(settings(), max_examples=60, stateful_step_count=40, deadline=None)
+TestTable.settings = settings(settings(), max_examples=60, stateful_step_count=40, phases=PHASES)

@@ -1,0 +1,498 @@
+"""SIGKILL at every instruction boundary of the protocol's paths, then recovery: no instant exists that leaks or tears."""
+
+import os
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+import conduit
+from conduit.jit import entry, kernel
+from conduit.plane.engine import Client, Engine
+from conduit.store import protocol, writing
+from conduit.store.atomics import peek_i64, poke_i64
+from conduit.store.layout import HAZARDS_PER_PARTICIPANT
+from conduit.store.locks import LOCK_PUBLISHERS, try_lock
+from conduit.store.table import TableView
+from conduit.store.words import (
+    FREE,
+    GENERATION_SHIFT,
+    INIT,
+    KEPT,
+    KIND_MASK,
+    LINE,
+    LINK_SHIFT,
+    OPEN,
+    PAGE_COMMITTED,
+    PAGE_ENDED,
+    PAGE_STATE,
+    PAGE_STREAM,
+    PAGE_TICK,
+    SEALED,
+    STARTING,
+    T_COLUMNS,
+    T_HAZARDS,
+    TABLE_DATA,
+    TABLE_SPACE,
+    W_BASE,
+    W_COUNTER,
+    W_ENV_STATE,
+    W_ENVS,
+    W_LOCAL,
+    W_OWNER,
+    W_PAGE,
+    W_PUBLISH_EVERY,
+    W_RESERVE,
+    W_STREAM,
+    W_TABLE,
+    W_TICK,
+    W_WORDS,
+)
+from conduit.testing import stepping
+from conduit.testing.invariants import (
+    anchor_ranges,
+    check_each_row_is_drawn_from_one_page,
+    check_every_page_can_be_claimed,
+    check_nothing_leaked,
+    hazards,
+    kinds,
+)
+from conduit.testing.stepping import begin, call_native_1, call_native_2, call_native_3, call_native_4, finish
+
+pytestmark = pytest.mark.skipif(bool(reason := stepping.why_not()), reason=str(reason))
+
+WORDS = 4
+PAGE_ROWS = 8
+SCHEMA = conduit.Schema([conduit.Field("obs", "int64", (WORDS,), observation=True)])
+ENGINE, CHILD, DEAD = 0, 1, 2
+
+# -- programs: compiled code that is killed. `at` is the address of their arguments, int64 words in the order of unpacking.
+
+
+@kernel("int64(int64)")
+def store_observation(writer):
+    """Write the observation of a writer's next row: four times its number in the table, stream * 1000 + tick."""
+    row = peek_i64(writer + W_BASE) + peek_i64(writer + W_LOCAL)
+    number = peek_i64(writer + W_STREAM) * 1000 + peek_i64(writer + W_TICK)
+    column = peek_i64(peek_i64(peek_i64(writer + W_TABLE) + T_COLUMNS))
+    for i in range(WORDS):
+        poke_i64(column + 8 * (WORDS * row + i), number)
+    return row
+
+
+@kernel("int64(int64)")
+def write(at):
+    """Claim a page, turn to it, write three rows in it, seal it."""
+    claim, turn, commit, seal = (peek_i64(at), peek_i64(at + 8), peek_i64(at + 16), peek_i64(at + 24))
+    table, writer, owner = peek_i64(at + 32), peek_i64(at + 40), peek_i64(at + 48)
+    begin()
+    page = call_native_3(claim, table, owner, 0)
+    call_native_2(turn, writer, page)
+    for _ in range(3):
+        store_observation(writer)
+        call_native_2(commit, writer, 1)
+    call_native_3(seal, table, page, 1)
+    finish()
+    return page
+
+
+@kernel("int64(int64)")
+def claim_carelessly(at):
+    """Claim without a look at the leases before the swap: the first page is given back."""
+    claim, table, owner = peek_i64(at), peek_i64(at + 8), peek_i64(at + 16)
+    begin()
+    page = call_native_3(claim, table, owner, 1)
+    finish()
+    return page
+
+
+@kernel("int64(int64)")
+def hold_and_let_go(at):
+    """Lease a page, end the lease."""
+    lease, end_lease, table, page = peek_i64(at), peek_i64(at + 8), peek_i64(at + 16), peek_i64(at + 24)
+    generation, hazard = peek_i64(at + 32), peek_i64(at + 40)
+    begin()
+    rows = call_native_4(lease, table, page, generation, hazard)
+    call_native_2(end_lease, table, hazard)
+    finish()
+    return rows
+
+
+@kernel("int64(int64)")
+def recover_dead(at):
+    """Take back the pages of a dead participant, then its leases."""
+    recover, clear, table = peek_i64(at), peek_i64(at + 8), peek_i64(at + 16)
+    dead, slots, count = peek_i64(at + 24), peek_i64(at + 32), peek_i64(at + 40)
+    begin()
+    pages = call_native_2(recover, table, dead)
+    call_native_2(clear, slots, count)
+    finish()
+    return pages
+
+
+@kernel("int64(int64)")
+def publish_weights(at):
+    """Write one version of the weights as PolicySlot.publish does."""
+    begin_copy, finish_copy = peek_i64(at), peek_i64(at + 8)
+    version, latest, value = peek_i64(at + 16), peek_i64(at + 24), peek_i64(at + 32)
+    array, count = peek_i64(at + 40), peek_i64(at + 48)
+    begin()
+    call_native_1(begin_copy, version)
+    for i in range(count):
+        poke_i64(array + 8 * i, value)
+    call_native_3(finish_copy, version, latest, value)
+    finish()
+    return value
+
+
+# -- scenarios: what stands in the table, what is killed, what must hold
+
+
+class StoreWriter:
+    """A writer of one environment, made of the store's words and kernels alone."""
+
+    def __init__(self, view: TableView) -> None:
+        seat = view.check_open()
+        self.view = view
+        self.stream = view.new_stream()
+        self.states = np.array([[STARTING, 0, 0]], np.int64)
+        self.words = np.zeros(W_WORDS, np.int64)
+        self.address = self.words.ctypes.data
+        for offset, value in (
+            (W_TABLE, view.address),
+            (W_PAGE, -1),
+            (W_ENVS, 1),
+            (W_RESERVE, 1),
+            (W_ENV_STATE, self.states.ctypes.data),
+            (W_STREAM, self.stream),
+            (W_OWNER, seat.number),
+            (W_COUNTER, seat.counter),
+            (W_PUBLISH_EVERY, 1),
+        ):
+            self.words[offset // 8] = value
+
+    def turn(self) -> int:
+        page = entry(protocol.claim)(self.view.address, int(self.words[W_OWNER // 8]), 0)
+        entry(writing.turn)(self.address, page)
+        return page
+
+    def write(self, count: int, *, ends: bool = False) -> None:
+        """Write rows; `ends` lets the last one end an episode and keeps its final observation."""
+        for left in range(count, 0, -1):
+            row = entry(store_observation)(self.address)
+            if ends and left == 1:
+                self.view.terminated[row] = True
+                kept = entry(writing.stage_final)(self.address, row, row + 1)
+                self.view.columns["obs"][kept] = -self.view.columns["obs"][row]
+            entry(writing.commit)(self.address, 1)
+
+    def seal(self, *, ended: bool) -> None:
+        entry(protocol.seal)(self.view.address, int(self.words[W_PAGE // 8]), ended)
+
+
+def check_rows(view: TableView) -> None:
+    """Every committed row is whole and stands where its stream's tick says, with the final observation it links to."""
+    obs = view.columns["obs"]
+    for page, words in enumerate(view.pages().tolist()):
+        if words[PAGE_STATE // 8] & KIND_MASK not in (OPEN, SEALED):
+            continue
+        start, count = page * PAGE_ROWS, words[PAGE_COMMITTED // 8]
+        assert 0 < count <= PAGE_ROWS
+        numbers = words[PAGE_STREAM // 8] * 1000 + words[PAGE_TICK // 8] + np.arange(count)
+        assert (obs[start : start + count] == numbers[:, None]).all(), f"page {page}: {obs[start : start + count]}"
+        links = view.meta["link"][start : start + count]
+        for row in np.flatnonzero(links & KEPT) + start:
+            assert (obs[row + (int(view.meta["link"][row]) >> LINK_SHIFT)] == -obs[row]).all(), f"final of row {row}"
+
+
+class Scene:
+    """An engine whose segment is put back to the same bytes before each kill."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.view: TableView = engine._views["replay"]
+        segment = engine._segment
+        self._bytes = segment.root[segment.layout.participants :]
+        # as if somebody waited for rows and for space, so that the system call to wake them is on the path
+        for event in (TABLE_DATA, TABLE_SPACE):
+            segment.words[(self.view.layout.control + event + 8) // 8] = 1
+        writer = StoreWriter(self.view)
+        for _ in range(3):
+            writer.turn()
+            writer.write(4)
+        writer.seal(ended=True)
+        self.keep()
+
+    def keep(self) -> None:
+        """Take the present bytes as those to go back to."""
+        self._pristine = self._bytes.copy()
+
+    def restore(self) -> None:
+        self._bytes[:] = self._pristine
+
+    def attach(self) -> tuple[Client, TableView]:
+        client = conduit.attach(self.engine.name)
+        return client, client._views["replay"]
+
+    def run(self, compiled: Callable[..., int], *arguments: int) -> None:
+        words = np.array(arguments, np.int64)
+        entry(compiled)(words.ctypes.data)
+
+    def at_death(self) -> str:
+        """What a death left, in words; the scene's `must_meet` are those that the kills have to come across."""
+        found = kinds(self.view)
+        leased = " leased" if np.count_nonzero(hazards(self.view)) else ""
+        return (
+            "+".join(name for kind, name in ((INIT, "init"), (OPEN, "open")) for _ in range((found == kind).sum()))
+            + leased
+        )
+
+    must_meet: frozenset[str] = frozenset()
+
+    def program(self) -> None:
+        """What the process does that is killed."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """What holds after its death."""
+        raise NotImplementedError
+
+
+class Writing(Scene):
+    """A writer in the middle of a stream takes its next page: the oldest, since none is free."""
+
+    written = 0
+    # "open+open": the new page is open and the old one not yet sealed; only a few instructions long
+    must_meet = frozenset({"open", "init+open", "open+open", ""})
+
+    def program(self) -> None:
+        client, view = self.attach()
+        writer = StoreWriter(view)
+        assert writer.turn() == 3
+        writer.write(4, ends=True)
+        functions = [stepping.native(one) for one in (protocol.claim, writing.turn, writing.commit, protocol.seal)]
+        self.run(write, *functions, view.address, writer.address, client._participants.number)
+
+    def check(self) -> None:
+        view = self.view
+        self.engine.recover()
+        assert self.engine.recover() == 0
+        check_nothing_leaked(view)
+        check_rows(view)
+        check_each_row_is_drawn_from_one_page(view)
+        pages = view.pages()
+        mine = pages[(pages[:, PAGE_STREAM // 8] == 1) & (kinds(view) == SEALED)]
+        written = int((mine[:, PAGE_TICK // 8] + mine[:, PAGE_COMMITTED // 8]).max())
+        # all that was committed is drawn, each row from one page, up to the last row since the stream has ended
+        ranges = anchor_ranges(view)[1]
+        assert [tick for first, end, _ in ranges for tick in range(first, end)] == list(range(written))
+        assert self.written <= written <= 7
+        self.written = written
+        check_every_page_can_be_claimed(view)
+
+
+class GivingBack(Scene):
+    """A writer claims the oldest page, finds that it is leased, gives it back, and takes the next."""
+
+    # the page that is open is another writer's
+    must_meet = frozenset({"open leased", "init+open leased"})
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        StoreWriter(self.view).turn()  # no page is free
+        self._lease = self.view.lease(0)
+        self._held = self.view.columns["obs"][:PAGE_ROWS].copy()
+        self.keep()
+
+    def restore(self) -> None:
+        super().restore()
+        self.view.columns["obs"][:PAGE_ROWS] = self._held
+
+    def program(self) -> None:
+        client, view = self.attach()
+        self.run(claim_carelessly, stepping.native(protocol.claim), view.address, client._participants.number)
+
+    def check(self) -> None:
+        view, seat = self.view, self.engine._participants
+        self.engine.recover()
+        found = kinds(view)
+        assert found[3] == OPEN
+        assert np.isin(found[:3], (FREE, SEALED)).all()
+        assert np.count_nonzero(hazards(view)) == 1
+        assert hazards(view)[ENGINE].max() == 1
+        claimed = [entry(protocol.claim)(view.address, seat.number, 0) for _ in range(3)]
+        assert sorted(claimed) == [-1, 1, 2], f"the leased page was handed out: {claimed}"
+        assert (view.columns["obs"][:PAGE_ROWS] == self._held).all()
+        hazards(view)[:] = 0
+        assert entry(protocol.claim)(view.address, seat.number, 0) == 0
+
+
+class Leasing(Scene):
+    """A reader takes a lease and ends it."""
+
+    must_meet = frozenset({"", " leased"})
+
+    def program(self) -> None:
+        client, view = self.attach()
+        functions = [stepping.native(one) for one in (protocol.lease, protocol.end_lease)]
+        generation = int(view.pages()[1, PAGE_STATE // 8]) >> GENERATION_SHIFT
+        self.run(hold_and_let_go, *functions, view.address, 1, generation, client._participants.take_hazard())
+
+    def check(self) -> None:
+        view = self.view
+        at_death = hazards(view)[CHILD]
+        assert np.count_nonzero(at_death) <= 1
+        assert at_death.max() in {0, 2}  # page 1
+        self.engine.recover()
+        check_nothing_leaked(view)
+        check_rows(view)
+        check_every_page_can_be_claimed(view)
+
+
+class Recovering(Scene):
+    """Somebody takes back what a dead participant left: a stream between two pages, a claimed page, leases."""
+
+    must_meet = frozenset({"init+open+open leased", "init+open leased", "open leased", " leased", ""})
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        with conduit.attach(engine.name) as first:
+            assert first._participants.number == CHILD
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    self._die(1)
+                finally:
+                    os._exit(1)
+            _, status = os.waitpid(pid, 0)
+            assert os.waitstatus_to_exitcode(status) == 0
+        assert (kinds(self.view) == [OPEN, INIT, SEALED, OPEN]).all()
+        assert np.count_nonzero(hazards(self.view)[DEAD]) == 2
+        self.keep()
+        self.outcome: list[int] | None = None
+
+    def _die(self, stream: int) -> None:
+        client, view = self.attach()
+        seat = client._participants
+        assert seat.number == DEAD
+        writer = StoreWriter(view)
+        assert writer.stream == stream
+        assert writer.turn() == 3
+        writer.write(4)
+        block = view.layout.blocks + 3 * LINE
+        before = client._segment.words[block // 8]
+        writer.turn()
+        # the old page as it was before its seal: what a death between the two leaves
+        client._segment.words[block // 8] = before
+        client._segment.words[(block + PAGE_ENDED) // 8] = 0
+        assert entry(protocol.claim)(view.address, seat.number, 0) == 1
+        for page in (2, 3):
+            generation = int(view.pages()[page, PAGE_STATE // 8]) >> GENERATION_SHIFT
+            entry(protocol.lease)(view.address, page, generation, seat.take_hazard())
+        os._exit(0)
+
+    def program(self) -> None:
+        client, view = self.attach()
+        assert client._participants.number == CHILD
+        assert try_lock(client._segment.lock_fd, DEAD)
+        functions = [stepping.native(one) for one in (protocol.recover, protocol.clear_hazards)]
+        slots = int(view.descriptor[T_HAZARDS // 8]) + 8 * HAZARDS_PER_PARTICIPANT * DEAD
+        self.run(recover_dead, *functions, view.address, DEAD, slots, HAZARDS_PER_PARTICIPANT)
+
+    def check(self) -> None:
+        view = self.view
+        self.engine.recover()
+        check_nothing_leaked(view)
+        check_rows(view)
+        assert (kinds(view) == [FREE, FREE, SEALED, SEALED]).all()
+        # as if nobody had died over it: the stream ends in its old page, and its four rows are drawn from there
+        assert anchor_ranges(view)[1] == [(0, 4, 3)]
+        check_every_page_can_be_claimed(view)
+
+
+class Publishing(Scene):
+    """A learner publishes the third version of the weights."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self._slot = engine.policy("policy")
+        for version in (1, 2):
+            assert self._slot.publish({"w": np.full(8, version)}) == version
+        self._slot.close()
+        self.keep()
+
+    def program(self) -> None:
+        client, _ = self.attach()
+        segment = client._segment
+        layout = segment.layout.policies["policy"]
+        assert try_lock(segment.lock_fd, LOCK_PUBLISHERS)
+        functions = [stepping.native(one) for one in (protocol.begin_copy, protocol.finish_copy)]
+        copy = segment.base + layout.copies[3 % 3]
+        arguments = (copy, segment.base + layout.control, 3, copy + layout.offsets[0], 8)
+        self.run(publish_weights, *functions, *arguments)
+
+    def check(self) -> None:
+        with conduit.attach(self.engine.name) as reader:
+            slot = reader.policy("policy")
+            weights = slot.poll()
+            assert weights is not None
+            assert weights.version in {2, 3}
+            assert (weights.arrays["w"] == weights.version).all()
+            following = slot.publish({"w": np.full(8, 77)})
+            assert following == weights.version + 1
+            with conduit.attach(self.engine.name) as other:
+                again = other.policy("policy").poll()
+                assert again is not None
+                assert again.version == following
+                assert (again.arrays["w"] == 77).all()
+
+
+@pytest.fixture
+def engine(engine_name) -> Iterator[Engine]:
+    table = conduit.Table(SCHEMA, capacity=3 * PAGE_ROWS, page_rows=PAGE_ROWS, max_stack=2)
+    weights = {"policy": {"w": np.zeros(8, np.int64)}}
+    with Engine.create(engine_name, {"replay": table}, policies=weights, max_participants=3) as made:
+        assert made._views["replay"].layout.pages == 4
+        for compiled in (store_observation, write, claim_carelessly, hold_and_let_go, recover_dead, publish_weights):
+            entry(compiled)
+        yield made
+
+
+SCENES = {
+    "claim, turn, commit, seal": (Writing, 23),
+    "give back": (GivingBack, 11),
+    "lease and its end": (Leasing, 3),
+    "recovery": (Recovering, 11),
+    "weights": (Publishing, 1),
+}
+"""Each with the step between the boundaries that the normal run takes, from a random one on."""
+
+
+@pytest.mark.parametrize("boundaries", ["some", pytest.param("all", marks=pytest.mark.torture)])
+@pytest.mark.parametrize("name", SCENES)
+def test_a_death_at_any_instruction_leaks_nothing_and_tears_nothing(engine, name, boundaries, record_property):
+    kind, step = SCENES[name]
+    step = step if boundaries == "some" else 1
+    scene = kind(engine)
+    boundary = random.randrange(step)
+    killed = 0
+    met = Counter[str]()
+    complete = False
+    while not complete:
+        scene.restore()
+        taken = stepping.Traced(scene.program).kill_after(boundary)
+        complete = taken < boundary
+        killed += not complete
+        met[scene.at_death()] += 1
+        try:
+            scene.check()
+        except AssertionError as error:
+            error.add_note(f"killed after {taken} instructions")
+            raise
+        boundary += step
+    record_property("boundaries", killed)
+    print(f"{name}: killed at {killed} boundaries, of {taken}; met at death: {dict(met)}")
+    if step == 1:
+        assert met.keys() >= scene.must_meet
