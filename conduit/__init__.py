@@ -17,6 +17,10 @@ from conduit import errors as errors
 from conduit.kernels.transforms import Transform as Transform
 from conduit.kernels.transforms import cast as cast
 from conduit.kernels.transforms import scale as scale
+from conduit.kernels.windows import Episode as Episode
+from conduit.kernels.windows import Rollout as Rollout
+from conduit.kernels.windows import Sequence as Sequence
+from conduit.kernels.windows import Transition as Transition
 from conduit.plane.batch import Batch as Batch
 from conduit.plane.delivery import Delivery as Delivery
 from conduit.plane.delivery import Loader as Loader
@@ -42,15 +46,19 @@ __all__ = [
     "CommitEvery",
     "Delivery",
     "Engine",
+    "Episode",
     "Field",
     "Ingestion",
     "Loader",
     "Placement",
     "PolicySlot",
     "Pool",
+    "Rollout",
     "Schema",
+    "Sequence",
     "Table",
     "Transform",
+    "Transition",
     "Weights",
     "Writer",
     "__version__",

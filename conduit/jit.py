@@ -32,6 +32,7 @@ KERNEL_MODULES = (
     "conduit.store.objects",
     "conduit.kernels.philox",
     "conduit.kernels.rows",
+    "conduit.kernels.resolve",
     "conduit.kernels.cpu",
     "conduit.sampling.uniform",
     "conduit.testing.rows",

@@ -12,7 +12,7 @@ job's row, following row, page and generation of each listed slot.
 from __future__ import annotations
 
 from conduit.jit import inner, kernel
-from conduit.kernels.rows import D_FOLLOWING, D_FUNCTION, D_SOURCE, D_STRIDE, D_WORDS
+from conduit.kernels.rows import D_FUNCTION, D_INDEX, D_SOURCE, D_STRIDE, D_WORDS
 from conduit.store.atomics import (
     call_4,
     call_5,
@@ -44,6 +44,7 @@ from conduit.store.words import (
     J_BLOCK,
     J_DRAW,
     J_DRAW_STATE,
+    J_WINDOW,
     J_OPERATIONS,
     J_OPERATION_COUNT,
     J_ROWS,
@@ -55,14 +56,12 @@ from conduit.store.words import (
     J_VERSIONS,
     J_EPISODES,
     J_STEPS,
-    J_TERMINATED,
-    J_TRUNCATED,
     J_REDRAWN,
-) = range(0, 152, 8)
-"""Words of a job: the table descriptor; rows per batch and per block; the sampler's function and state;
-operations (descriptors back to back); scratch int64 [batch] for rows, following rows, pages, generations and open slots;
-outputs int64 [batch] ids, versions, episodes, steps and bool [batch] flags; a count of rows drawn again."""
-J_WORDS = 19
+) = range(0, 144, 8)
+"""Words of a job: the table descriptor; rows per batch and per block; the sampler's function and state; the window
+(kernels.resolve); operations (descriptors back to back); scratch int64 [batch] for rows, following rows, pages, generations and open slots;
+outputs int64 [batch] ids, versions, episodes, steps; a count of rows drawn again."""
+J_WORDS = 18
 
 ROW_BITS = 40
 """A row id is generation << 40 | physical row: 2^40 rows, and a generation that repeats after 2^23 reuses of a page."""
@@ -80,7 +79,11 @@ def ask_for(job, slots, count):  # type: ignore[no-untyped-def]
     """
     operation = peek_i64(job + J_OPERATIONS)
     for _ in range(peek_i64(job + J_OPERATION_COUNT)):
-        index = peek_i64(job + (J_ROWS if peek_i64(operation + D_FOLLOWING) == 0 else J_FOLLOWING))
+        index = peek_i64(operation + D_INDEX)
+        if index != peek_i64(job + J_ROWS) and index != peek_i64(job + J_FOLLOWING):
+            # rows of stacks and sequences lie side by side and are long enough for the hardware's own prefetch
+            operation += 8 * D_WORDS
+            continue
         source = peek_i64(operation + D_SOURCE)
         stride = peek_i64(operation + D_STRIDE)
         crosses = 64 % stride != 0
@@ -98,8 +101,7 @@ def _gather(job, slots, count):  # type: ignore[no-untyped-def]
     operations = peek_i64(job + J_OPERATIONS)
     for k in range(peek_i64(job + J_OPERATION_COUNT)):
         operation = operations + 8 * D_WORDS * k
-        which = J_ROWS if peek_i64(operation + D_FOLLOWING) == 0 else J_FOLLOWING
-        call_4(peek_i64(operation + D_FUNCTION), operation, peek_i64(job + which), slots, count)
+        call_4(peek_i64(operation + D_FUNCTION), operation, slots, count, 0)
 
 
 @inner
@@ -111,14 +113,11 @@ def _write_meta(job, table, slots, count):  # type: ignore[no-untyped-def]
         page = peek_i64(peek_i64(job + J_PAGES) + 8 * slot)
         generation = peek_i64(peek_i64(job + J_GENERATIONS) + 8 * slot)
         meta = metas + META_BYTES * row
-        flags = peek_u32(meta + 12)
         stream = load_relaxed(block_of(table, page) + PAGE_STREAM)
         poke_i64(peek_i64(job + J_IDS) + 8 * slot, ((generation & _GENERATION_MASK) << ROW_BITS) | row)
         poke_i64(peek_i64(job + J_VERSIONS) + 8 * slot, peek_i32(meta))
         poke_i64(peek_i64(job + J_STEPS) + 8 * slot, peek_i32(meta + 4))
         poke_i64(peek_i64(job + J_EPISODES) + 8 * slot, (stream << 32) | peek_u32(meta + 8))
-        poke_u8(peek_i64(job + J_TERMINATED) + slot, flags & 1)
-        poke_u8(peek_i64(job + J_TRUNCATED) + slot, (flags >> 1) & 1)
 
 
 @inner

@@ -1,9 +1,10 @@
 """Row operations: copy or convert the rows that a job lists into the slots of a batch.
 
-Each operation is a C function `op(descriptor, index, slots, count) -> 0`, compiled for one row size or one pair of
-dtypes, and called through its address, so that one delivery kernel serves every plan without recompiling:
+Each operation is a C function `op(descriptor, slots, count, 0) -> 0`, compiled for one row size or one pair of dtypes, and
+called through its address, so that one delivery kernel serves every plan without recompiling. A slot has one or more lanes
+(the frames of a stack, the steps of a sequence), each a row number in the operation's index; -1 gives zeros:
 
-    for i in range(count): slot = slots[i]; out[slot] = f(column[index[slot]])
+    for slot in slots: for lane in range(lanes): out[slot, lane] = f(column[index[slot, lane]])
 
 `descriptor` is int64 [D_WORDS]. The row size is a constant of the compiled copy: short rows become a few vector moves, long
 ones a call of the C library's copy, which is as fast as memory.
@@ -22,10 +23,10 @@ from numba.extending import intrinsic
 
 from conduit.jit import address, inner
 from conduit.kernels.plan import Output
-from conduit.store.atomics import copy_bytes, fence_full, peek_f64, peek_i64, prefetch
+from conduit.store.atomics import copy_bytes, fence_full, peek_f64, peek_i64, prefetch, zero_bytes
 
-D_FUNCTION, D_SOURCE, D_STRIDE, D_OUT, D_OUT_STRIDE, D_ELEMENTS, D_FACTOR, D_OFFSET, D_FOLLOWING = range(0, 72, 8)
-D_WORDS = 9
+D_FUNCTION, D_SOURCE, D_STRIDE, D_OUT, D_OUT_STRIDE, D_ELEMENTS, D_FACTOR, D_OFFSET, D_INDEX, D_LANES = range(0, 80, 8)
+D_WORDS = 10
 
 _SIGNATURE = "int64(int64, int64, int64, int64)"
 _LANES = 16
@@ -151,13 +152,21 @@ _EXACT_IN_FLOAT32 = {"bool", "int8", "uint8", "int16", "uint16", "float16", "bfl
 
 
 def _copier(row_bytes: int) -> Callable[..., int]:
-    def copy_rows(descriptor, index, slots, count):  # type: ignore[no-untyped-def]
+    def copy_rows(descriptor, slots, count, unused):  # type: ignore[no-untyped-def]
         source = peek_i64(descriptor + D_SOURCE)
         stride = peek_i64(descriptor + D_STRIDE)
         out = peek_i64(descriptor + D_OUT)
+        index = peek_i64(descriptor + D_INDEX)
+        lanes = peek_i64(descriptor + D_LANES)
         for i in range(count):
-            slot = peek_i64(slots + 8 * i)
-            copy_bytes(out + row_bytes * slot, source + stride * peek_i64(index + 8 * slot), row_bytes)
+            slot = peek_i64(slots + 8 * i) * lanes
+            for lane in range(lanes):
+                row = peek_i64(index + 8 * (slot + lane))
+                target = out + row_bytes * (slot + lane)
+                if row < 0:
+                    zero_bytes(target, row_bytes)
+                else:
+                    copy_bytes(target, source + stride * row, row_bytes)
         return 0
 
     return copy_rows
@@ -169,7 +178,7 @@ def _converter(source_dtype: str, dtype: str, affine: bool) -> Callable[..., int
     narrow = source_dtype in _EXACT_IN_FLOAT32 and dtype != "float64"
     work = float32 if narrow else float64
 
-    def convert_rows(descriptor, index, slots, count):  # type: ignore[no-untyped-def]
+    def convert_rows(descriptor, slots, count, unused):  # type: ignore[no-untyped-def]
         source = peek_i64(descriptor + D_SOURCE)
         stride = peek_i64(descriptor + D_STRIDE)
         out = peek_i64(descriptor + D_OUT)
@@ -177,22 +186,29 @@ def _converter(source_dtype: str, dtype: str, affine: bool) -> Callable[..., int
         elements = peek_i64(descriptor + D_ELEMENTS)
         factor = work(peek_f64(descriptor + D_FACTOR))
         offset = work(peek_f64(descriptor + D_OFFSET))
+        index = peek_i64(descriptor + D_INDEX)
+        lanes = peek_i64(descriptor + D_LANES)
         for i in range(count):
-            slot = peek_i64(slots + 8 * i)
-            x = source_pointer(source + stride * peek_i64(index + 8 * slot))
-            y = out_pointer(out + out_stride * slot)
-            if affine:
-                for j in range(elements):
-                    y[j] = write(work(read(x[j])) * factor + offset)
-            else:
-                for j in range(elements):
-                    y[j] = write(read(x[j]))
+            slot = peek_i64(slots + 8 * i) * lanes
+            for lane in range(slot, slot + lanes):
+                row = peek_i64(index + 8 * lane)
+                if row < 0:
+                    zero_bytes(out + out_stride * lane, out_stride)
+                    continue
+                x = source_pointer(source + stride * row)
+                y = out_pointer(out + out_stride * lane)
+                if affine:
+                    for j in range(elements):
+                        y[j] = write(work(read(x[j])) * factor + offset)
+                else:
+                    for j in range(elements):
+                        y[j] = write(read(x[j]))
         return 0
 
     return convert_rows
 
 
-def _stream_rows(descriptor, index, slots, count):  # type: ignore[no-untyped-def]
+def _stream_rows(descriptor, slots, count, unused):  # type: ignore[no-untyped-def]
     """Scaled bytes to float32, stored past the caches; rows must be a multiple of 16 elements and outputs 64-byte aligned."""
     source = peek_i64(descriptor + D_SOURCE)
     stride = peek_i64(descriptor + D_STRIDE)
@@ -200,17 +216,27 @@ def _stream_rows(descriptor, index, slots, count):  # type: ignore[no-untyped-de
     elements = peek_i64(descriptor + D_ELEMENTS)
     factor = float32(peek_f64(descriptor + D_FACTOR))
     offset = float32(peek_f64(descriptor + D_OFFSET))
+    index = peek_i64(descriptor + D_INDEX)
+    lanes = peek_i64(descriptor + D_LANES)
     for i in range(count):
-        slot = peek_i64(slots + 8 * i)
-        x = source + stride * peek_i64(index + 8 * slot)
-        y = out + 4 * elements * slot
-        coming = x
-        if i + 1 < count:
-            coming = source + stride * peek_i64(index + 8 * peek_i64(slots + 8 * (i + 1)))
-        for j in range(0, elements, _LANES):
-            if j % 64 == 0:
-                prefetch(coming + j)
-            _stream_16_bytes(y + 4 * j, x + j, factor, offset)
+        slot = peek_i64(slots + 8 * i) * lanes
+        for lane in range(slot, slot + lanes):
+            row = peek_i64(index + 8 * lane)
+            y = out + 4 * elements * lane
+            if row < 0:
+                zero_bytes(y, 4 * elements)
+                continue
+            x = source + stride * row
+            coming = row
+            if lane + 1 < slot + lanes:
+                coming = peek_i64(index + 8 * (lane + 1))
+            elif i + 1 < count:
+                coming = peek_i64(index + 8 * lanes * peek_i64(slots + 8 * (i + 1)))
+            ahead = source + stride * coming
+            for j in range(0, elements, _LANES):
+                if j % 64 == 0:
+                    prefetch(ahead + j)
+                _stream_16_bytes(y + 4 * j, x + j, factor, offset)
     # such stores are not ordered by a release: they must have left before anyone is told of the batch
     fence_full()
     return 0
@@ -229,19 +255,20 @@ def _convert_address(source_dtype: str, dtype: str, affine: bool) -> int:
 def _can_stream(output: Output, batch_size: int) -> bool:
     """True for large scaled images: their batch fits no cache, so reading its lines before writing them is wasted."""
     transform, elements = output.transform, output.row_bytes // 4
-    large = output.row_bytes * batch_size >= _STREAM_BYTES
+    large = output.row_bytes * output.lane_count * batch_size >= _STREAM_BYTES
     kind = output.field.dtype in ("uint8", "bool") and transform.dtype == "float32" and transform.is_affine
     return kind and large and elements % _LANES == 0
 
 
-def describe(output: Output, source: int, stride: int, out: int, batch_size: int) -> np.ndarray[Any, Any]:
+def describe(output: Output, source: int, stride: int, out: int, index: int, batch_size: int) -> np.ndarray[Any, Any]:
     """The descriptor of an output's operation.
 
     Args:
         output: What is to be made.
         source: Address of the column's row 0.
         stride: Bytes from one row of the column to the next.
-        out: Address of the output array, C-contiguous [batch_size, *shape], a multiple of 64.
+        out: Address of the output array, C-contiguous [batch_size, *lanes, *shape], a multiple of 64.
+        index: Address of the row numbers, int64 [batch_size, *lanes]; -1 gives zeros.
         batch_size: Rows of a batch.
     """
     transform = output.transform
@@ -255,5 +282,5 @@ def describe(output: Output, source: int, stride: int, out: int, batch_size: int
     words = np.zeros(D_WORDS, np.int64)
     words[:6] = function, source, stride, out, output.row_bytes, elements
     words[6:8].view(np.float64)[:] = transform.factor, transform.offset
-    words[8] = output.following
+    words[8:] = index, output.lane_count
     return words

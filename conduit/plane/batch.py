@@ -9,11 +9,13 @@ from typing import Any, Literal
 import numpy as np
 
 from conduit.jit import entry
-from conduit.kernels import cpu
-from conduit.kernels.plan import FLAGS, Plan
+from conduit.kernels import cpu, resolve
+from conduit.kernels.plan import Plan
+from conduit.kernels.resolve import describe_window
 from conduit.kernels.rows import D_WORDS, describe
+from conduit.kernels.windows import Transition, lanes
 from conduit.schema import Schema
-from conduit.store.layout import align, row_stride
+from conduit.store.layout import align
 from conduit.store.table import TableView
 
 Array = np.ndarray[Any, Any]
@@ -99,6 +101,63 @@ def _as_bfloat16(value: Any) -> Any:
     return value.view(torch.bfloat16)
 
 
+class Scratch:
+    """Row numbers and page words of the batch being made, shared by a loader's buffers.
+
+    Attributes:
+        index: {rows of an output: int64 [batch_size, *lanes]}.
+        addresses: Addresses of the index arrays that a window fills, by its words (kernels.resolve.V_*).
+        ages: int64 [AGES], rows refused as too old, by age.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        size = plan.batch_size
+        stack = plan.window.stack if isinstance(plan.window, Transition) else 1
+        shapes: dict[str, tuple[int, ...]] = {
+            "anchor": (),
+            "following": (),
+            "stack": (stack,),
+            "following_stack": (stack,),
+        }
+        shapes["lanes"] = lanes(plan.window)
+        self.index = {name: np.zeros((size, *shape), np.int64) for name, shape in shapes.items()}
+        self.pages, self.generations, self.slots = np.zeros((3, size), np.int64)
+        self.ages = np.zeros(resolve.AGES, np.int64)
+        self.addresses = {
+            resolve.V_FOLLOWING: self.index["following"].ctypes.data,
+            resolve.V_STACKED: self.index["stack"].ctypes.data,
+            resolve.V_FOLLOWING_STACKED: self.index["following_stack"].ctypes.data,
+            resolve.V_LANES: self.index["lanes"].ctypes.data,
+            resolve.V_AGES: self.ages.ctypes.data,
+        }
+
+
+_MADE = {
+    "reward": resolve.V_RETURN,
+    "discount": resolve.V_DISCOUNT,
+    "n_steps": resolve.V_USED,
+    "lengths": resolve.V_USED,
+    "terminated": resolve.V_TERMINATED,
+    "truncated": resolve.V_TRUNCATED,
+    "is_first": resolve.V_IS_FIRST,
+    "mask": resolve.V_MASK,
+    "loss_mask": resolve.V_LOSS_MASK,
+}
+
+
+def _made(plan: Plan, at: dict[str, int]) -> dict[int, int]:
+    """Addresses of the arrays that the window makes, by its words."""
+    return {_MADE[item.name]: at[item.name] for item in plan.computed}
+
+
+def _reward(table: TableView, plan: Plan) -> tuple[int, int]:
+    """Address and row stride of the reward column, or zeros where the window sums no rewards."""
+    if all(item.name != "reward" for item in plan.computed):
+        return 0, 0
+    column = table.columns["reward"]
+    return column.ctypes.data, column.strides[0]
+
+
 class Buffer:
     """Memory for one batch, with the job that fills it.
 
@@ -106,10 +165,10 @@ class Buffer:
     alive, and so does every view of it, so reference counts tell the truth without any bookkeeping by users.
     """
 
-    def __init__(self, table: TableView, plan: Plan, scratch: Array, sampler: Any, block: int) -> None:
+    def __init__(self, table: TableView, plan: Plan, scratch: Scratch, sampler: Any, block: int) -> None:
         size = plan.batch_size
-        spans = [(output.name, output.numpy_dtype, (size, *output.field.shape)) for output in plan.outputs]
-        spans += [(name, np.dtype(bool), (size,)) for name in FLAGS]
+        spans = [(item.name, item.numpy_dtype, (size, *item.lanes, *item.field.shape)) for item in plan.outputs]
+        spans += [(item.name, np.dtype(item.dtype), (size, *item.lanes)) for item in plan.computed]
         spans += [(name, np.dtype(np.int64), (size,)) for name in _KEYS]
         offsets, end = [], 0
         for _, dtype, shape in spans:
@@ -121,14 +180,13 @@ class Buffer:
         for (name, dtype, shape), offset in zip(spans, offsets, strict=True):
             self.arrays[name] = np.ndarray(shape, dtype, self._memory, start + offset)
         self.released = False
-        columns = table.columns
-        base = {field.name: row_stride(field) for field in table.layout.schema.fields}
+        at = {name: array.ctypes.data for name, array in self.arrays.items()}
         self._operations = np.zeros((max(1, len(plan.outputs)), D_WORDS), np.int64)
         for i, output in enumerate(plan.outputs):
-            source = columns[output.field.name]
-            self._operations[i] = describe(
-                output, source.ctypes.data, base[output.field.name], self.arrays[output.name].ctypes.data, size
-            )
+            column = table.columns[output.field.name]
+            index = scratch.index[output.rows].ctypes.data
+            self._operations[i] = describe(output, column.ctypes.data, column.strides[0], at[output.name], index, size)
+        self.window = describe_window(plan, table.address, _reward(table, plan), scratch.addresses | _made(plan, at))
         self.job = np.zeros(cpu.J_WORDS, np.int64)
         for offset, value in (
             (cpu.J_TABLE, table.address),
@@ -136,19 +194,18 @@ class Buffer:
             (cpu.J_BLOCK, block),
             (cpu.J_DRAW, sampler.function),
             (cpu.J_DRAW_STATE, sampler.state),
+            (cpu.J_WINDOW, self.window.ctypes.data),
             (cpu.J_OPERATIONS, self._operations.ctypes.data),
             (cpu.J_OPERATION_COUNT, len(plan.outputs)),
-            (cpu.J_ROWS, scratch[0].ctypes.data),
-            (cpu.J_FOLLOWING, scratch[1].ctypes.data),
-            (cpu.J_PAGES, scratch[2].ctypes.data),
-            (cpu.J_GENERATIONS, scratch[3].ctypes.data),
-            (cpu.J_SLOTS, scratch[4].ctypes.data),
-            (cpu.J_IDS, self.arrays["ids"].ctypes.data),
-            (cpu.J_VERSIONS, self.arrays["versions"].ctypes.data),
-            (cpu.J_EPISODES, self.arrays["episodes"].ctypes.data),
-            (cpu.J_STEPS, self.arrays["steps"].ctypes.data),
-            (cpu.J_TERMINATED, self.arrays["terminated"].ctypes.data),
-            (cpu.J_TRUNCATED, self.arrays["truncated"].ctypes.data),
+            (cpu.J_ROWS, scratch.index["anchor"].ctypes.data),
+            (cpu.J_FOLLOWING, scratch.index["following"].ctypes.data),
+            (cpu.J_PAGES, scratch.pages.ctypes.data),
+            (cpu.J_GENERATIONS, scratch.generations.ctypes.data),
+            (cpu.J_SLOTS, scratch.slots.ctypes.data),
+            (cpu.J_IDS, at["ids"]),
+            (cpu.J_VERSIONS, at["versions"]),
+            (cpu.J_EPISODES, at["episodes"]),
+            (cpu.J_STEPS, at["steps"]),
         ):
             self.job[offset // 8] = value
         self.job_address = self.job.ctypes.data

@@ -19,10 +19,13 @@ from conduit.errors import BuffersBusy, Closed, ConfigError, DataTimeout, Missin
 from conduit.jit import entry
 from conduit.kernels import cpu
 from conduit.kernels.plan import Plan, make_plan
+from conduit.kernels.resolve import V_CURRENT, V_OLDEST
 from conduit.kernels.transforms import Transform
-from conduit.plane.batch import Batch, Buffer, Format, Maker
+from conduit.kernels.windows import Window, need
+from conduit.plane.batch import Batch, Buffer, Format, Maker, Scratch
 from conduit.sampling.uniform import Uniform
 from conduit.store.table import TableView
+from conduit.store.weights import PolicySlot
 
 Array = np.ndarray[Any, Any]
 OnBusy = Literal["error", "wait"]
@@ -40,12 +43,14 @@ class LoaderStats:
         batches, rows: Delivered.
         redrawn: Rows drawn again because a writer overwrote them between draw and check.
         waited_s: Seconds spent waiting for rows or for a free buffer.
+        stale: Draws refused by `max_staleness`, {age in versions: count}; 63 stands for that and older.
     """
 
     batches: int
     rows: int
     redrawn: int
     waited_s: float
+    stale: dict[int, int]
 
 
 class Delivery(ABC):
@@ -91,7 +96,10 @@ class Loader(Delivery):
         table: TableView,
         *,
         batch_size: int,
+        window: Window | None,
         transform: Mapping[str, Transform] | None,
+        max_staleness: int | None,
+        policy: PolicySlot | None,
         seed: int,
         format: Format,  # noqa: A002 - the natural word in a call
         buffers: int,
@@ -108,8 +116,16 @@ class Loader(Delivery):
             raise ConfigError(f"Expected at least 2 buffers (the loop variable holds one), got {buffers!r}")
         if not isinstance(seed, int):
             raise ConfigError(f"Expected an int as seed, got {seed!r}")
+        if max_staleness is not None and (not isinstance(max_staleness, int) or max_staleness < 0 or policy is None):
+            raise ConfigError(
+                f"Expected max_staleness of at least 0 versions together with policy=<the slot they count in>, "
+                f"got {max_staleness!r} and {policy!r}"
+            )
+        self._max_staleness = max_staleness or 0
+        self._policy = policy if max_staleness is not None else None
         table.check_open()
-        self.plan: Plan = make_plan(table.layout.schema, batch_size, transform, fields)
+        self.plan: Plan = make_plan(table.layout.schema, batch_size, window, transform, fields)
+        table.layout.table.check_window(*need(self.plan.window))
         least = batch_size if min_rows is None else min_rows
         if not isinstance(least, int) or not 1 <= least <= table.layout.rows:
             raise ConfigError(f"Expected min_rows from 1 to the table's {table.layout.rows} rows, got {least!r}")
@@ -118,7 +134,7 @@ class Loader(Delivery):
         self._timeout = timeout
         self._on_busy = on_busy
         self._least = least
-        self._scratch = np.zeros((5, batch_size), np.int64)
+        self._scratch = Scratch(self.plan)
         block = min(batch_size, max(_SHORTEST_BLOCK, _BLOCK_BYTES // max(1, self.plan.sample_bytes)))
         self._buffers = [Buffer(table, self.plan, self._scratch, self.sampler, block) for _ in range(buffers)]
         self._turn = 0
@@ -142,6 +158,10 @@ class Loader(Delivery):
             raise Closed("Expected an open loader, this one was closed")
         self._table.check_open()
         buffer = self._free_buffer(timeout)
+        if self._policy is not None:
+            current = self._policy.version
+            buffer.window[V_CURRENT // 8] = current
+            buffer.window[V_OLDEST // 8] = current - self._max_staleness
         if not buffer.fill():
             self._wait_for_rows(buffer, self._timeout if timeout is None else timeout)
         buffer.released = False
@@ -199,8 +219,10 @@ class Loader(Delivery):
     @property
     def stats(self) -> LoaderStats:
         """Counts since the loader was opened."""
+        ages = self._scratch.ages
+        stale = {age: int(ages[age]) for age in np.flatnonzero(ages).tolist()}
         redrawn = sum(buffer.redrawn for buffer in self._buffers)
-        return LoaderStats(self._batches, self._batches * self.plan.batch_size, redrawn, self._waited)
+        return LoaderStats(self._batches, self._batches * self.plan.batch_size, redrawn, self._waited, stale)
 
     def close(self) -> None:
         """Let the buffers go; batches that are still held stay valid."""

@@ -15,6 +15,7 @@ from typing import Any, Self
 from conduit.clock import Deadline
 from conduit.errors import BadSegment, Closed, ConfigError, EngineExists, EngineNotFound, SchemaMismatch
 from conduit.kernels.transforms import Transform
+from conduit.kernels.windows import Window
 from conduit.plane.batch import Format
 from conduit.plane.delivery import Loader, OnBusy
 from conduit.plane.ingestion import CommitPerStep, Ingestion, Writer, writer_type
@@ -135,7 +136,10 @@ class Client:
         table: str,
         *,
         batch_size: int,
+        window: Window | None = None,
         transform: Mapping[str, Transform] | None = None,
+        max_staleness: int | None = None,
+        policy: PolicySlot | None = None,
         seed: int = 0,
         format: Format = "torch",  # noqa: A002 - the natural word in a call
         buffers: int = 3,
@@ -148,7 +152,11 @@ class Client:
 
         Args:
             table: Table name.
-            batch_size: Rows per batch.
+            batch_size: Samples per batch.
+            window: What a sample is built from: Transition (default, 1 step), Sequence, Episode or Rollout; the table must
+                have been created for windows as wide.
+            max_staleness: Skip rows whose policy version is more than this many versions behind the slot's; needs `policy`.
+            policy: The slot that versions count in.
             transform: {field: conduit.scale(...) or conduit.cast(...)}; one for an observation also applies to the next.
             seed: The same committed rows and seed give the same batches.
             format: "torch" tensors or "numpy" arrays, on the CPU; both speak DLPack.
@@ -164,7 +172,10 @@ class Client:
         return Loader(
             self._view(table),
             batch_size=batch_size,
+            window=window,
             transform=transform,
+            max_staleness=max_staleness,
+            policy=policy,
             seed=seed,
             format=format,
             buffers=buffers,

@@ -11,17 +11,24 @@ from __future__ import annotations
 import numpy as np
 
 from conduit.jit import address, inner
-from conduit.kernels.cpu import J_FOLLOWING, J_GENERATIONS, J_PAGES, J_ROWS, J_TABLE, ask_for
+from conduit.kernels.cpu import J_FOLLOWING, J_GENERATIONS, J_PAGES, J_ROWS, J_TABLE, J_WINDOW, ask_for
 from conduit.kernels.philox import random_pair, scale_to
-from conduit.store.atomics import load_acquire, load_relaxed, peek_i64, peek_u32, poke_i64, prefetch
+from conduit.kernels.resolve import (
+    E_BYTES,
+    E_ENVS,
+    E_FIRST,
+    E_GENERATION,
+    E_LIMIT,
+    E_PAGE,
+    E_START,
+    V_NEED,
+    V_RESOLVE,
+)
+from conduit.store.atomics import call_5, load_acquire, load_relaxed, peek_i64, poke_i64, prefetch
 from conduit.store.protocol import block_of
 from conduit.store.words import (
-    FINAL,
-    FIRST,
     GENERATION_SHIFT,
-    KEPT,
     KIND_MASK,
-    LINK_SHIFT,
     META_BYTES,
     OPEN,
     PAGE_COMMITTED,
@@ -34,13 +41,11 @@ from conduit.store.words import (
     T_FUTURE,
     T_META,
     T_ROWS,
-    TERMINATED,
 )
 
 S_SEED, S_BATCH, S_LEAST, S_CANDIDATES, S_SNAPSHOT, S_PAGES = range(0, 48, 8)
 """Words of the sampler's state: seed, number of the batch, least number of candidates, candidates at the last look,
-address of int64 [pages + 1, 6] (running total before the page, page, first row, committed, generation, envs), pages listed."""
-_ENTRY = 48
+address of the list of pages (kernels.resolve.E_*), pages listed."""
 _TRIES = (1 << 19) - 1
 _CHUNK = 16
 _SIGNATURE = "int64(int64, int64, int64, int64, int64)"
@@ -53,8 +58,12 @@ def _lane(slot, attempt, tries):  # type: ignore[no-untyped-def]
 
 
 @inner
-def look(state, table):  # type: ignore[no-untyped-def]
-    """List the pages that have candidates; returns the number of candidates."""
+def look(state, table, need):  # type: ignore[no-untyped-def]
+    """List the pages that have candidates for windows that need `need` ticks of future; returns the number of candidates.
+
+    A page that is being written is sampled up to its newest complete window. When it is sealed and its stream goes on, its
+    last ticks (as many as the widest window of the table needs) belong to the next page, which has them as its halo.
+    """
     entries = peek_i64(state + S_SNAPSHOT)
     rows = peek_i64(table + T_ROWS)
     future = peek_i64(table + T_FUTURE)
@@ -69,21 +78,23 @@ def look(state, table):  # type: ignore[no-untyped-def]
         committed = min(load_acquire(block + PAGE_COMMITTED), rows)
         end = committed
         envs = load_relaxed(block + PAGE_ENVS)
-        if kind == OPEN or load_relaxed(block + PAGE_ENDED) == 0:
+        if kind == OPEN:
+            end -= need * envs
+        elif load_relaxed(block + PAGE_ENDED) == 0:
             end -= future * envs
         first = max(0, load_relaxed(block + PAGE_FIRST))
         if end <= first:
             continue
-        entry = entries + _ENTRY * listed
-        poke_i64(entry, total)
-        poke_i64(entry + 8, page)
-        poke_i64(entry + 16, page * rows + first)
-        poke_i64(entry + 24, page * rows + committed)
-        poke_i64(entry + 32, word >> GENERATION_SHIFT)
-        poke_i64(entry + 40, envs)
+        entry = entries + E_BYTES * listed
+        poke_i64(entry + E_START, total)
+        poke_i64(entry + E_PAGE, page)
+        poke_i64(entry + E_FIRST, page * rows + first)
+        poke_i64(entry + E_LIMIT, page * rows + committed)
+        poke_i64(entry + E_GENERATION, word >> GENERATION_SHIFT)
+        poke_i64(entry + E_ENVS, envs)
         total += end - first
         listed += 1
-    poke_i64(entries + _ENTRY * listed, total)
+    poke_i64(entries + E_BYTES * listed, total)
     poke_i64(state + S_PAGES, listed)
     poke_i64(state + S_CANDIDATES, total)
     return total
@@ -93,48 +104,25 @@ def look(state, table):  # type: ignore[no-untyped-def]
 def _locate(entries, listed, guess, position):  # type: ignore[no-untyped-def]
     """The entry whose range holds `position`; `guess` is where it were if all ranges were as long, mostly off by one at most."""
     guess = min(guess, listed - 1)
-    guess += (peek_i64(entries + _ENTRY * (guess + 1)) <= position) - (peek_i64(entries + _ENTRY * guess) > position)
-    entry = entries + _ENTRY * min(max(guess, 0), listed - 1)
-    if peek_i64(entry) <= position < peek_i64(entry + _ENTRY):
+    guess += (peek_i64(entries + E_BYTES * (guess + 1)) <= position) - (peek_i64(entries + E_BYTES * guess) > position)
+    entry = entries + E_BYTES * min(max(guess, 0), listed - 1)
+    if peek_i64(entry) <= position < peek_i64(entry + E_BYTES):
         return entry
     low = 0
     span = listed
     while span > 1:
         half = span >> 1
-        low += half if peek_i64(entries + _ENTRY * (low + half)) <= position else 0
+        low += half if peek_i64(entries + E_BYTES * (low + half)) <= position else 0
         span -= half
-    return entries + _ENTRY * low
-
-
-@inner
-def following(metas, row, limit, end):  # type: ignore[no-untyped-def]
-    """Physical row of the next observation, or -1 when the row is no anchor; see kernels.reference.following_row.
-
-    Args:
-        metas: Address of the table's meta.
-        row: Physical row.
-        limit: Physical row behind the page's last committed one.
-        end: Physical row behind the page.
-    """
-    word = peek_u32(metas + META_BYTES * row + 12)
-    link = word >> LINK_SHIFT
-    after = row + link
-    if word & FINAL or after >= end:
-        return -1
-    if link == 0:
-        return row if word & TERMINATED else -1
-    if word & KEPT:
-        return after
-    if after >= limit or peek_u32(metas + META_BYTES * after + 12) & FIRST:
-        return -1
-    return after
+    return entries + E_BYTES * low
 
 
 def _draw(state, job, slots, count, attempt):  # type: ignore[no-untyped-def]
     table = peek_i64(job + J_TABLE)
     metas = peek_i64(table + T_META)
-    rows = peek_i64(table + T_ROWS)
-    total = look(state, table)
+    window = peek_i64(job + J_WINDOW)
+    resolve = peek_i64(window + V_RESOLVE)
+    total = look(state, table, peek_i64(window + V_NEED))
     if total <= 0 or total < peek_i64(state + S_LEAST):
         return -1
     entries = peek_i64(state + S_SNAPSHOT)
@@ -155,8 +143,8 @@ def _draw(state, job, slots, count, attempt):  # type: ignore[no-untyped-def]
                 first, second = random_pair(seed, batch, _lane(slot, attempt, 0))
             position = scale_to(second if slot & 1 else first, total)
             entry = _locate(entries, listed, np.int64(position * density), position)
-            row = peek_i64(entry + 16) + position - peek_i64(entry)
-            after = row + peek_i64(entry + 40)
+            row = peek_i64(entry + E_FIRST) + position - peek_i64(entry)
+            after = row + peek_i64(entry + E_ENVS)
             prefetch(metas + META_BYTES * row)
             prefetch(metas + META_BYTES * after)
             poke_i64(peek_i64(job + J_ROWS) + 8 * slot, row)
@@ -167,23 +155,18 @@ def _draw(state, job, slots, count, attempt):  # type: ignore[no-untyped-def]
         slot = peek_i64(slots + 8 * i)
         row = peek_i64(peek_i64(job + J_ROWS) + 8 * slot)
         entry = peek_i64(peek_i64(job + J_GENERATIONS) + 8 * slot)
-        page = peek_i64(entry + 8)
-        after = following(metas, row, peek_i64(entry + 24), (page + 1) * rows)
         tries = 0
-        while after < 0:
+        while call_5(resolve, window, job, slot, row, entry) < 0:
             tries += 1
             if tries > _TRIES:
                 return -1
             first, second = random_pair(seed, batch, _lane(slot, attempt, tries))
             position = scale_to(second if slot & 1 else first, total)
             entry = _locate(entries, listed, np.int64(position * density), position)
-            page = peek_i64(entry + 8)
-            row = peek_i64(entry + 16) + position - peek_i64(entry)
-            after = following(metas, row, peek_i64(entry + 24), (page + 1) * rows)
+            row = peek_i64(entry + E_FIRST) + position - peek_i64(entry)
         poke_i64(peek_i64(job + J_ROWS) + 8 * slot, row)
-        poke_i64(peek_i64(job + J_FOLLOWING) + 8 * slot, after)
-        poke_i64(peek_i64(job + J_PAGES) + 8 * slot, page)
-        poke_i64(peek_i64(job + J_GENERATIONS) + 8 * slot, peek_i64(entry + 32))
+        poke_i64(peek_i64(job + J_PAGES) + 8 * slot, peek_i64(entry + E_PAGE))
+        poke_i64(peek_i64(job + J_GENERATIONS) + 8 * slot, peek_i64(entry + E_GENERATION))
     return count
 
 
@@ -197,7 +180,7 @@ class Uniform:
     """
 
     def __init__(self, seed: int, pages: int, least: int = 1) -> None:
-        self._snapshot = np.zeros((pages + 1, _ENTRY // 8), np.int64)
+        self._snapshot = np.zeros((pages + 1, E_BYTES // 8), np.int64)
         self._state = np.zeros(S_PAGES // 8 + 1, np.int64)
         self._state[S_SEED // 8] = np.uint64(seed % 2**64).astype(np.int64)
         self._state[S_LEAST // 8] = least

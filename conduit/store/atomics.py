@@ -142,6 +142,16 @@ def peek_f64(typingctx: Any, address: Any) -> Any:
 
 
 @intrinsic
+def peek_f32(typingctx: Any, address: Any) -> Any:
+    """Plain load of a float32, widened to float64."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.fpext(builder.load(_pointer(builder, args[0], ir.FloatType())), ir.DoubleType())
+
+    return types.float64(types.int64), codegen
+
+
+@intrinsic
 def poke_f64(typingctx: Any, address: Any, value: Any) -> Any:
     """Plain store of a float64."""
 

@@ -68,6 +68,7 @@ class Table:
             writer of N environments fills N rows per tick, and its pages must hold a handful of ticks.
         max_stack: Longest frame stack, in ticks, that windows may ask for (inclusive).
         max_n_step: Longest n-step return, in ticks, that windows may ask for (inclusive).
+        max_length: Longest sequence, episode or rollout, in ticks, that windows may ask for (inclusive).
         num_envs: Environments per writer that page size is chosen for; writers may have fewer or more.
         kind: "replay": the oldest page is evicted when no page is free.
     """
@@ -77,11 +78,12 @@ class Table:
     page_rows: int | None = None
     max_stack: int = 1
     max_n_step: int = 1
+    max_length: int = 1
     num_envs: int = 1
     kind: Literal["replay"] = "replay"
 
     def __post_init__(self) -> None:
-        for name in ("max_stack", "max_n_step", "num_envs"):
+        for name in ("max_stack", "max_n_step", "max_length", "num_envs"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ConfigError(f"Expected {name} of at least 1, got {value!r}")
@@ -92,7 +94,33 @@ class Table:
     @property
     def halo_ticks(self) -> int:
         """Ticks that a page copies from the page before it."""
-        return self.max_stack - 1 + self.max_n_step
+        return self.max_stack - 1 + self.future_ticks
+
+    @property
+    def future_ticks(self) -> int:
+        """Ticks behind its anchor that the widest window needs."""
+        return max(self.max_n_step, self.max_length - 1)
+
+    def check_window(self, history: int, future: int) -> None:
+        """Refuse a window that is wider than this table was created for.
+
+        Args:
+            history: Ticks it needs before its anchor.
+            future: Ticks it needs behind it.
+
+        Raises:
+            ConfigError: It is wider.
+        """
+        if history > self.max_stack - 1:
+            raise ConfigError(
+                f"Expected a stack of at most {self.max_stack}, got {history + 1}: create the table with "
+                f"max_stack={history + 1}"
+            )
+        if future > self.future_ticks:
+            raise ConfigError(
+                f"Expected a window of at most {self.future_ticks} ticks behind its first, got {future}: create the table "
+                f"with max_n_step={future} (transitions) or max_length={future + 1} (sequences, episodes, rollouts)"
+            )
 
     def geometry(self) -> tuple[int, int]:
         """Pages and rows per page.
@@ -161,6 +189,7 @@ class TableSpec(msgspec.Struct, frozen=True):
     page_rows: int
     max_stack: int
     max_n_step: int
+    max_length: int
     kind: str
 
 
@@ -250,7 +279,7 @@ def specify(tables: dict[str, Table], policies: dict[str, tuple[TensorSpec, ...]
             raise ConfigError(f"Expected a conduit.Table, got {type(table).__name__} - at tables[{name!r}]")
         pages, page_rows = table.geometry()
         raw = msgspec.Raw(table.schema.to_json())
-        specs[name] = TableSpec(raw, pages, page_rows, table.max_stack, table.max_n_step, table.kind)
+        specs[name] = TableSpec(raw, pages, page_rows, table.max_stack, table.max_n_step, table.max_length, table.kind)
     return SegmentSpec(specs, policies, participants)
 
 
@@ -268,7 +297,12 @@ def _lay_table(name: str, spec: TableSpec, start: int, page_base: int) -> tuple[
     truncated = align(terminated + rows)
     meta = align(truncated + rows)
     table = Table(
-        schema, rows, page_rows=spec.page_rows, max_stack=spec.max_stack, max_n_step=spec.max_n_step, kind="replay"
+        schema,
+        rows,
+        page_rows=spec.page_rows,
+        max_stack=spec.max_stack,
+        max_n_step=spec.max_n_step,
+        max_length=spec.max_length,
     )
     layout = TableLayout(
         name,

@@ -99,7 +99,7 @@ class TableView:
             (T_TERMINATED, segment.base + layout.terminated),
             (T_TRUNCATED, segment.base + layout.truncated),
             (T_HISTORY, layout.table.max_stack - 1),
-            (T_FUTURE, layout.table.max_n_step),
+            (T_FUTURE, layout.table.future_ticks),
         ):
             self.descriptor[offset // 8] = value
         self.address = self.descriptor.ctypes.data

@@ -75,7 +75,7 @@ T_TRUNCATED = 88
 T_HISTORY = 96
 """max_stack - 1: ticks of history every anchor has in its page."""
 T_FUTURE = 104
-"""max_n_step: ticks of future every anchor has in its page."""
+"""Ticks of future that every anchor has in its page."""
 T_WORDS = 14
 
 # --- meta, 16 bytes a row: int32 version | int32 step | uint32 episode | uint32 link << 5 | flags

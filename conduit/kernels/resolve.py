@@ -1,0 +1,362 @@
+"""From an anchor row to the rows its window reads: the kernels behind conduit.kernels.windows.
+
+A resolver is a C function `resolve(window, job, slot, row, entry) -> 0 | -1`, called through its address by samplers. It
+writes the window's row numbers (and what follows from meta alone: returns, discounts, flags, masks) for one slot, or refuses
+a row that anchors no such window. Rows may change under it; the page's generation is checked when all has been copied.
+`entry` is the sampler's description of the page (E_*); numbers that could lead out of the page are refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from conduit.jit import address, inner
+from conduit.kernels.plan import Plan
+from conduit.kernels.windows import Episode, Rollout, Sequence, Transition, Window, need
+from conduit.store.atomics import (
+    load_relaxed,
+    peek_f32,
+    peek_f64,
+    peek_i32,
+    peek_i64,
+    peek_u32,
+    poke_f32,
+    poke_f64,
+    poke_i64,
+    poke_u8,
+)
+from conduit.store.protocol import block_of
+from conduit.store.words import (
+    FINAL,
+    FIRST,
+    KEPT,
+    LINK_SHIFT,
+    META_BYTES,
+    PAGE_TICK,
+    T_META,
+    T_ROWS,
+    TERMINATED,
+    TRUNCATED,
+)
+
+Array = np.ndarray[Any, Any]
+
+E_START, E_PAGE, E_FIRST, E_LIMIT, E_GENERATION, E_ENVS = range(0, 48, 8)
+"""A page as samplers list it: candidates before it, page, first candidate row, row behind the last committed one, generation,
+rows per tick."""
+E_BYTES = 48
+
+(
+    V_RESOLVE,
+    V_TABLE,
+    V_NEED,
+    V_N,
+    V_GAMMA,
+    V_BOOTSTRAP,
+    V_STACK,
+    V_REPEAT,
+    V_REWARD,
+    V_REWARD_STRIDE,
+    V_REWARD_DOUBLE,
+    V_REWARD_FACTOR,
+    V_REWARD_OFFSET,
+    V_REWARD_LOW,
+    V_REWARD_HIGH,
+    V_LENGTH,
+    V_ENVS,
+    V_EVERY,
+    V_ACROSS,
+    V_WHOLE,
+    V_FROM_FIRST,
+    V_BURN_IN,
+    V_CURRENT,
+    V_OLDEST,
+    V_AGES,
+    V_FOLLOWING,
+    V_STACKED,
+    V_FOLLOWING_STACKED,
+    V_LANES,
+    V_RETURN,
+    V_DISCOUNT,
+    V_USED,
+    V_TERMINATED,
+    V_TRUNCATED,
+    V_IS_FIRST,
+    V_MASK,
+    V_LOSS_MASK,
+) = range(0, 296, 8)
+"""Words of a window: what it asks for (first half), and addresses of index arrays and outputs (0: not wanted)."""
+V_WORDS = 37
+
+AGES = 64
+"""Bins of the count of rows that were too old, by age in versions; the last one takes all older ones."""
+
+SIGNATURE = "int64(int64, int64, int64, int64, int64)"
+
+
+@inner
+def _put_flag(address, at, value):  # type: ignore[no-untyped-def]
+    if address != 0:
+        poke_u8(address + at, value)
+
+
+@inner
+def _too_old(window, meta):  # type: ignore[no-untyped-def]
+    """Count (by age) and refuse a row whose policy version is below the oldest wanted."""
+    version = peek_i32(meta)
+    if version >= peek_i64(window + V_OLDEST):
+        return False
+    age = min(max(peek_i64(window + V_CURRENT) - version, 0), AGES - 1)
+    bin_ = peek_i64(window + V_AGES) + 8 * age
+    poke_i64(bin_, peek_i64(bin_) + 1)
+    return True
+
+
+@inner
+def _reward(window, row):  # type: ignore[no-untyped-def]
+    at = peek_i64(window + V_REWARD) + peek_i64(window + V_REWARD_STRIDE) * row
+    raw = peek_f64(at) if peek_i64(window + V_REWARD_DOUBLE) != 0 else peek_f32(at)
+    scaled = raw * peek_f64(window + V_REWARD_FACTOR) + peek_f64(window + V_REWARD_OFFSET)
+    return min(max(scaled, peek_f64(window + V_REWARD_LOW)), peek_f64(window + V_REWARD_HIGH))
+
+
+@inner
+def _stack(window, out, slot, newest, before, ticks, envs):  # type: ignore[no-untyped-def]
+    """Frames ending with row `newest`: those before it are `before`, `before` - envs, ..., of which `ticks` exist."""
+    stack = peek_i64(window + V_STACK)
+    repeat = peek_i64(window + V_REPEAT) != 0
+    index = out + 8 * stack * slot
+    oldest = newest
+    for back in range(stack):
+        if back > 0:
+            if back <= ticks:
+                oldest = before - (back - 1) * envs
+            elif not repeat:
+                oldest = -1
+        poke_i64(index + 8 * (stack - 1 - back), oldest)
+
+
+def resolve_transition(window, job, slot, row, entry):  # type: ignore[no-untyped-def]
+    """Window Transition; see its docstring for the formulas."""
+    table = peek_i64(window + V_TABLE)
+    metas = peek_i64(table + T_META)
+    envs = peek_i64(entry + E_ENVS)
+    limit = peek_i64(entry + E_LIMIT)
+    end = (peek_i64(entry + E_PAGE) + 1) * peek_i64(table + T_ROWS)
+    meta = metas + META_BYTES * row
+    if peek_u32(meta + 12) & FINAL or _too_old(window, meta):
+        return -1
+    wants_return = peek_i64(window + V_REWARD) != 0
+    n = peek_i64(window + V_N)
+    gamma = peek_f64(window + V_GAMMA)
+    total, discount = 0.0, 1.0
+    used = 0
+    last = row
+    at = row
+    flags = 0
+    while True:
+        word = peek_u32(metas + META_BYTES * at + 12)
+        link = word >> LINK_SHIFT
+        after = at + link
+        ended = word & (TERMINATED | TRUNCATED)
+        inline = (word & KEPT) == 0
+        if after >= end or (used > 0 and word & (FIRST | FINAL)):
+            return -1
+        if link == 0 and not ended & TERMINATED:
+            return -1
+        if link != 0 and inline and after >= limit:
+            # the successor is not there yet: end one step earlier, with this row as the next observation
+            if used == 0 or peek_i64(window + V_BOOTSTRAP) == 0:
+                return -1
+            after = at
+            break
+        if wants_return:
+            total += discount * _reward(window, at)
+        discount *= gamma
+        used += 1
+        last = at
+        flags = ended
+        if ended != 0:
+            break
+        if used == n:
+            if peek_u32(metas + META_BYTES * after + 12) & FIRST:
+                return -1
+            break
+        at = after
+    poke_i64(peek_i64(window + V_FOLLOWING) + 8 * slot, after)
+    _put_flag(peek_i64(window + V_TERMINATED), slot, flags & TERMINATED)
+    _put_flag(peek_i64(window + V_TRUNCATED), slot, (flags >> 1) & 1)
+    if wants_return:
+        if peek_i64(window + V_REWARD_DOUBLE) != 0:
+            poke_f64(peek_i64(window + V_RETURN) + 8 * slot, total)
+        else:
+            poke_f32(peek_i64(window + V_RETURN) + 4 * slot, total)
+    if peek_i64(window + V_DISCOUNT) != 0:
+        poke_f32(peek_i64(window + V_DISCOUNT) + 4 * slot, discount)
+    if peek_i64(window + V_USED) != 0:
+        poke_i64(peek_i64(window + V_USED) + 8 * slot, used)
+    if peek_i64(window + V_STACK) > 1:
+        step = peek_i32(meta + 4)
+        _stack(window, peek_i64(window + V_STACKED), slot, row, row - envs, step, envs)
+        if after == last:
+            _stack(
+                window,
+                peek_i64(window + V_FOLLOWING_STACKED),
+                slot,
+                after,
+                after - envs,
+                peek_i32(metas + META_BYTES * after + 4),
+                envs,
+            )
+        else:
+            _stack(
+                window,
+                peek_i64(window + V_FOLLOWING_STACKED),
+                slot,
+                after,
+                last,
+                peek_i32(metas + META_BYTES * last + 4) + 1,
+                envs,
+            )
+    return 0
+
+
+def resolve_sequence(window, job, slot, row, entry):  # type: ignore[no-untyped-def]
+    """Windows Sequence and Episode."""
+    table = peek_i64(window + V_TABLE)
+    metas = peek_i64(table + T_META)
+    envs = peek_i64(entry + E_ENVS)
+    limit = peek_i64(entry + E_LIMIT)
+    length = peek_i64(window + V_LENGTH)
+    meta = metas + META_BYTES * row
+    first_word = peek_u32(meta + 12)
+    across = peek_i64(window + V_ACROSS) != 0
+    if (first_word & FINAL and not across) or _too_old(window, meta):
+        return -1
+    if peek_i64(window + V_FROM_FIRST) != 0 and (first_word & FIRST) == 0:
+        return -1
+    every = peek_i64(window + V_EVERY)
+    if every > 1:
+        position = peek_i32(meta + 4)
+        if across:
+            page = peek_i64(entry + E_PAGE)
+            local = row - page * peek_i64(table + T_ROWS)
+            position = load_relaxed(block_of(table, page) + PAGE_TICK) + local // envs
+        if position % every != 0:
+            return -1
+    index = peek_i64(window + V_LANES) + 8 * length * slot
+    at = row
+    used = 0
+    ended = 0
+    while used < length and ended == 0:
+        if at >= limit:
+            return -1
+        word = peek_u32(metas + META_BYTES * at + 12)
+        if used > 0 and word & FIRST and not across:
+            break
+        final = (word & FINAL) != 0
+        poke_i64(index + 8 * used, at)
+        lane = length * slot + used
+        _put_flag(peek_i64(window + V_TERMINATED), lane, word & TERMINATED)
+        _put_flag(peek_i64(window + V_TRUNCATED), lane, (word >> 1) & 1)
+        _put_flag(peek_i64(window + V_IS_FIRST), lane, (word & FIRST) != 0)
+        _put_flag(peek_i64(window + V_MASK), lane, not final)
+        _put_flag(peek_i64(window + V_LOSS_MASK), lane, not final and used >= peek_i64(window + V_BURN_IN))
+        used += 1
+        at += envs
+        if not across:
+            ended = word & (TERMINATED | TRUNCATED)
+    if peek_i64(window + V_WHOLE) != 0 and (ended == 0 if peek_i64(window + V_FROM_FIRST) != 0 else used < length):
+        return -1
+    poke_i64(peek_i64(window + V_USED) + 8 * slot, used)
+    for lane in range(used, length):
+        poke_i64(index + 8 * lane, -1)
+        for address in (V_TERMINATED, V_TRUNCATED, V_IS_FIRST, V_MASK, V_LOSS_MASK):
+            _put_flag(peek_i64(window + address), length * slot + lane, 0)
+    return 0
+
+
+def resolve_rollout(window, job, slot, row, entry):  # type: ignore[no-untyped-def]
+    """Window Rollout."""
+    table = peek_i64(window + V_TABLE)
+    metas = peek_i64(table + T_META)
+    envs = peek_i64(entry + E_ENVS)
+    page = peek_i64(entry + E_PAGE)
+    local = row - page * peek_i64(table + T_ROWS)
+    if envs != peek_i64(window + V_ENVS) or local % envs != 0 or _too_old(window, metas + META_BYTES * row):
+        return -1
+    tick = load_relaxed(block_of(table, page) + PAGE_TICK) + local // envs
+    count = peek_i64(window + V_LENGTH) * envs
+    if tick % peek_i64(window + V_EVERY) != 0 or row + count > peek_i64(entry + E_LIMIT):
+        return -1
+    index = peek_i64(window + V_LANES) + 8 * count * slot
+    for lane in range(count):
+        word = peek_u32(metas + META_BYTES * (row + lane) + 12)
+        poke_i64(index + 8 * lane, row + lane)
+        at = count * slot + lane
+        _put_flag(peek_i64(window + V_TERMINATED), at, word & TERMINATED)
+        _put_flag(peek_i64(window + V_TRUNCATED), at, (word >> 1) & 1)
+        _put_flag(peek_i64(window + V_IS_FIRST), at, (word & FIRST) != 0)
+        _put_flag(peek_i64(window + V_MASK), at, (word & FINAL) == 0)
+        _put_flag(peek_i64(window + V_LOSS_MASK), at, (word & FINAL) == 0)
+    return 0
+
+
+def resolver(window: Window) -> int:
+    """Native address of a window's resolver."""
+    if isinstance(window, Transition):
+        return address(resolve_transition, SIGNATURE)
+    if isinstance(window, Rollout):
+        return address(resolve_rollout, SIGNATURE)
+    return address(resolve_sequence, SIGNATURE)
+
+
+def describe_window(plan: Plan, table: int, reward: tuple[int, int], addresses: dict[int, int]) -> Array:
+    """The words of a plan's window.
+
+    Args:
+        plan: The plan.
+        table: Table descriptor.
+        reward: Address and row stride of the reward column, (0, 0) where no return is made.
+        addresses: {V_*: address} of index arrays and outputs.
+
+    Returns:
+        int64 [V_WORDS].
+    """
+    window = plan.window
+    words = np.zeros(V_WORDS, np.int64)
+    reals = words.view(np.float64)
+    values = {V_RESOLVE: resolver(window), V_TABLE: table, V_NEED: need(window)[1], V_EVERY: 1, V_STACK: 1, **addresses}
+    if isinstance(window, Transition):
+        values |= {
+            V_N: window.n_step,
+            V_BOOTSTRAP: window.newest == "bootstrap",
+            V_NEED: 1 if window.newest == "bootstrap" else window.n_step,
+            V_STACK: window.stack,
+            V_REPEAT: window.padding == "repeat",
+            V_REWARD: reward[0],
+            V_REWARD_STRIDE: reward[1],
+        }
+        reals[V_GAMMA // 8] = window.gamma
+        if plan.reward is not None:
+            made = next(item for item in plan.computed if item.name == "reward") if V_RETURN in addresses else None
+            values[V_REWARD_DOUBLE] = made is not None and made.dtype == "float64"
+            reals[V_REWARD_FACTOR // 8], reals[V_REWARD_OFFSET // 8] = plan.reward.factor, plan.reward.offset
+            reals[V_REWARD_LOW // 8], reals[V_REWARD_HIGH // 8] = -np.inf, np.inf
+    elif isinstance(window, Sequence):
+        values |= {
+            V_LENGTH: window.length,
+            V_ACROSS: window.across,
+            V_WHOLE: not window.pad,
+            V_BURN_IN: window.burn_in,
+            V_EVERY: 1 if window.overlap is None else window.length - window.overlap,
+        }
+    elif isinstance(window, Episode):
+        values |= {V_LENGTH: window.max_length, V_WHOLE: 1, V_FROM_FIRST: 1}
+    else:
+        values |= {V_LENGTH: window.ticks, V_ENVS: window.num_envs, V_EVERY: window.stride or window.ticks}
+    for offset, value in values.items():
+        words[offset // 8] = value
+    return words

@@ -1,0 +1,146 @@
+"""What one sample of a batch is built from, declared as data: a transition of n steps, a sequence, an episode, a rollout.
+
+A window is anchored at one row and lies inside that row's page (the page's halo sees to it), so one generation check covers
+it. The formulas are those of conduit.kernels.reference.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from conduit.errors import ConfigError
+
+Padding = Literal["zero", "repeat"]
+Newest = Literal["wait", "bootstrap"]
+
+
+def _at_least(name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"Expected {name} of at least {least}, got {value!r}")
+
+
+def _one_of(name: str, value: object, among: tuple[str, ...]) -> None:
+    if value not in among:
+        raise ConfigError(f"Expected {name} to be one of {', '.join(map(repr, among))}, got {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """A step and what follows n steps later.
+
+    reward = sum of gamma^k * reward_k over the k = 0 .. m - 1 steps used, where m = n_step or, if earlier, the first step that
+    terminates or truncates, that step included. discount = gamma^m. The next observation is the one after the last step
+    used, and `terminated` / `truncated` are that step's: bootstrap with `discount * (1 - terminated)`.
+
+    Attributes:
+        n_step: Steps, at least 1.
+        gamma: Discount per step.
+        stack: Observations per sample: [stack, *shape], oldest first; 1 leaves the axis out.
+        padding: Frames before the episode's start: "repeat" its first one, or "zero".
+        newest: The newest rows of a stream, which lack n successors: "wait" for them, or "bootstrap" from a shorter window.
+    """
+
+    n_step: int = 1
+    gamma: float = 0.99
+    stack: int = 1
+    padding: Padding = "repeat"
+    newest: Newest = "wait"
+
+    def __post_init__(self) -> None:
+        _at_least("n_step", self.n_step, 1)
+        _at_least("stack", self.stack, 1)
+        _one_of("padding", self.padding, ("zero", "repeat"))
+        _one_of("newest", self.newest, ("wait", "bootstrap"))
+        if not 0.0 <= self.gamma <= 1.0:
+            raise ConfigError(f"Expected gamma from 0 to 1, got {self.gamma!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """Consecutive steps of one environment: every field becomes [batch, length, *shape].
+
+    Attributes:
+        length: Steps, at least 1.
+        burn_in: Leading steps that only warm up a recurrent state; `loss_mask` is False there.
+        overlap: Steps that neighbouring sequences share; None lets them start anywhere. Counted within the episode, or
+            within the stream where episodes are crossed.
+        across: Cross episodes (`is_first` marks their starts); otherwise a sequence ends with its episode, and what is left
+            is zeros with `mask` False.
+        pad: Accept sequences that their episode's end cuts short; only without `across`.
+    """
+
+    length: int
+    burn_in: int = 0
+    overlap: int | None = None
+    across: bool = False
+    pad: bool = True
+
+    def __post_init__(self) -> None:
+        _at_least("length", self.length, 1)
+        _at_least("burn_in", self.burn_in, 0)
+        if self.burn_in >= self.length:
+            raise ConfigError(f"Expected burn_in below the length {self.length}, got {self.burn_in}")
+        if self.overlap is not None and not 0 <= self.overlap < self.length:
+            raise ConfigError(f"Expected overlap from 0 to {self.length - 1}, got {self.overlap!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """Whole episodes, from their first step to their last, padded to `max_length`.
+
+    Attributes:
+        max_length: Longest episode that is drawn; longer ones are not.
+    """
+
+    max_length: int
+
+    def __post_init__(self) -> None:
+        _at_least("max_length", self.max_length, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """Consecutive steps of all environments of one writer: every field becomes [batch, ticks, num_envs, *shape].
+
+    Attributes:
+        ticks: Steps.
+        num_envs: Environments; only streams with as many are drawn.
+        stride: Rollouts start at multiples of this many ticks of their stream; None: at multiples of `ticks`.
+    """
+
+    ticks: int
+    num_envs: int
+    stride: int | None = None
+
+    def __post_init__(self) -> None:
+        _at_least("ticks", self.ticks, 1)
+        _at_least("num_envs", self.num_envs, 1)
+        if self.stride is not None:
+            _at_least("stride", self.stride, 1)
+
+
+Window = Transition | Sequence | Episode | Rollout
+
+
+def need(window: Window) -> tuple[int, int]:
+    """Ticks of history and of future that a window needs around its anchor."""
+    if isinstance(window, Transition):
+        return window.stack - 1, window.n_step
+    length = (
+        window.length
+        if isinstance(window, Sequence)
+        else getattr(window, "max_length", 0) or getattr(window, "ticks", 0)
+    )
+    return 0, length - 1
+
+
+def lanes(window: Window) -> tuple[int, ...]:
+    """Axes that a window puts between the batch and a field's shape."""
+    if isinstance(window, Sequence):
+        return (window.length,)
+    if isinstance(window, Episode):
+        return (window.max_length,)
+    if isinstance(window, Rollout):
+        return (window.ticks, window.num_envs)
+    return ()
