@@ -32,8 +32,10 @@ from conduit.plane.ingestion import Ingestion as Ingestion
 from conduit.plane.ingestion import Writer as Writer
 from conduit.plane.placement import Placement as Placement
 from conduit.plane.placement import Pool as Pool
+from conduit.sampling.prioritised import Prioritised as Prioritised
 from conduit.schema import Field as Field
 from conduit.schema import Schema as Schema
+from conduit.store.layout import Priorities as Priorities
 from conduit.store.layout import Table as Table
 from conduit.store.weights import PolicySlot as PolicySlot
 from conduit.store.weights import Weights as Weights
@@ -53,6 +55,8 @@ __all__ = [
     "Placement",
     "PolicySlot",
     "Pool",
+    "Prioritised",
+    "Priorities",
     "Rollout",
     "Schema",
     "Sequence",

@@ -35,6 +35,8 @@ KERNEL_MODULES = (
     "conduit.kernels.resolve",
     "conduit.kernels.cpu",
     "conduit.sampling.uniform",
+    "conduit.sampling.tree",
+    "conduit.sampling.prioritised",
     "conduit.testing.rows",
     "conduit.testing.stepping",
 )

@@ -65,8 +65,8 @@ J_WORDS = 18
 
 ROW_BITS = 40
 """A row id is generation << 40 | physical row: 2^40 rows, and a generation that repeats after 2^23 reuses of a page."""
-_ROW_MASK = (1 << ROW_BITS) - 1
-_GENERATION_MASK = (1 << (63 - ROW_BITS)) - 1
+ROW_MASK = (1 << ROW_BITS) - 1
+GENERATION_MASK = (1 << (63 - ROW_BITS)) - 1
 
 
 @inner
@@ -114,7 +114,7 @@ def _write_meta(job, table, slots, count):  # type: ignore[no-untyped-def]
         generation = peek_i64(peek_i64(job + J_GENERATIONS) + 8 * slot)
         meta = metas + META_BYTES * row
         stream = load_relaxed(block_of(table, page) + PAGE_STREAM)
-        poke_i64(peek_i64(job + J_IDS) + 8 * slot, ((generation & _GENERATION_MASK) << ROW_BITS) | row)
+        poke_i64(peek_i64(job + J_IDS) + 8 * slot, ((generation & GENERATION_MASK) << ROW_BITS) | row)
         poke_i64(peek_i64(job + J_VERSIONS) + 8 * slot, peek_i32(meta))
         poke_i64(peek_i64(job + J_STEPS) + 8 * slot, peek_i32(meta + 4))
         poke_i64(peek_i64(job + J_EPISODES) + 8 * slot, (stream << 32) | peek_u32(meta + 8))
@@ -170,9 +170,9 @@ def still_valid(table, ids, count, out):  # type: ignore[no-untyped-def]
     good = 0
     for i in range(count):
         key = peek_i64(ids + 8 * i)
-        state = load_acquire(block_of(table, (key & _ROW_MASK) // rows) + PAGE_STATE)
+        state = load_acquire(block_of(table, (key & ROW_MASK) // rows) + PAGE_STATE)
         kind = state & KIND_MASK
-        same = ((state >> GENERATION_SHIFT) & _GENERATION_MASK) == (key >> ROW_BITS)
+        same = ((state >> GENERATION_SHIFT) & GENERATION_MASK) == (key >> ROW_BITS)
         valid = same and (kind == OPEN or kind == SEALED)
         poke_u8(out + i, valid)
         good += valid

@@ -140,6 +140,7 @@ def make_plan(
     window: Window | None = None,
     transform: Mapping[str, Transform] | None = None,
     fields: Iterable[str] | None = None,
+    extra: tuple[Computed, ...] = (),
 ) -> Plan:
     """Compile a plan for a schema.
 
@@ -149,6 +150,7 @@ def make_plan(
         window: What a sample is built from; default 1-step transitions.
         transform: {field: Transform}; one for an observation also applies to what follows it, one for a reward that the
             window sums up to every single reward. A dotted name's parent ("obs" for "obs.camera") stands for all below it.
+        extra: Arrays that the sampler makes, always delivered.
         fields: Outputs to deliver, in this order; None for all: fields, next observations (transitions), what the window
             makes.
 
@@ -183,7 +185,8 @@ def make_plan(
         field, rows, axes = _source(schema, window, name)
         outputs.append(Output(name, field, rows, axes, chosen.get(field.name, Transform(field.dtype))))
     reward = None if summed is None else chosen.get("reward", Transform(made["reward"].dtype))
-    return Plan(batch_size, window, tuple(outputs), tuple(computed), tuple(wanted), reward)
+    names = (*wanted, *(item.name for item in extra))
+    return Plan(batch_size, window, tuple(outputs), (*computed, *extra), names, reward)
 
 
 def _transforms(schema: Schema, given: Mapping[str, Transform]) -> dict[str, Transform]:

@@ -147,7 +147,7 @@ _MADE = {
 
 def _made(plan: Plan, at: dict[str, int]) -> dict[int, int]:
     """Addresses of the arrays that the window makes, by its words."""
-    return {_MADE[item.name]: at[item.name] for item in plan.computed}
+    return {_MADE[item.name]: at[item.name] for item in plan.computed if item.name in _MADE}
 
 
 def _reward(table: TableView, plan: Plan) -> tuple[int, int]:
@@ -213,6 +213,7 @@ class Buffer:
         self.delivered = [self.arrays[name] for name in plan.names]
         self.brains = [output.name for output in plan.outputs if output.transform.dtype == "bfloat16"]
         self._fill = entry(cpu.deliver)
+        self._finish = sampler.finish
         self._every = list(self.arrays.values())
         self._array_count = self._counts()
         self._memory_count = sys.getrefcount(self._memory)
@@ -228,7 +229,10 @@ class Buffer:
 
     def fill(self) -> bool:
         """Draw and gather a batch into the arrays; False when there is nothing to draw."""
-        return self._fill(self.job_address) >= 0
+        if self._fill(self.job_address) < 0:
+            return False
+        self._finish(self.arrays)
+        return True
 
     @property
     def redrawn(self) -> int:

@@ -23,6 +23,7 @@ from conduit.kernels.resolve import V_CURRENT, V_OLDEST
 from conduit.kernels.transforms import Transform
 from conduit.kernels.windows import Window, need
 from conduit.plane.batch import Batch, Buffer, Format, Maker, Scratch
+from conduit.sampling.prioritised import WEIGHTS, Prioritised, PrioritisedSampler
 from conduit.sampling.uniform import Uniform
 from conduit.store.table import TableView
 from conduit.store.weights import PolicySlot
@@ -97,6 +98,7 @@ class Loader(Delivery):
         *,
         batch_size: int,
         window: Window | None,
+        sampling: Prioritised | None,
         transform: Mapping[str, Transform] | None,
         max_staleness: int | None,
         policy: PolicySlot | None,
@@ -124,12 +126,14 @@ class Loader(Delivery):
         self._max_staleness = max_staleness or 0
         self._policy = policy if max_staleness is not None else None
         table.check_open()
-        self.plan: Plan = make_plan(table.layout.schema, batch_size, window, transform, fields)
+        self.plan: Plan = make_plan(
+            table.layout.schema, batch_size, window, transform, fields, () if sampling is None else WEIGHTS
+        )
         table.layout.table.check_window(*need(self.plan.window))
         least = batch_size if min_rows is None else min_rows
         if not isinstance(least, int) or not 1 <= least <= table.layout.rows:
             raise ConfigError(f"Expected min_rows from 1 to the table's {table.layout.rows} rows, got {least!r}")
-        self.sampler = Uniform(seed, table.layout.pages, least)
+        self.sampler = _sampler(table, sampling, batch_size, seed, least)
         self._table = table
         self._timeout = timeout
         self._on_busy = on_busy
@@ -202,6 +206,27 @@ class Loader(Delivery):
                 "Lower min_rows or raise timeout"
             )
 
+    def update_priorities(self, ids: Any, priorities: Any) -> int:
+        """Give rows new priorities, such as the absolute TD errors of a batch.
+
+        Args:
+            ids: int64 [n], from `Batch.ids`; of duplicates the last one wins.
+            priorities: Real [n], finite and at least 0.
+
+        Returns:
+            How many were ignored because their rows have been overwritten since (`sampler.ignored` adds them up).
+
+        Raises:
+            FieldError: Wrong shape, or a NaN, infinite or negative priority; nothing is changed.
+            ConfigError: The loader does not sample by priority.
+        """
+        if not isinstance(self.sampler, PrioritisedSampler):
+            raise ConfigError(
+                "Expected a loader opened with sampling=conduit.Prioritised(...), this one draws uniformly"
+            )
+        self._table.check_open()
+        return self.sampler.update(np.ascontiguousarray(ids, np.int64), priorities)
+
     def valid(self, ids: Any) -> Array:
         """Which row ids still name the rows they were given for.
 
@@ -231,6 +256,22 @@ class Loader(Delivery):
 
     def __enter__(self) -> Self:
         return self
+
+
+def _sampler(
+    table: TableView, sampling: Prioritised | None, size: int, seed: int, least: int
+) -> Uniform | PrioritisedSampler:
+    if sampling is None:
+        return Uniform(seed, table.layout.pages, least)
+    rule = table.layout.table.priorities
+    if not isinstance(sampling, Prioritised):
+        raise ConfigError(f"Expected sampling to be conduit.Prioritised(...) or None, got {type(sampling).__name__}")
+    if rule is None:
+        raise ConfigError(
+            f"Expected table {table.layout.name!r} to have priorities: create it with priorities=conduit.Priorities(...)"
+        )
+    geometry = (table.layout.pages, table.layout.page_rows)
+    return PrioritisedSampler(sampling, rule, table.address, geometry, size, seed, least)
 
 
 def _torch_maker() -> Maker:

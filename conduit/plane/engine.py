@@ -21,6 +21,7 @@ from conduit.plane.delivery import Loader, OnBusy
 from conduit.plane.ingestion import CommitPerStep, Ingestion, Writer, writer_type
 from conduit.plane.placement import HostPlacement, Placement, Pool
 from conduit.plane.stream import Autoreset, OnFull
+from conduit.sampling.prioritised import Prioritised
 from conduit.schema import Schema
 from conduit.store import segment as segments
 from conduit.store.layout import Table, specify
@@ -137,6 +138,7 @@ class Client:
         *,
         batch_size: int,
         window: Window | None = None,
+        sampling: Prioritised | None = None,
         transform: Mapping[str, Transform] | None = None,
         max_staleness: int | None = None,
         policy: PolicySlot | None = None,
@@ -155,6 +157,7 @@ class Client:
             batch_size: Samples per batch.
             window: What a sample is built from: Transition (default, 1 step), Sequence, Episode or Rollout; the table must
                 have been created for windows as wide.
+            sampling: conduit.Prioritised(...) to draw by priority; None draws uniformly.
             max_staleness: Skip rows whose policy version is more than this many versions behind the slot's; needs `policy`.
             policy: The slot that versions count in.
             transform: {field: conduit.scale(...) or conduit.cast(...)}; one for an observation also applies to the next.
@@ -173,6 +176,7 @@ class Client:
             self._view(table),
             batch_size=batch_size,
             window=window,
+            sampling=sampling,
             transform=transform,
             max_staleness=max_staleness,
             policy=policy,

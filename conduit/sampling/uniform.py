@@ -8,6 +8,8 @@ row of a stream, truncated rows without a final observation) are rejected and dr
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from conduit.jit import address, inner
@@ -52,7 +54,7 @@ _SIGNATURE = "int64(int64, int64, int64, int64, int64)"
 
 
 @inner
-def _lane(slot, attempt, tries):  # type: ignore[no-untyped-def]
+def lane(slot, attempt, tries):  # type: ignore[no-untyped-def]
     """Counter of one try: pair of slots in 32 bits, the delivery's attempt in 12, the try in 19."""
     return (slot >> 1) | ((attempt & 4095) << 32) | (tries << 44)
 
@@ -101,7 +103,7 @@ def look(state, table, need):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _locate(entries, listed, guess, position):  # type: ignore[no-untyped-def]
+def locate(entries, listed, guess, position):  # type: ignore[no-untyped-def]
     """The entry whose range holds `position`; `guess` is where it were if all ranges were as long, mostly off by one at most."""
     guess = min(guess, listed - 1)
     guess += (peek_i64(entries + E_BYTES * (guess + 1)) <= position) - (peek_i64(entries + E_BYTES * guess) > position)
@@ -140,9 +142,9 @@ def _draw(state, job, slots, count, attempt):  # type: ignore[no-untyped-def]
             slot = peek_i64(slots + 8 * i)
             if slot >> 1 != computed:
                 computed = slot >> 1
-                first, second = random_pair(seed, batch, _lane(slot, attempt, 0))
+                first, second = random_pair(seed, batch, lane(slot, attempt, 0))
             position = scale_to(second if slot & 1 else first, total)
-            entry = _locate(entries, listed, np.int64(position * density), position)
+            entry = locate(entries, listed, np.int64(position * density), position)
             row = peek_i64(entry + E_FIRST) + position - peek_i64(entry)
             after = row + peek_i64(entry + E_ENVS)
             prefetch(metas + META_BYTES * row)
@@ -160,9 +162,9 @@ def _draw(state, job, slots, count, attempt):  # type: ignore[no-untyped-def]
             tries += 1
             if tries > _TRIES:
                 return -1
-            first, second = random_pair(seed, batch, _lane(slot, attempt, tries))
+            first, second = random_pair(seed, batch, lane(slot, attempt, tries))
             position = scale_to(second if slot & 1 else first, total)
-            entry = _locate(entries, listed, np.int64(position * density), position)
+            entry = locate(entries, listed, np.int64(position * density), position)
             row = peek_i64(entry + E_FIRST) + position - peek_i64(entry)
         poke_i64(peek_i64(job + J_ROWS) + 8 * slot, row)
         poke_i64(peek_i64(job + J_PAGES) + 8 * slot, peek_i64(entry + E_PAGE))
@@ -201,6 +203,9 @@ class Uniform:
     def advance(self) -> None:
         """Go on to the next batch."""
         self._words[S_BATCH // 8] += 1
+
+    def finish(self, arrays: dict[str, np.ndarray[Any, Any]]) -> None:
+        """Nothing is left to do for a batch of equal probabilities."""
 
     @property
     def candidates(self) -> int:

@@ -57,6 +57,29 @@ def row_stride(field: Field) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class Priorities:
+    """How a table turns priorities into probabilities: P(i) = p_i / sum p, p_i = (|priority| + eps)^alpha.
+
+    p is stored as an integer, a multiple of 2^-20 up to 2^12 (larger ones are stored as that), so that sums are exact.
+
+    Attributes:
+        alpha: Exponent, at least 0; 0 is uniform.
+        eps: Added to every priority; with 0, rows of priority 0 are never drawn while others are positive.
+        span: New rows get the largest priority among the last one to two spans of so many updates.
+    """
+
+    alpha: float = 0.6
+    eps: float = 1e-6
+    span: int = 1 << 17
+
+    def __post_init__(self) -> None:
+        if not (0.0 <= self.alpha < float("inf") and 0.0 <= self.eps < float("inf")):
+            raise ConfigError(f"Expected alpha and eps of at least 0, got {self.alpha!r} and {self.eps!r}")
+        if not isinstance(self.span, int) or self.span < 1:
+            raise ConfigError(f"Expected a span of at least 1 update, got {self.span!r}")
+
+
+@dataclass(frozen=True, slots=True)
 class Table:
     """A table to create: its schema, its size, and the widest window it must be able to serve.
 
@@ -70,6 +93,7 @@ class Table:
         max_n_step: Longest n-step return, in ticks, that windows may ask for (inclusive).
         max_length: Longest sequence, episode or rollout, in ticks, that windows may ask for (inclusive).
         num_envs: Environments per writer that page size is chosen for; writers may have fewer or more.
+        priorities: How rows are prioritised, or None for a table without priorities.
         kind: "replay": the oldest page is evicted when no page is free.
     """
 
@@ -80,6 +104,7 @@ class Table:
     max_n_step: int = 1
     max_length: int = 1
     num_envs: int = 1
+    priorities: Priorities | None = None
     kind: Literal["replay"] = "replay"
 
     def __post_init__(self) -> None:
@@ -129,6 +154,7 @@ class Table:
             CapacityError: The capacity is too small or no size.
         """
         per_row = sum(row_stride(field) for field in self.schema.fields) + 2 + META_BYTES
+        per_row += 4 if self.priorities is not None else 0
         in_bytes = isinstance(self.capacity, str)
         rows = parse_bytes(self.capacity) // per_row if isinstance(self.capacity, str) else int(self.capacity)
         if rows < 1:
@@ -190,6 +216,7 @@ class TableSpec(msgspec.Struct, frozen=True):
     max_stack: int
     max_n_step: int
     max_length: int
+    priorities: tuple[float, float, int] | None
     kind: str
 
 
@@ -225,6 +252,7 @@ class TableLayout:
     terminated: int
     truncated: int
     meta: int
+    priority: int
 
     @property
     def rows(self) -> int:
@@ -278,8 +306,12 @@ def specify(tables: dict[str, Table], policies: dict[str, tuple[TensorSpec, ...]
         if not isinstance(table, Table):
             raise ConfigError(f"Expected a conduit.Table, got {type(table).__name__} - at tables[{name!r}]")
         pages, page_rows = table.geometry()
+        wanted = table.priorities
+        priorities = None if wanted is None else (wanted.alpha, wanted.eps, wanted.span)
         raw = msgspec.Raw(table.schema.to_json())
-        specs[name] = TableSpec(raw, pages, page_rows, table.max_stack, table.max_n_step, table.max_length, table.kind)
+        specs[name] = TableSpec(
+            raw, pages, page_rows, table.max_stack, table.max_n_step, table.max_length, priorities, table.kind
+        )
     return SegmentSpec(specs, policies, participants)
 
 
@@ -303,7 +335,10 @@ def _lay_table(name: str, spec: TableSpec, start: int, page_base: int) -> tuple[
         max_stack=spec.max_stack,
         max_n_step=spec.max_n_step,
         max_length=spec.max_length,
+        priorities=None if spec.priorities is None else Priorities(*spec.priorities),
     )
+    priority = align(meta + rows * META_BYTES)
+    end = priority + (4 * rows if spec.priorities is not None else 0)
     layout = TableLayout(
         name,
         schema,
@@ -317,8 +352,9 @@ def _lay_table(name: str, spec: TableSpec, start: int, page_base: int) -> tuple[
         terminated,
         truncated,
         meta,
+        priority,
     )
-    return layout, align(meta + rows * META_BYTES, 4096)
+    return layout, align(end, 4096)
 
 
 def _lay_weights(name: str, tensors: tuple[TensorSpec, ...], start: int) -> tuple[WeightsLayout, int]:

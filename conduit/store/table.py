@@ -37,6 +37,7 @@ from conduit.store.words import (
     T_META,
     T_PAGE_BASE,
     T_PAGES,
+    T_PRIORITY,
     T_ROWS,
     T_TERMINATED,
     T_TRUNCATED,
@@ -64,6 +65,7 @@ class TableView:
         columns: {field name: array [rows, *shape]} over the whole table, writable views of shared memory.
         terminated, truncated: bool [rows].
         meta: META_DTYPE [rows].
+        priorities: Leaf priorities, uint32 [rows] (kernels.leaves), or None.
         descriptor: int64 words (words.T_*) whose address kernels take as `table`.
     """
 
@@ -83,6 +85,10 @@ class TableView:
         self.terminated = segment.array(layout.terminated, (rows,), np.dtype(bool))
         self.truncated = segment.array(layout.truncated, (rows,), np.dtype(bool))
         self.meta = segment.array(layout.meta, (rows,), META_DTYPE)
+        self.priorities: Array | None = None
+        if layout.table.priorities is not None:
+            self.priorities = segment.array(layout.priority, (rows,), np.dtype(np.uint32))
+            pairs.append((segment.base + layout.priority, 4))
         self._pairs = np.array(pairs, np.int64)
         self.descriptor = np.zeros(T_WORDS, np.int64)
         for offset, value in (
@@ -98,6 +104,7 @@ class TableView:
             (T_META, segment.base + layout.meta),
             (T_TERMINATED, segment.base + layout.terminated),
             (T_TRUNCATED, segment.base + layout.truncated),
+            (T_PRIORITY, segment.base + layout.priority if self.priorities is not None else 0),
             (T_HISTORY, layout.table.max_stack - 1),
             (T_FUTURE, layout.table.future_ticks),
         ):

@@ -40,6 +40,8 @@ PAGE_TAIL = 72
 PAGE_PREVIOUS = 80
 """Page before this one in the stream + 1, or 0."""
 PAGE_PREVIOUS_GENERATION = 88
+PAGE_UPDATES = 96
+"""Leaf priorities stored by learners in this generation: a learner that counts fewer of its own sums the page anew."""
 
 # --- table control: lines
 TABLE_TICKET = 0
@@ -53,7 +55,9 @@ TABLE_SEALED_ROWS = 3 * LINE + 8
 TABLE_EVICTED_ROWS = 3 * LINE + 16
 TABLE_RECOVERED = 3 * LINE + 24
 """Pages taken back from dead writers."""
-TABLE_CONTROL_BYTES = 4 * LINE
+TABLE_RECENT_LEAF = 4 * LINE
+"""Largest leaf priority of the current span of updates; at +8 that of the span before, at +16 updates in this span."""
+TABLE_CONTROL_BYTES = 5 * LINE
 
 # --- table descriptor: private to a process, int64 words, handed to kernels by address
 T_PAGES = 0
@@ -76,7 +80,9 @@ T_HISTORY = 96
 """max_stack - 1: ticks of history every anchor has in its page."""
 T_FUTURE = 104
 """Ticks of future that every anchor has in its page."""
-T_WORDS = 14
+T_PRIORITY = 112
+"""Address of the leaf priorities, uint32 [rows], or 0."""
+T_WORDS = 15
 
 # --- meta, 16 bytes a row: int32 version | int32 step | uint32 episode | uint32 link << 5 | flags
 META_BYTES = 16
@@ -123,7 +129,9 @@ W_OBJECTS = 184
 """Address of the table of known objects of conduit.store.objects."""
 W_REFUSED = 192
 """Place + 1 of the row for which the bare handle's last commit was refused, or 0."""
-W_WORDS = 25
+W_PRIORITIES_GIVEN = 200
+"""1: the next commit takes the leaf priorities that are in place, instead of the one for new rows."""
+W_WORDS = 26
 
 RUNNING, STARTING, AWAITING_FINAL = 0, 1, 2
 """Phases of an environment in a writer: in an episode; next row is its first; next row is a final observation."""

@@ -44,6 +44,7 @@ from conduit.store.words import (
     PAGE_STREAM,
     PAGE_TAIL,
     PAGE_TICK,
+    PAGE_UPDATES,
     RUNNING,
     STARTING,
     T_COLUMN_COUNT,
@@ -52,10 +53,12 @@ from conduit.store.words import (
     T_FUTURE,
     T_HISTORY,
     T_META,
+    T_PRIORITY,
     T_ROWS,
     T_TERMINATED,
     T_TRUNCATED,
     TABLE_DATA,
+    TABLE_RECENT_LEAF,
     W_BASE,
     W_BLOCK,
     W_COUNTER,
@@ -67,6 +70,7 @@ from conduit.store.words import (
     W_NEXT_STEP,
     W_OWNER,
     W_PAGE,
+    W_PRIORITIES_GIVEN,
     W_PUBLISH_EVERY,
     W_REFUSED,
     W_RESERVE,
@@ -174,6 +178,7 @@ def turn(writer, page):  # type: ignore[no-untyped-def]
     store_relaxed(block + PAGE_TICK, peek_i64(writer + W_TICK) - halo // envs)
     store_relaxed(block + PAGE_HALO, halo)
     store_relaxed(block + PAGE_TAIL, tail)
+    store_relaxed(block + PAGE_UPDATES, 0)
     store_relaxed(block + PAGE_COMMITTED, halo)
     publish_open(table, page)
     if old >= 0:
@@ -295,6 +300,25 @@ def _finish_row(meta, terminated, truncated, state, envs, version, next_step, ep
 
 
 @inner
+def _set_priorities(writer, table, row, count):  # type: ignore[no-untyped-def]
+    """Leaf priorities of rows about to be committed: the caller's, else the largest of late; none for final observations."""
+    priorities = peek_i64(table + T_PRIORITY)
+    metas = peek_i64(table + T_META)
+    recent = peek_i64(table + T_CONTROL) + TABLE_RECENT_LEAF
+    # before the first update there is no largest priority: 1 then
+    new = max(load_relaxed(recent), load_relaxed(recent + 8))
+    if new == 0:
+        new = 1 << 20
+    given = peek_i64(writer + W_PRIORITIES_GIVEN)
+    for i in range(row, row + count):
+        if peek_u32(metas + META_BYTES * i + 12) & FINAL:
+            poke_u32(priorities + 4 * i, 0)
+        elif given == 0:
+            poke_u32(priorities + 4 * i, new)
+    poke_i64(writer + W_PRIORITIES_GIVEN, 0)
+
+
+@inner
 def _commit(writer, ticks):  # type: ignore[no-untyped-def]
     table = peek_i64(writer + W_TABLE)
     envs = peek_i64(writer + W_ENVS)
@@ -326,6 +350,8 @@ def _commit(writer, ticks):  # type: ignore[no-untyped-def]
                 episodes,
             )
             row += 1
+    if peek_i64(table + T_PRIORITY) != 0:
+        _set_priorities(writer, table, row - count, count)
     local += count
     poke_i64(writer + W_EPISODES, episodes)
     poke_i64(writer + W_LOCAL, local)
