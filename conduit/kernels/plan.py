@@ -104,8 +104,9 @@ def make_plan(
         schema: The table's.
         batch_size: Rows per batch, at least 1.
         transform: {field: Transform}; one for an observation also applies to what follows it. A dotted name's parent
-            ("obs" for "obs.camera") stands for all below it.
-        fields: Outputs to deliver, in this order; None for all: fields, next observations, terminated, truncated.
+            ("obs" for "obs.camera") stands for all below it that are not named themselves.
+        fields: Outputs to deliver, in this order, flags last; None for all: fields, next observations, terminated,
+            truncated.
 
     Raises:
         ConfigError: Unknown names, sizes or casts.
@@ -132,7 +133,8 @@ def make_plan(
 
 def _transforms(schema: Schema, given: Mapping[str, Transform]) -> dict[str, Transform]:
     chosen: dict[str, Transform] = {}
-    for name, item in given.items():
+    # what is named more exactly comes later and wins
+    for name, item in sorted(given.items(), key=lambda pair: str(pair[0]).count(".")):
         names = [field for field in schema.names if field == name or field.startswith(f"{name}.")]
         if not names:
             raise ConfigError(f"Expected a field among {list(schema.names)}, got {name!r} - at transform")

@@ -108,6 +108,7 @@ class Loader(Delivery):
             raise ConfigError(f"Expected at least 2 buffers (the loop variable holds one), got {buffers!r}")
         if not isinstance(seed, int):
             raise ConfigError(f"Expected an int as seed, got {seed!r}")
+        Deadline(timeout)
         table.check_open()
         self.plan: Plan = make_plan(table.layout.schema, batch_size, transform, fields)
         least = batch_size if min_rows is None else min_rows
@@ -123,6 +124,7 @@ class Loader(Delivery):
         self._buffers = [Buffer(table, self.plan, self._scratch, self.sampler, block) for _ in range(buffers)]
         self._turn = 0
         self._batches = 0
+        self._redrawn = 0
         self._waited = 0.0
         self._closed = False
         self._make: Maker = _torch_maker() if format == "torch" else np.ndarray.view
@@ -144,7 +146,7 @@ class Loader(Delivery):
         buffer = self._free_buffer(timeout)
         if not buffer.fill():
             self._wait_for_rows(buffer, self._timeout if timeout is None else timeout)
-        buffer.released = False
+        buffer.take()
         self._batches += 1
         self.sampler.advance()
         return Batch(buffer, self._make, self._table.layout.schema)
@@ -186,24 +188,25 @@ class Loader(Delivery):
         """Which row ids still name the rows they were given for.
 
         Args:
-            ids: int64 [n], from `Batch.ids`.
+            ids: int64, any shape, from `Batch.ids`.
 
         Returns:
-            bool [n]; False where the row has been overwritten since.
+            bool of that shape; False where the row has been overwritten since, or the id is none of this table's.
         """
-        keys = np.ascontiguousarray(ids, np.int64)
-        out = np.zeros(len(keys), bool)
-        entry(cpu.still_valid)(self._table.address, keys.ctypes.data, len(keys), out.ctypes.data)
+        keys = np.array(ids, np.int64, order="C")
+        out = np.zeros(keys.shape, bool)
+        entry(cpu.still_valid)(self._table.address, keys.ctypes.data, keys.size, out.ctypes.data)
         return out
 
     @property
     def stats(self) -> LoaderStats:
         """Counts since the loader was opened."""
-        redrawn = sum(buffer.redrawn for buffer in self._buffers)
+        redrawn = self._redrawn + sum(buffer.redrawn for buffer in self._buffers)
         return LoaderStats(self._batches, self._batches * self.plan.batch_size, redrawn, self._waited)
 
     def close(self) -> None:
         """Let the buffers go; batches that are still held stay valid."""
+        self._redrawn = self.stats.redrawn
         self._closed = True
         self._buffers = []
 

@@ -123,7 +123,9 @@ W_OBJECTS = 184
 """Address of the table of known objects of conduit.store.objects."""
 W_REFUSED = 192
 """Place + 1 of the row for which the bare handle's last commit was refused, or 0."""
-W_WORDS = 25
+W_CLOSED = 200
+"""Address of the header's word that says that the engine has closed."""
+W_WORDS = 26
 
 RUNNING, STARTING, AWAITING_FINAL = 0, 1, 2
 """Phases of an environment in a writer: in an episode; next row is its first; next row is a final observation."""
