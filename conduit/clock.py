@@ -6,8 +6,11 @@ adding theirs up. The clock is the system's monotonic one; tests hand in their o
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
+
+from conduit.errors import ConfigError
 
 Clock = Callable[[], float]
 """Returns monotonic seconds."""
@@ -21,7 +24,7 @@ class Deadline:
         clock: Monotonic seconds; `time.monotonic` unless a test needs its own.
 
     Raises:
-        ValueError: `timeout` is negative or not a number.
+        ConfigError: `timeout` is negative or not a number.
     """
 
     __slots__ = ("_clock", "_end", "timeout")
@@ -29,9 +32,12 @@ class Deadline:
     FOREVER = 365.0 * 24 * 3600
 
     def __init__(self, timeout: float | None, clock: Clock = time.monotonic) -> None:
-        seconds = self.FOREVER if timeout is None else float(timeout)
+        try:
+            seconds = self.FOREVER if timeout is None else float(timeout)
+        except (TypeError, ValueError):
+            seconds = math.nan
         if not seconds >= 0:
-            raise ValueError(
+            raise ConfigError(
                 f"Expected a timeout of at least 0 seconds, got {timeout!r}; pass None to wait without limit"
             )
         self.timeout = seconds

@@ -35,7 +35,9 @@ from conduit.store.words import (
     PAGE_STATE,
     PAGE_STREAM,
     SEALED,
+    T_COUNT,
     T_META,
+    T_ROWS,
 )
 
 (
@@ -166,14 +168,17 @@ def deliver(job):  # type: ignore[no-untyped-def]
 @kernel("int64(int64, int64, int64, int64)")
 def still_valid(table, ids, count, out):  # type: ignore[no-untyped-def]
     """Tell which row ids still name the row they were given for: bool [count] at `out`; returns how many do."""
-    rows = peek_i64(table + 16)
+    rows = peek_i64(table + T_ROWS)
     good = 0
     for i in range(count):
         key = peek_i64(ids + 8 * i)
-        state = load_acquire(block_of(table, (key & ROW_MASK) // rows) + PAGE_STATE)
-        kind = state & KIND_MASK
-        same = ((state >> GENERATION_SHIFT) & GENERATION_MASK) == (key >> ROW_BITS)
-        valid = same and (kind == OPEN or kind == SEALED)
+        page = (key & ROW_MASK) // rows
+        valid = False
+        if page < peek_i64(table + T_COUNT):
+            state = load_acquire(block_of(table, page) + PAGE_STATE)
+            kind = state & KIND_MASK
+            same = ((state >> GENERATION_SHIFT) & GENERATION_MASK) == (key >> ROW_BITS)
+            valid = same and (kind == OPEN or kind == SEALED)
         poke_u8(out + i, valid)
         good += valid
     return good

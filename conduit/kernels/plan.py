@@ -149,7 +149,8 @@ def make_plan(
         batch_size: Samples per batch, at least 1.
         window: What a sample is built from; default 1-step transitions.
         transform: {field: Transform}; one for an observation also applies to what follows it, one for a reward that the
-            window sums up to every single reward. A dotted name's parent ("obs" for "obs.camera") stands for all below it.
+            window sums up to every single reward. A dotted name's parent ("obs" for "obs.camera") stands for all
+            below it that are not named themselves.
         extra: Arrays that the sampler makes, always delivered.
         fields: Outputs to deliver, in this order; None for all: fields, next observations (transitions), what the window
             makes.
@@ -191,7 +192,8 @@ def make_plan(
 
 def _transforms(schema: Schema, given: Mapping[str, Transform]) -> dict[str, Transform]:
     chosen: dict[str, Transform] = {}
-    for name, item in given.items():
+    # what is named more exactly comes later and wins
+    for name, item in sorted(given.items(), key=lambda pair: str(pair[0]).count(".")):
         names = [field for field in schema.names if field == name or field.startswith(f"{name}.")]
         if not names:
             raise ConfigError(f"Expected a field among {list(schema.names)}, got {name!r} - at transform")

@@ -1,4 +1,4 @@
-"""What the CPU and GPU kernels must compute, in plain numpy and float64. Slow on purpose: this is the specification."""
+"""What the CPU and GPU kernels must compute, in plain numpy. Slow on purpose: this is the specification."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from conduit.store.words import FINAL, FIRST, FLAG_MASK, KEPT, LINK_SHIFT, TERMI
 Array = np.ndarray[Any, Any]
 
 
-def bfloat16_to_float64(bits: Array) -> Array:
-    """Values of bfloat16 bit patterns (uint16)."""
-    return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+EXACT_IN_FLOAT32 = ("bool", "int8", "uint8", "int16", "uint16", "float16", "bfloat16", "float32")
+"""Dtypes all of whose values float32 holds."""
 
 
-def float64_to_bfloat16(values: Array) -> Array:
+def from_bfloat16(bits: Array) -> Array:
+    """float32 values of bfloat16 bit patterns (uint16); exact."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def to_bfloat16(values: Array) -> Array:
     """Bit patterns (uint16) of values rounded to float32, then to bfloat16 (nearest, ties to even)."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
@@ -26,7 +30,7 @@ def float64_to_bfloat16(values: Array) -> Array:
 
 
 def transform(output: Output, rows: Array) -> Array:
-    """Apply an output's transform to rows of its field.
+    """Apply an output's transform to rows of its field, in the precision that `Transform` promises: equal bit for bit.
 
     Args:
         output: The plan's output.
@@ -38,17 +42,16 @@ def transform(output: Output, rows: Array) -> Array:
     wanted, source = output.transform, output.field.dtype
     if not wanted.is_affine and wanted.dtype == source:
         return rows.copy()
-    if (
-        not wanted.is_affine
-        and rows.dtype.kind in "iub"
-        and output.numpy_dtype.kind in "iu"
-        and wanted.dtype != "bfloat16"
-        and source != "bfloat16"
-    ):
-        return rows.astype(output.numpy_dtype)
-    values = bfloat16_to_float64(rows) if source == "bfloat16" else rows.astype(np.float64)
-    values = values * wanted.factor + wanted.offset
-    return float64_to_bfloat16(values) if wanted.dtype == "bfloat16" else values.astype(output.numpy_dtype)
+    values = from_bfloat16(rows) if source == "bfloat16" else rows
+    if wanted.is_affine:
+        narrow = source in EXACT_IN_FLOAT32 and wanted.dtype != "float64"
+        work = np.dtype(np.float32 if narrow else np.float64)
+        values = values.astype(work) * work.type(wanted.factor) + work.type(wanted.offset)
+    if wanted.dtype == "bfloat16":
+        return to_bfloat16(values)
+    if wanted.dtype == "float16":
+        values = values.astype(np.float32)
+    return values.astype(output.numpy_dtype)
 
 
 def following_row(local: int, meta: Array, committed: int) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from conduit.errors import ConfigError
@@ -15,7 +16,8 @@ class Transform:
     """out = cast(x * factor + offset).
 
     The product and sum are computed in float32 when the field's values and the result fit it, that is for sources of at
-    most 16-bit integers or 32-bit floats and results of at most 32 bits, otherwise in float64.
+    most 16-bit integers or 32-bit floats and results of at most 32 bits, otherwise in float64. Results of 16 bits are
+    rounded to float32 first, as torch does. Integers that do not fit an integer result wrap around.
 
     Attributes:
         dtype: Result dtype.
@@ -29,6 +31,8 @@ class Transform:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ConfigError(f"Expected one of {', '.join(DTYPES)}, got {self.dtype!r}")
+        if not (math.isfinite(self.factor) and math.isfinite(self.offset)):
+            raise ConfigError(f"Expected a finite factor and offset, got {self.factor!r} and {self.offset!r}")
         if self.is_affine and self.dtype not in FLOATS:
             raise ConfigError(f"Expected a float dtype for a scaled field ({', '.join(FLOATS)}), got {self.dtype!r}")
 

@@ -7,6 +7,7 @@ error that users read. The method lives on a subclass of Writer made once per sc
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Callable
 
 from conduit.plane.values import MISSING
@@ -15,23 +16,24 @@ from conduit.schema import Schema
 
 def generate_append(schema: Schema) -> Callable[..., None]:
     """The method `append(self, *, <fields>, terminated=False, truncated=False, final=None)` for writers of a schema."""
-    flat = not any("." in name for name in schema.names)
-    if flat:
-        arguments = "".join(f"{name}=missing, " for name in schema.names)
+    # names of fields never begin with "_", so the method's own ones do
+    plain = not any("." in name or keyword.iskeyword(name) for name in schema.names)
+    if plain:
+        arguments = "".join(f"{name}=_missing, " for name in schema.names)
         values = "".join(f"{name}, " for name in schema.names)
-        head = ["if rest: self._schema.flatten(rest)"]
+        head = ["if _rest: _self._schema.flatten(_rest)"]
     else:
         arguments = ""
-        values = "".join(f"flat[{name!r}], " for name in schema.names)
-        head = ["flat = self._schema.flatten(rest)"]
+        values = "".join(f"_flat[{name!r}], " for name in schema.names)
+        head = ["_flat = _self._schema.flatten(_rest)"]
     lines = [
-        f"def append(self, *, {arguments}terminated=False, truncated=False, final=None, **rest):",
+        f"def append(_self, *, {arguments}terminated=False, truncated=False, final=None, **_rest):",
         *head,
-        f"values = ({values}terminated, truncated)",
-        "if final is not None or self._append(self._words, values) < -1:",
-        "    self._append_exactly(values, final)",
+        f"_values = ({values}terminated, truncated)",
+        "if final is not None or _self._append(_self._words, _values) < -1:",
+        "    _self._append_exactly(_values, final)",
     ]
-    scope = {"missing": MISSING}
+    scope = {"_missing": MISSING}
     exec("\n    ".join(lines), scope)  # noqa: S102 - made of the schema's checked names only
     method: Callable[..., None] = scope["append"]
     method.__doc__ = "Write and commit one step; see Writer.append."

@@ -34,10 +34,11 @@ class Batch(Mapping[str, Any]):
     such a tensor. `release()` gives it back earlier.
     """
 
-    __slots__ = ("_buffer", "_keys", "_make", "_schema", "_values")
+    __slots__ = ("_buffer", "_keys", "_make", "_schema", "_turn", "_values")
 
     def __init__(self, buffer: Buffer, make: Maker, schema: Schema) -> None:
         self._buffer = buffer
+        self._turn = buffer.turn
         self._make = make
         self._schema = schema
         self._values: dict[str, Any] = dict(zip(buffer.names, map(make, buffer.delivered), strict=True))
@@ -84,8 +85,9 @@ class Batch(Mapping[str, Any]):
         return self._schema.nest(self._values)
 
     def release(self) -> None:
-        """Promise not to look at this batch or anything made from it again; its memory may be reused at once."""
-        self._buffer.released = True
+        """Promise not to look at this batch or anything made from it again; its memory may be reused at once. Idempotent."""
+        if self._buffer.turn == self._turn:  # else the memory is another batch's by now
+            self._buffer.released = True
 
     def __repr__(self) -> str:
         inner = ", ".join(f"{name}: {tuple(value.shape)} {value.dtype}" for name, value in self._values.items())
@@ -163,6 +165,11 @@ class Buffer:
 
     A buffer is free when nobody but itself refers to its arrays. A torch tensor made by `from_numpy` keeps its array
     alive, and so does every view of it, so reference counts tell the truth without any bookkeeping by users.
+
+    Attributes:
+        arrays: Every output by name, ids and other keys included.
+        released: The present batch's holder has promised not to look at it again.
+        turn: Number of batches this memory has been handed out for.
     """
 
     def __init__(self, table: TableView, plan: Plan, scratch: Scratch, sampler: Any, block: int) -> None:
@@ -180,6 +187,7 @@ class Buffer:
         for (name, dtype, shape), offset in zip(spans, offsets, strict=True):
             self.arrays[name] = np.ndarray(shape, dtype, self._memory, start + offset)
         self.released = False
+        self.turn = 0
         at = {name: array.ctypes.data for name, array in self.arrays.items()}
         self._operations = np.zeros((max(1, len(plan.outputs)), D_WORDS), np.int64)
         for i, output in enumerate(plan.outputs):
@@ -233,6 +241,11 @@ class Buffer:
             return False
         self._finish(self.arrays)
         return True
+
+    def take(self) -> None:
+        """Begin the turn of the batch that was filled in; an earlier one's release means nothing from now on."""
+        self.released = False
+        self.turn += 1
 
     @property
     def redrawn(self) -> int:

@@ -125,6 +125,7 @@ class Loader(Delivery):
             )
         self._max_staleness = max_staleness or 0
         self._policy = policy if max_staleness is not None else None
+        Deadline(timeout)
         table.check_open()
         self.plan: Plan = make_plan(
             table.layout.schema, batch_size, window, transform, fields, () if sampling is None else WEIGHTS
@@ -143,6 +144,7 @@ class Loader(Delivery):
         self._buffers = [Buffer(table, self.plan, self._scratch, self.sampler, block) for _ in range(buffers)]
         self._turn = 0
         self._batches = 0
+        self._redrawn = 0
         self._waited = 0.0
         self._closed = False
         self._make: Maker = _torch_maker() if format == "torch" else np.ndarray.view
@@ -168,7 +170,7 @@ class Loader(Delivery):
             buffer.window[V_OLDEST // 8] = current - self._max_staleness
         if not buffer.fill():
             self._wait_for_rows(buffer, self._timeout if timeout is None else timeout)
-        buffer.released = False
+        buffer.take()
         self._batches += 1
         self.sampler.advance()
         return Batch(buffer, self._make, self._table.layout.schema)
@@ -231,14 +233,14 @@ class Loader(Delivery):
         """Which row ids still name the rows they were given for.
 
         Args:
-            ids: int64 [n], from `Batch.ids`.
+            ids: int64, any shape, from `Batch.ids`.
 
         Returns:
-            bool [n]; False where the row has been overwritten since.
+            bool of that shape; False where the row has been overwritten since, or the id is none of this table's.
         """
-        keys = np.ascontiguousarray(ids, np.int64)
-        out = np.zeros(len(keys), bool)
-        entry(cpu.still_valid)(self._table.address, keys.ctypes.data, len(keys), out.ctypes.data)
+        keys = np.array(ids, np.int64, order="C")
+        out = np.zeros(keys.shape, bool)
+        entry(cpu.still_valid)(self._table.address, keys.ctypes.data, keys.size, out.ctypes.data)
         return out
 
     @property
@@ -246,11 +248,12 @@ class Loader(Delivery):
         """Counts since the loader was opened."""
         ages = self._scratch.ages
         stale = {age: int(ages[age]) for age in np.flatnonzero(ages).tolist()}
-        redrawn = sum(buffer.redrawn for buffer in self._buffers)
+        redrawn = self._redrawn + sum(buffer.redrawn for buffer in self._buffers)
         return LoaderStats(self._batches, self._batches * self.plan.batch_size, redrawn, self._waited, stale)
 
     def close(self) -> None:
         """Let the buffers go; batches that are still held stay valid."""
+        self._redrawn = self.stats.redrawn
         self._closed = True
         self._buffers = []
 

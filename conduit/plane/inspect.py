@@ -39,7 +39,7 @@ from conduit.store.layout import (
     row_stride,
 )
 from conduit.store.locks import LOCK_CREATOR, LOCK_PUBLISHERS, held
-from conduit.store.names import SHM_DIRECTORY, Backing, find, runtime_directory, shm_name
+from conduit.store.names import SHM_DIRECTORY, Backing, find, note_path, shm_name
 from conduit.store.participants import _NAME, _PID, _ROWS, _SINCE
 from conduit.store.segment import HEADER_CLOSED, HEADER_PID, HEADER_TIME, read_layout, remove_if_dead
 from conduit.store.words import (
@@ -67,12 +67,7 @@ Words = np.ndarray[Any, np.dtype[np.int64]]
 
 def engines() -> list[str]:
     """Names of this user's engines, living and dead, sorted. Other files under such names are not listed."""
-    while True:
-        try:
-            names = {name for name, _ in find()}
-        except FileNotFoundError:  # one went while the folder was read
-            continue
-        return sorted(name for name in names if _is_there(name))
+    return sorted({name for name, _ in find() if _is_there(name)})
 
 
 def inspect(name: str) -> EngineStatus:
@@ -156,7 +151,7 @@ def _locate(name: str) -> tuple[Path, Backing]:
     segment = SHM_DIRECTORY / shm_name(name)[1:]
     if _is_regular(segment):
         return segment, "shm"
-    note = runtime_directory() / f"{name}.memfd"
+    note = note_path(name)
     if _is_regular(note):
         return note, "memfd"
     raise _not_found(name)

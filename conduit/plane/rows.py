@@ -9,12 +9,15 @@ from typing import Any, Self
 import numpy as np
 
 from conduit.errors import Closed, ConfigError, FieldError
+from conduit.field import Field
 from conduit.jit import entry
 from conduit.plane.stream import Stream
 from conduit.plane.values import checked
 from conduit.store import objects, writing
 
 Array = np.ndarray[Any, Any]
+
+_FLAG = Field("flag", "bool")
 
 
 class _Views:
@@ -65,8 +68,10 @@ class _Staged(_Views):
         self._lead = lead
 
     def _check(self) -> None:
-        if self._row < 0:
-            raise Closed("Expected rows that are still being written, these were committed or discarded")
+        if self._row < 0 or self._stream.closed:
+            raise Closed(
+                "Expected rows that are still being written, these were committed or discarded, or their writer closed"
+            )
 
     def _column(self, name: str) -> Array:
         table = self._stream.table
@@ -82,11 +87,19 @@ class _Staged(_Views):
         view = self[name]
         if name in self._stream.schema:
             view[...] = checked(self._stream.schema[name], value, self._lead)
-        else:
+        elif isinstance(value, bool | np.bool_):
             view[...] = value
+        else:
+            view[...] = checked(_FLAG, value, self._lead, at=name)
 
     def __setitem__(self, name: str, value: Any) -> None:
         self._set(name, value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            object.__setattr__(self, name, value)
+        else:
+            self._set(name, value)
 
     def _set_final(self, row: int, observation: Any) -> None:
         self._check()
@@ -134,12 +147,6 @@ class Step(_Staged):
             self._discard()
             self._stream.refuse(place)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name.startswith("_"):
-            object.__setattr__(self, name, value)
-        else:
-            self._set(name, value)
-
     def set_final(self, env: int, observation: Any) -> None:
         """Keep the final observation of an environment that ends with this step."""
         if not 0 <= env < self._stream.envs:
@@ -153,7 +160,7 @@ class Slab(_Staged):
     As a context manager it commits on leaving and discards on an exception.
     """
 
-    __slots__ = ("ticks",)
+    __slots__ = ("_ticks",)
 
     def __init__(self, stream: Stream, ticks: int, max_finals: int | None) -> None:
         super().__init__(stream)
@@ -168,8 +175,13 @@ class Slab(_Staged):
                 f"Expected a rollout that fits a page of {layout.page_rows} rows, got {rows} rows, {tail} for final "
                 f"observations and {halo} of halo: create the table with page_rows={rows + tail + halo} or more"
             )
-        self.ticks = ticks
+        self._ticks = ticks
         self._start("rollout", rows, tail, (ticks, *stream.lead))
+
+    @property
+    def ticks(self) -> int:
+        """Steps of the rollout."""
+        return self._ticks
 
     def set_final(self, tick: int, env: int, observation: Any) -> None:
         """Keep the final observation of an environment that ends with step `tick` of this rollout."""

@@ -22,6 +22,7 @@ from conduit.store.words import (
     STARTING,
     W_BASE,
     W_BUSY,
+    W_CLOSED,
     W_COUNTER,
     W_ENV_STATE,
     W_ENVS,
@@ -110,6 +111,7 @@ class Stream:
             (W_OWNER, seat.number),
             (W_COUNTER, seat.counter),
             (W_PUBLISH_EVERY, 1),
+            (W_CLOSED, table.segment.closed_address),
             (W_STRICT, keeps and keep_final),
         ):
             self.words[offset // 8] = value
@@ -132,6 +134,11 @@ class Stream:
         if self._closed:
             raise Closed("Expected an open writer, this one was closed")
         self.table.check_open()
+
+    @property
+    def closed(self) -> bool:
+        """True once the writer has closed."""
+        return self._closed
 
     @property
     def in_progress(self) -> str | None:

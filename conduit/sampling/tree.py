@@ -208,6 +208,9 @@ def update(tree, table, ids, leaves, count, span):  # type: ignore[no-untyped-de
         key = peek_i64(ids + 8 * i)
         row = key & ROW_MASK
         page = row // rows
+        if page >= peek_i64(table + T_COUNT):
+            ignored += 1
+            continue
         known = tree + P_BYTES * page
         block = block_of(table, page)
         state = load_acquire(block + PAGE_STATE)

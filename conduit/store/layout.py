@@ -85,8 +85,9 @@ class Table:
 
     Attributes:
         schema: Fields of a row.
-        capacity: Rows (int) or bytes ("2 GiB"). In rows: at least that many stay, one page is added on top. In bytes: an
-            upper bound for pages and their words.
+        capacity: Rows (int) or bytes ("2 GiB"). In rows: at least that many steps of one writer of `num_envs` environments
+            stay, halos not counted; final observations that are kept beside their steps do count. In bytes: an upper bound
+            for pages and their words.
         page_rows: Rows per page, or None to choose. Pages are what is evicted at once, so a table has at least 4; a
             writer of N environments fills N rows per tick, and its pages must hold a handful of ticks.
         max_stack: Longest frame stack, in ticks, that windows may ask for (inclusive).
@@ -170,9 +171,10 @@ class Table:
             wanted = self.num_envs * max(256, 16 * self.halo_ticks)
             least = self.num_envs * (2 * self.halo_ticks + _MIN_TICKS)
             page_rows = max(rows // 256, min(wanted, rows // 16), least)
+        own_rows = max(1, page_rows - self.halo_ticks * self.num_envs)
         # in bytes the page words count as well, so the bound is never passed; in rows one page more is made, since the
         # page being filled has just taken the place of the oldest
-        pages = rows * per_row // (page_rows * per_row + LINE) if in_bytes else -(-rows // page_rows) + 1
+        pages = rows * per_row // (page_rows * per_row + LINE) if in_bytes else -(-rows // own_rows) + 1
         if in_bytes and pages < MIN_PAGES:
             raise CapacityError(
                 f"Expected a capacity of at least {MIN_PAGES} pages of {page_rows} rows "
@@ -328,9 +330,10 @@ def _lay_table(name: str, spec: TableSpec, start: int, page_base: int) -> tuple[
     terminated = end
     truncated = align(terminated + rows)
     meta = align(truncated + rows)
+    # the pages are given; the capacity is only there to be valid again
     table = Table(
         schema,
-        rows,
+        spec.page_rows,
         page_rows=spec.page_rows,
         max_stack=spec.max_stack,
         max_n_step=spec.max_n_step,

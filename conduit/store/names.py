@@ -16,7 +16,7 @@ from typing import Literal
 
 import posix_ipc
 
-from conduit.errors import AccessDenied, ConfigError, EngineNotFound
+from conduit.errors import AccessDenied, BadSegment, ConfigError, EngineNotFound
 
 Backing = Literal["shm", "memfd"]
 
@@ -52,6 +52,7 @@ def open_segment(name: str) -> int:
     Raises:
         EngineNotFound: The name leads nowhere.
         AccessDenied: It leads to what this user may not read and write.
+        BadSegment: It leads to what is no file.
     """
     try:
         return int(posix_ipc.SharedMemory(shm_name(name)).fd)
@@ -61,6 +62,10 @@ def open_segment(name: str) -> int:
         raise AccessDenied(
             f"Expected read and write access to engine {name!r} ({SHM_DIRECTORY}{shm_name(name)}), got permission denied: "
             "engines are private to the user that created them"
+        ) from error
+    except ValueError as error:
+        raise BadSegment(
+            f"Expected a file at {SHM_DIRECTORY}{shm_name(name)}, got something else: remove it, or choose another name"
         ) from error
     try:
         path = note_path(name).read_text()

@@ -107,6 +107,16 @@ def _is_array(field, value, objects):  # type: ignore[no-untyped-def]
 
 
 @inner
+def _fits_float32(value, elements):  # type: ignore[no-untyped-def]
+    """True when a float64 array has no finite number that is no float32; such a one is the exact path's to refuse."""
+    data = peek_i64(value + _DATA)
+    for i in range(elements):
+        if _FLOAT_MAX < abs(peek_f64(data + 8 * i)) < np.inf:
+            return False
+    return True
+
+
+@inner
 def _int_size(value, objects):  # type: ignore[no-untyped-def]
     """Digits of an int, negative for a negative one."""
     word = peek_i64(value + _VALUE)
@@ -134,7 +144,8 @@ def _recognised(field, value, objects):  # type: ignore[no-untyped-def]
         return True
     type_ = peek_i64(value + _TYPE)
     if kind == _ARRAY:
-        return _is_array(field, value, objects) != 0
+        how = _is_array(field, value, objects)
+        return how == 1 or (how == 2 and _fits_float32(value, peek_i64(field + _F_ELEMENTS)))
     if kind == _BOOL:
         return (
             value == peek_i64(objects + _O_TRUE)

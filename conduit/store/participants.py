@@ -96,6 +96,9 @@ class Participants:
         self._holders: weakref.WeakSet[Disarmable] = weakref.WeakSet()
         self.number = -1
         _open_handles.add(self)  # before the lock is taken, since another thread may fork at any time
+        # a client that is dropped without close() must not keep its seat: with the lock gone it counts as dead
+        self._finalizer = weakref.finalize(self, segment.release_locks)
+        self._finalizer.atexit = False
         self.number = self._join()
 
     def _join(self) -> int:

@@ -80,6 +80,14 @@ def wake(event):  # type: ignore[no-untyped-def]
         syscall(FUTEX, event, _WAKE, _ALL, 0, 0, 0)
 
 
+@kernel("int64(int64)")
+def announce(event):  # type: ignore[no-untyped-def]
+    """Say that somebody is about to wait; before the look at the condition, so that what comes after it wakes us."""
+    store_relaxed(event + 8, 1)
+    fence_full()
+    return 0
+
+
 @kernel("int64(int64, int64, int64)", nogil=True)
 def wait(event, seen, timespec):  # type: ignore[no-untyped-def]
     """Sleep until the eventcount moves on from `seen` or the time is over; wakes early without harm.
@@ -89,8 +97,6 @@ def wait(event, seen, timespec):  # type: ignore[no-untyped-def]
         seen: Its value before the caller looked at the condition it waits for.
         timespec: Address of int64 [2]: seconds, nanoseconds.
     """
-    store_relaxed(event + 8, 1)
-    fence_full()
     if load_acquire(event) != seen:
         return 0
     return syscall(FUTEX, event, _WAIT, seen & 0xFFFFFFFF, timespec, 0, 0)

@@ -93,6 +93,11 @@ class Segment:
         """True once its engine has closed it."""
         return self.words[HEADER_CLOSED // 8] != 0
 
+    @property
+    def closed_address(self) -> int:
+        """Address of the word that `closed` reads."""
+        return self.base + HEADER_CLOSED
+
     def mark_closed(self) -> None:
         """Tell all attached processes that the engine is gone for good."""
         self.words[HEADER_CLOSED // 8] = 1
@@ -253,11 +258,14 @@ def _create_files(name: str, backing: Backing) -> tuple[int, int]:
                 f'Expected a memory file system at {SHM_DIRECTORY}, found none: mount one, or use backing="memfd"'
             ) from error
         return -1, -1
-    except posix_ipc.PermissionsError as error:
+    except (posix_ipc.PermissionsError, OSError) as error:
+        if isinstance(error, OSError) and error.errno != errno.EROFS:
+            raise
         raise AccessDenied(
-            f"Expected to be allowed to create {SHM_DIRECTORY}{shm_name(name)}, got permission denied: "
+            f"Expected to be allowed to create {SHM_DIRECTORY}{shm_name(name)}, got {error}: "
             f'make {SHM_DIRECTORY} writable for this user, or use backing="memfd"'
         ) from error
+    os.fchmod(fd, 0o600)  # a umask may have taken bits away
     lock_fd = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
     # `clean` may take a segment that nobody has locked yet: then begin again
     if try_lock(lock_fd, LOCK_CREATOR) and os.fstat(fd).st_nlink > 0:

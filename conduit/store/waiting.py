@@ -14,8 +14,8 @@ from conduit.store import protocol
 T = TypeVar("T")
 
 SLICE = 0.02
-"""Longest single sleep, seconds. A commit does not fence against a waiter that arrives in the same instant, so a wake-up
-can be missed; the slice bounds what that costs, lets signals through and lets the waiter look for dead participants."""
+"""Longest single sleep, seconds. A commit does not fence against a waiter that announces itself in the same instant, so a
+wake-up can be missed; the slice bounds what that costs, lets signals through and lets the waiter look for dead participants."""
 
 
 def wait_for(
@@ -36,6 +36,7 @@ def wait_for(
     timespec = np.zeros(2, np.int64)
     sleep = entry(protocol.wait)
     while True:
+        entry(protocol.announce)(event)
         seen = words[index]
         result = attempt()
         if result is not None or deadline.passed():

@@ -129,9 +129,11 @@ W_OBJECTS = 184
 """Address of the table of known objects of conduit.store.objects."""
 W_REFUSED = 192
 """Place + 1 of the row for which the bare handle's last commit was refused, or 0."""
-W_PRIORITIES_GIVEN = 200
+W_CLOSED = 200
+"""Address of the header's word that says that the engine has closed."""
+W_PRIORITIES_GIVEN = 208
 """1: the next commit takes the leaf priorities that are in place, instead of the one for new rows."""
-W_WORDS = 26
+W_WORDS = 27
 
 RUNNING, STARTING, AWAITING_FINAL = 0, 1, 2
 """Phases of an environment in a writer: in an episode; next row is its first; next row is a final observation."""

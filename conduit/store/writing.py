@@ -61,6 +61,7 @@ from conduit.store.words import (
     TABLE_RECENT_LEAF,
     W_BASE,
     W_BLOCK,
+    W_CLOSED,
     W_COUNTER,
     W_ENV_STATE,
     W_ENVS,
@@ -383,7 +384,7 @@ def commit_and_turn(state):  # type: ignore[no-untyped-def]
     """Commit one tick, and turn to a new page where the old one is full and another can be had at once.
 
     Returns:
-        Physical row of the next tick, or BEYOND when there is none (no page free, or the commit was refused): a row behind
+        Physical row of the next tick, or BEYOND when there is none (no page free, the engine closed, or the commit was refused): a row behind
         every table, so that a caller who does not look stores nothing instead of something wrong.
     """
     writer = data_of(state)
@@ -396,6 +397,8 @@ def commit_and_turn(state):  # type: ignore[no-untyped-def]
         return row
     if row < -1:
         poke_i64(writer + W_REFUSED, -1 - row)
+        return BEYOND
+    if load_relaxed(peek_i64(writer + W_CLOSED)) != 0:
         return BEYOND
     page = claim(peek_i64(writer + W_TABLE), peek_i64(writer + W_OWNER), 0)
     return turn(writer, page) if page >= 0 else BEYOND

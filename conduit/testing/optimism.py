@@ -13,12 +13,12 @@ from conduit.kernels.cpu import (
     J_DRAW_STATE,
     J_SLOTS,
     J_TABLE,
-    J_TERMINATED,
-    J_TRUNCATED,
+    J_WINDOW,
     _gather,
     _overwritten,
     _write_meta,
 )
+from conduit.kernels.resolve import V_TERMINATED, V_TRUNCATED
 from conduit.store.atomics import call_5, peek_i64, peek_u8, poke_i64
 from conduit.testing.rows import find_torn_transitions
 
@@ -51,7 +51,8 @@ def gather_and_look(job, obs, after, action, reward, torn, counts):  # type: ign
     count = peek_i64(job + J_BATCH)
     _gather(job, slots, count)
     _write_meta(job, table, slots, count)
-    terminated, truncated = peek_i64(job + J_TERMINATED), peek_i64(job + J_TRUNCATED)
+    window = peek_i64(job + J_WINDOW)
+    terminated, truncated = peek_i64(window + V_TERMINATED), peek_i64(window + V_TRUNCATED)
     before = find_torn_transitions(obs, after, action, reward, terminated, truncated, count, torn)
     left = _overwritten(job, table, slots, count)
     excused = 0

@@ -132,10 +132,13 @@ class TableMachine(RuleBasedStateMachine):
         ends=st.integers(0, 2**60),
         handed=st.sampled_from(["array", "objects", "none"]),
         extra=st.booleans(),
+        discard=st.booleans(),
     )
-    def write(self, number, form, ticks, ends, handed, extra):
+    def write(self, number, form, ticks, ends, handed, extra, discard):
         """Ticks in any of the forms, with or without the final observations they should come with."""
         writer, stream = self.pick(number)
+        if discard:
+            self.discard_step(writer, stream)
         for tick in range(ticks):
             flags = [self.ended(stream, ends, tick, env) for env in range(stream.envs)]
             self.write_tick(writer, stream, form, flags, handed, extra)
@@ -239,12 +242,13 @@ class TableMachine(RuleBasedStateMachine):
         ticks=st.integers(1, 4),
         ends=st.integers(0, 2**60),
         way=st.sampled_from(["commit", "commit", "commit", "abort", "forget"]),
+        narrow=st.booleans(),
     )
-    def rollout(self, number, ticks, ends, way):
+    def rollout(self, number, ticks, ends, way, narrow):
         """Several ticks in place; `forget` leaves a final observation out, which is refused where it is insisted on."""
         writer, stream = self.pick(number)
         count = ticks * stream.envs
-        tail = count if stream.explicit else 0
+        tail = 0 if not stream.explicit else 1 if narrow else count
         halo = (self.model.history + self.model.future) * stream.envs * (2 if stream.explicit else 1)
         fits = count + tail + halo <= self.model.rows
         try:
@@ -265,7 +269,7 @@ class TableMachine(RuleBasedStateMachine):
         serials = self.serials(lead)
         for name, value in fields(serials).items():
             slab[name] = value
-        rows, lacking = [], False
+        rows, lacking, staged, room = [], False, 0, self.model.room(stream) - count
         for tick in range(ticks):
             rows.append([])
             for env in range(stream.envs):
@@ -276,7 +280,15 @@ class TableMachine(RuleBasedStateMachine):
                 if (terminated or truncated) and stream.explicit:
                     if way != "forget":
                         final = int(self.serials(()))
-                        slab.set_final(tick, env, observation(final))
+                        staged += 1
+                        try:
+                            slab.set_final(tick, env, observation(final))
+                        except FieldError as error:
+                            assert room < staged
+                            assert "raise max_finals" in str(error)
+                            slab.abort()
+                            return
+                        assert room >= staged
                     lacking = lacking or way == "forget"
                 rows[-1].append((int(serials.reshape(ticks, -1)[tick, env]), terminated, truncated, final))
         if way == "abort":
@@ -296,14 +308,14 @@ class TableMachine(RuleBasedStateMachine):
             self.model.commit(stream, row)
         self.model.after_commit(stream, ticks, stream.envs if stream.explicit else 0)
 
-    @precondition(open_pairs)
-    @rule(number=writers)
-    def discard_step(self, number):
-        writer, stream = self.pick(number)
+    def discard_step(self, writer, stream):
+        """What is given up leaves nothing behind, flags and final observations least of all."""
         try:
             with writer.step() as row:
                 row.terminated[...] = True
                 row.obs[...] = -1
+                if stream.explicit:
+                    row.set_final(0, observation(-1))
                 raise KeyError
         except KeyError:
             self.model.reserve(stream, stream.envs, stream.envs if stream.explicit else 0)

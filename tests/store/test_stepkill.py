@@ -203,6 +203,7 @@ def check_rows(view: TableView) -> None:
         numbers = words[PAGE_STREAM // 8] * 1000 + words[PAGE_TICK // 8] + np.arange(count)
         assert (obs[start : start + count] == numbers[:, None]).all(), f"page {page}: {obs[start : start + count]}"
         links = view.meta["link"][start : start + count]
+        assert (links != 0).all(), f"page {page}: rows without their meta"
         for row in np.flatnonzero(links & KEPT) + start:
             assert (obs[row + (int(view.meta["link"][row]) >> LINK_SHIFT)] == -obs[row]).all(), f"final of row {row}"
 
@@ -461,11 +462,11 @@ def engine(engine_name) -> Iterator[Engine]:
 
 
 SCENES = {
-    "claim, turn, commit, seal": (Writing, 23),
-    "give back": (GivingBack, 11),
-    "lease and its end": (Leasing, 3),
-    "recovery": (Recovering, 11),
-    "weights": (Publishing, 1),
+    "claim, turn, commit, seal": (Writing, 13),
+    "give back": (GivingBack, 7),
+    "lease and its end": (Leasing, 2),
+    "recovery": (Recovering, 5),
+    "weights": (Publishing, 2),
 }
 """Each with the step between the boundaries that the normal run takes, from a random one on."""
 

@@ -1,0 +1,85 @@
+"""Engines with one table `replay`, and what of a table must stay as it is when a call is refused."""
+
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+
+import conduit
+from conduit.store.words import KIND_MASK, OPEN, PAGE_COMMITTED, SEALED
+
+CARTPOLE = conduit.Schema(
+    [
+        conduit.Field("obs", "float32", (4,), observation=True),
+        conduit.Field("action", "int64"),
+        conduit.Field("reward", "float32", casting="same_kind"),
+    ]
+)
+
+
+@pytest.fixture
+def make(engine_name):
+    """make(schema, capacity=1000, **Table options) -> Engine; it is closed after the test."""
+    with ExitStack() as stack:
+        made = 0
+
+        def create(schema=CARTPOLE, capacity=1000, policies=None, **options):
+            nonlocal made
+            made += 1
+            tables = {"replay": conduit.Table(schema, capacity, **options)}
+            return stack.enter_context(conduit.Engine.create(f"{engine_name}-{made}", tables, policies=policies))
+
+        yield create
+
+
+class Snapshot:
+    """Everything of a table that a reader could notice, and the flags that the next row would start from."""
+
+    def __init__(self, engine, table="replay"):
+        self.view = engine._views[table]
+        self.pages = self.view.pages()
+        live = np.isin(self.pages[:, 0] & KIND_MASK, (OPEN, SEALED))
+        committed = np.where(live, self.pages[:, PAGE_COMMITTED // 8], 0)
+        local = np.arange(self.view.layout.rows) % self.view.layout.page_rows
+        self.visible = local < np.repeat(committed, self.view.layout.page_rows)
+        self.columns = {name: column[self.visible].copy() for name, column in self.view.columns.items()}
+        self.flags = [array.copy() for array in (self.view.terminated, self.view.truncated, self.view.meta)]
+        self.counts = (self.view.rows_written(), self.view.rows_evicted, self.view.rows_visible())
+
+    def check(self, engine):
+        now = Snapshot(engine, self.view.layout.name)
+        np.testing.assert_array_equal(now.pages, self.pages)
+        assert now.counts == self.counts
+        for name, column in self.columns.items():
+            np.testing.assert_array_equal(now.columns[name], column)
+        for array, before in zip(now.flags, self.flags, strict=True):
+            np.testing.assert_array_equal(array, before)
+
+
+@pytest.fixture
+def unchanged():
+    """unchanged(engine) -> context manager: a block after which the table must be as it was."""
+    stack = ExitStack()
+
+    class Unchanged:
+        def __init__(self, engine):
+            self.engine = engine
+
+        def __enter__(self):
+            self.before = Snapshot(self.engine)
+
+        def __exit__(self, *_):
+            self.before.check(self.engine)
+
+    with stack:
+        yield Unchanged
+
+
+@pytest.fixture(params=["compiled", "exact"])
+def path(request, monkeypatch):
+    """Both ways through `append`: the compiled call, and the exact path that everything takes where it is not supported."""
+    if request.param == "exact":
+        from conduit.store import objects
+
+        monkeypatch.setattr(objects, "is_supported", lambda: False)
+    return request.param
