@@ -14,8 +14,20 @@ Importing this package starts no thread, sets no environment variable, and does 
 """
 
 from conduit import errors as errors
+from conduit.kernels.batchwise import BatchTransform as BatchTransform
+from conduit.kernels.batchwise import apply as apply
+from conduit.kernels.leaves import sequence_priority as sequence_priority
+from conduit.kernels.relabel import hindsight as hindsight
+from conduit.kernels.returns import gae as gae
+from conduit.kernels.returns import normalise_advantages as normalise_advantages
+from conduit.kernels.returns import returns_to_go as returns_to_go
+from conduit.kernels.returns import vtrace as vtrace
 from conduit.kernels.transforms import Transform as Transform
 from conduit.kernels.transforms import cast as cast
+from conduit.kernels.transforms import clip as clip
+from conduit.kernels.transforms import normalise as normalise
+from conduit.kernels.transforms import one_hot as one_hot
+from conduit.kernels.transforms import random_shift as random_shift
 from conduit.kernels.transforms import scale as scale
 from conduit.kernels.windows import Episode as Episode
 from conduit.kernels.windows import Rollout as Rollout
@@ -37,6 +49,8 @@ from conduit.schema import Field as Field
 from conduit.schema import Schema as Schema
 from conduit.store.layout import Priorities as Priorities
 from conduit.store.layout import Table as Table
+from conduit.store.statistics import Moments as Moments
+from conduit.store.statistics import Statistics as Statistics
 from conduit.store.weights import PolicySlot as PolicySlot
 from conduit.store.weights import Weights as Weights
 
@@ -44,6 +58,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Batch",
+    "BatchTransform",
     "Client",
     "CommitEvery",
     "Delivery",
@@ -52,22 +67,35 @@ __all__ = [
     "Field",
     "Ingestion",
     "Loader",
+    "Moments",
     "Placement",
     "PolicySlot",
     "Pool",
-    "Prioritised",
     "Priorities",
+    "Prioritised",
     "Rollout",
     "Schema",
     "Sequence",
+    "Statistics",
     "Table",
     "Transform",
     "Transition",
     "Weights",
     "Writer",
     "__version__",
+    "apply",
     "attach",
     "cast",
+    "clip",
     "errors",
+    "gae",
+    "hindsight",
+    "normalise",
+    "normalise_advantages",
+    "one_hot",
+    "random_shift",
+    "returns_to_go",
     "scale",
+    "sequence_priority",
+    "vtrace",
 ]

@@ -81,6 +81,7 @@ class Field:
         observation: Whether loaders also deliver it as ``next_<name>``, read from the row that follows.
         casting: What a writer accepts: ``"no"`` the exact dtype only, ``"same_kind"`` any array that numpy casts
             within its kind, such as float64 to float32.
+        ragged: Whether the first axis varies from row to row, from 0 up to ``shape[0]``.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Field:
     shape: tuple[int, ...] = ()
     observation: bool = False
     casting: Casting = "no"
+    ragged: bool = False
 
     def __init__(
         self,
@@ -96,6 +98,7 @@ class Field:
         shape: Sequence[int] = (),
         observation: bool = False,
         casting: Casting = "no",
+        ragged: bool = False,
     ) -> None:
         """Check and normalise the parts.
 
@@ -106,6 +109,7 @@ class Field:
             shape: Shape of one row's value.
             observation: Whether it is (part of) the observation.
             casting: ``"no"`` or ``"same_kind"``.
+            ragged: Whether the first axis varies; its largest length is ``shape[0]``.
 
         Raises:
             SchemaError: A part is not as described; the message names the field.
@@ -118,6 +122,9 @@ class Field:
         object.__setattr__(self, "shape", _checked_shape(shape, name))
         object.__setattr__(self, "observation", bool(observation))
         object.__setattr__(self, "casting", casting)
+        object.__setattr__(self, "ragged", bool(ragged))
+        if self.ragged and not self.shape:
+            raise SchemaError("Expected a shape that begins with the largest length of a ragged field, got ()", at=name)
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
@@ -131,11 +138,22 @@ class Field:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row's value, without padding."""
+        """Bytes of one row's value, without padding; of the longest one where the field is ragged."""
         return math.prod(self.shape) * self.itemsize
+
+    @property
+    def max_length(self) -> int:
+        """Largest length of a ragged field's first axis."""
+        return self.shape[0]
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes that one step along a ragged field's first axis takes."""
+        return math.prod(self.shape[1:]) * self.itemsize
 
     def __str__(self) -> str:
         notes = (", observation" if self.observation else "") + (", same_kind" if self.casting == "same_kind" else "")
+        notes += ", ragged" if self.ragged else ""
         return f"{self.dtype} {self.shape}{notes}"
 
 

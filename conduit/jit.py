@@ -28,10 +28,17 @@ KERNEL_MODULES = (
     "conduit.store.arguments",
     "conduit.store.words",
     "conduit.store.protocol",
+    "conduit.store.interpreter",
+    "conduit.store.spans",
     "conduit.store.writing",
     "conduit.store.objects",
+    "conduit.store.statistics",
     "conduit.kernels.philox",
     "conduit.kernels.rows",
+    "conduit.kernels.augment",
+    "conduit.kernels.traces",
+    "conduit.kernels.ragged",
+    "conduit.kernels.relabel",
     "conduit.kernels.resolve",
     "conduit.kernels.cpu",
     "conduit.sampling.uniform",
@@ -84,8 +91,23 @@ class _Impl(caching.CompileResultCacheImpl):
     _locator_classes = [_UserProvided, _InTree, _UserWide]  # noqa: RUF012 - numba's own attribute
 
 
+def _named(cell: Any) -> Any:
+    """What a closure holds, by name: numba's own key pickles compiled functions, which differ in every process."""
+    function = getattr(cell, "py_func", None) or getattr(cell, "_defn", None)
+    return f"{type(cell).__name__} {cell}" if function is None else _key_of(function)
+
+
+def _key_of(function: Any) -> tuple[Any, ...]:
+    cells = tuple(_named(cell.cell_contents) for cell in function.__closure__ or ())
+    return function.__module__, function.__qualname__, cells
+
+
 class _KernelCache(caching.FunctionCache):
     _impl_class = _Impl
+
+    def _index_key(self, sig: Any, codegen: Any) -> tuple[Any, ...]:
+        # the sources themselves are in the stamp
+        return sig, codegen.magic_tuple(), _key_of(self._py_func)
 
 
 def kernel(signature: Any, *, nogil: bool = False) -> Callable[[Callable[..., Any]], Any]:

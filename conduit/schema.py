@@ -6,8 +6,8 @@ the names alone: a part made of digits is a position in a tuple, any other part 
 hand, from spaces and from JSON are the same thing, and two schemas are equal when their fields are.
 
 Invariants: names are unique, no name is both a field and the parent of one, the positions of a tuple count 0, 1, 2
-without a gap, and every row has the same number of bytes. The fingerprint covers the order of the fields too, since
-the layout of the memory follows it; the price is that the same fields in another order are another schema.
+without a gap, and every row has the same number of bytes (the values of ragged fields lie elsewhere; a row holds their
+place). The fingerprint covers the order of the fields too, since the layout of the memory follows it; the price is that the same fields in another order are another schema.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class _FieldDocument(msgspec.Struct, forbid_unknown_fields=True):
     shape: list[int]
     observation: bool = False
     casting: Casting = "no"
+    ragged: bool = False
 
 
 class _Document(msgspec.Struct, forbid_unknown_fields=True):
@@ -54,13 +55,15 @@ class Schema:
         fields: The fields in the order given.
         names: Their dotted names, in the same order.
         observation_names: The names of the fields that are observations, in the same order.
-        row_bytes: Bytes of one row's fields, without padding and without the system columns.
+        ragged_names: The names of the fields that are ragged, in the same order.
+        row_bytes: Bytes of one row's fields, without padding and without the system columns; ragged ones at their longest.
         fingerprint: 16 hexadecimal characters: the head of the sha256 of :meth:`to_json`.
     """
 
     fields: tuple[Field, ...]
     names: tuple[str, ...] = field(compare=False, repr=False)
     observation_names: tuple[str, ...] = field(compare=False, repr=False)
+    ragged_names: tuple[str, ...] = field(compare=False, repr=False)
     row_bytes: int = field(compare=False, repr=False)
     fingerprint: str = field(compare=False, repr=False)
     _by_name: dict[str, Field] = field(compare=False, repr=False)
@@ -93,6 +96,7 @@ class Schema:
             ("fields", given),
             ("names", tuple(by_name)),
             ("observation_names", observed),
+            ("ragged_names", tuple(item.name for item in given if item.ragged)),
             ("row_bytes", sum(item.row_bytes for item in given)),
             ("_by_name", by_name),
             ("_nesting", Nesting(by_name)),
@@ -167,7 +171,7 @@ class Schema:
             read = msgspec.json.decode(document, type=_Document)
         except msgspec.DecodeError as error:
             raise SchemaError(f"Expected a schema in JSON: {error}") from error
-        return cls(Field(f.name, f.dtype, f.shape, f.observation, f.casting) for f in read.fields)
+        return cls(Field(f.name, f.dtype, f.shape, f.observation, f.casting, f.ragged) for f in read.fields)
 
     def to_json(self) -> bytes:
         """Write the schema as canonical JSON: the same bytes for equal schemas, on any machine.
@@ -181,6 +185,8 @@ class Schema:
                 entry["observation"] = True
             if item.casting != "no":
                 entry["casting"] = item.casting
+            if item.ragged:
+                entry["ragged"] = True
             fields.append(entry)
         return msgspec.json.encode({"format": _FORMAT, "fields": fields})
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perf.workloads import Columns, Workload
+from perf.workloads import Columns, Log, Workload
 
 if TYPE_CHECKING:
     import torch
@@ -135,6 +135,79 @@ def cpprb_batches(workload: Workload, columns: Columns, next_obs: NDArray[np.gen
         return {name: from_numpy(array) for name, array in sample(size).items()}
 
     return batch
+
+
+class PrioritisedRing:
+    """cpprb's PrioritizedReplayBuffer, filled with all rows."""
+
+    def __init__(self, workload: Workload, columns: Columns, next_obs: NDArray[np.generic], alpha: float) -> None:
+        import cpprb
+
+        kinds = {name: {"shape": column.shape[1:] or 1, "dtype": column.dtype} for name, column in columns.items()}
+        kinds["done"] = kinds.pop("terminated")
+        kinds["next_obs"] = kinds["obs"]
+        self._buffer = cpprb.PrioritizedReplayBuffer(workload.rows, kinds, alpha=alpha)
+        rows = {name: column for name, column in columns.items() if name != "terminated"}
+        for start in range(0, len(next_obs), 1 << 14):
+            piece = slice(start, start + (1 << 14))
+            chunk = {name: column[piece] for name, column in rows.items()}
+            self._buffer.add(**chunk, done=columns["terminated"][piece], next_obs=next_obs[piece])
+        self._size = workload.batch
+
+    def sample(self, beta: float) -> dict[str, NDArray[np.generic]]:
+        """A batch, with "weights" and "indexes"."""
+        batch: dict[str, NDArray[np.generic]] = self._buffer.sample(self._size, beta)
+        return batch
+
+    def update(self, indexes: NDArray[np.generic], priorities: NDArray[np.float64]) -> None:
+        """New priorities for rows of a batch."""
+        self._buffer.update_priorities(indexes, priorities)
+
+
+class StepRing:
+    """n-step transitions from plain numpy arrays, vectorised over the batch.
+
+    Final observations lie in an array of their own, as they must lie somewhere; rows are flat, tick-major.
+    """
+
+    def __init__(self, workload: Workload, log: Log, n_step: int, gamma: float) -> None:
+        self.columns = {name: column.reshape(-1, *column.shape[2:]).copy() for name, column in log.columns.items()}
+        self.columns["terminated"] = self.columns["terminated"].astype(bool)
+        self.finals = (log.finals or log.columns)["obs"].reshape(self.columns["obs"].shape).copy()
+        self.lanes = workload.lanes
+        self.batch = workload.batch
+        self.steps = np.arange(n_step) * workload.lanes
+        self.discounts = gamma ** np.arange(n_step + 1)
+
+    def sample(self, rng: np.random.Generator) -> Columns:
+        """A batch of random rows that have n successors."""
+        last = len(self.columns["reward"]) - self.lanes * len(self.steps) - self.lanes
+        return self.gather(rng.integers(0, last, self.batch))
+
+    def gather(self, rows: NDArray[np.int64]) -> Columns:
+        """The transitions of these rows."""
+        columns = self.columns
+        lane = rows[:, None] + self.steps
+        ended = columns["terminated"][lane]
+        alive = np.ones(ended.shape, bool)
+        np.logical_not(np.logical_or.accumulate(ended[:, :-1], 1), out=alive[:, 1:])
+        used = alive.sum(1)
+        reward = (columns["reward"][lane] * alive * self.discounts[:-1]).sum(1).astype(np.float32)
+        final = lane[np.arange(len(rows)), used - 1]
+        terminated = columns["terminated"][final]
+        following = np.where(
+            terminated[:, None],
+            self.finals[final],
+            columns["obs"][np.minimum(final + self.lanes, len(self.finals) - 1)],
+        )
+        return {
+            "obs": columns["obs"][rows],
+            "action": columns["action"][rows],
+            "reward": reward,
+            "next_obs": following,
+            "terminated": terminated,
+            "discount": self.discounts[used].astype(np.float32),
+        }
 
 
 class PixelGather:

@@ -87,6 +87,12 @@ PIXELS = Workload(
     rows=1 << 13,
     num_envs=64,
 )
+ATARI = Workload(
+    "84x84 uint8",
+    (Part("obs", "uint8", (84, 84), observation=True), Part("action", "int64"), Part("reward", "float32")),
+    rows=1 << 14,
+    num_envs=64,
+)
 FLAT_OUT = Workload("CartPole", _CARTPOLE, rows=1 << 22)
 
 WORKLOADS: Mapping[str, Workload] = {
@@ -95,6 +101,7 @@ WORKLOADS: Mapping[str, Workload] = {
     "slab_28kb": SLAB_28KB,
     "cartpole": CARTPOLE,
     "pixels": PIXELS,
+    "atari": ATARI,
     "flat_out": FLAT_OUT,
 }
 

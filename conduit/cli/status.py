@@ -182,7 +182,9 @@ def _table(table: TableStatus, rows_per_s: float | None) -> RenderableType:
         f"{size(table.bytes)}; {table.bytes_per_row:,} B per row, {table.bytes_per_transition:,.1f} B per transition, "
         f"halo {table.halo_share:.1%}",
     )
-    fields = ", ".join(f"{one.name} {one.dtype}{_shape(one.shape)}" for one in table.fields)
+    fields = ", ".join(
+        f"{one.name} {one.dtype}{_shape(one.shape)}{' ragged' if one.ragged else ''}" for one in table.fields
+    )
     grid.add_row("fields", escape(fields))
     return Group(f"[bold]{escape(table.name)}[/]  {table.kind} table, schema {table.fingerprint}{windows}", grid)
 

@@ -98,12 +98,12 @@ def ask_for(job, slots, count):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _gather(job, slots, count):  # type: ignore[no-untyped-def]
-    """Run every operation on every slot."""
+def _gather(job, slots, count, attempt):  # type: ignore[no-untyped-def]
+    """Run every operation on every slot; `attempt` is 0 when the slots are a whole block, in order."""
     operations = peek_i64(job + J_OPERATIONS)
     for k in range(peek_i64(job + J_OPERATION_COUNT)):
         operation = operations + 8 * D_WORDS * k
-        call_4(peek_i64(operation + D_FUNCTION), operation, slots, count, 0)
+        call_4(peek_i64(operation + D_FUNCTION), operation, slots, count, attempt)
 
 
 @inner
@@ -157,7 +157,7 @@ def deliver(job):  # type: ignore[no-untyped-def]
         while count > 0:
             if call_5(peek_i64(job + J_DRAW), peek_i64(job + J_DRAW_STATE), job, slots, count, attempt) < 0:
                 return -1
-            _gather(job, slots, count)
+            _gather(job, slots, count, attempt)
             _write_meta(job, table, slots, count)
             count = _overwritten(job, table, slots, count)
             attempt += 1

@@ -7,9 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numba
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 
-from conduit.errors import FieldError
+from conduit.errors import ConfigError, FieldError
+from conduit.jit import entry, inner, kernel
 from conduit.store.layout import Priorities
 
 Array = np.ndarray[Any, Any]
@@ -19,28 +24,187 @@ ONE = 1 << 20
 LARGEST = (1 << 32) - 1
 
 
-def checked_priorities(values: Any, count: int) -> Array:
-    """Priorities as float64 [count].
+def _pointer(low: Any, high: Any) -> Any:
+    @intrinsic
+    def pointer(typingctx: Any, at: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.inttoptr(args[0], low.as_pointer())
+
+        return types.CPointer(high)(types.int64), codegen
+
+    return pointer
+
+
+_doubles = _pointer(ir.DoubleType(), types.float64)
+_singles = _pointer(ir.IntType(32), types.uint32)
+
+
+@intrinsic
+def _bits_of(typingctx: Any, value: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.IntType(64))
+
+    return types.int64(types.float64), codegen
+
+
+@intrinsic
+def _double_of(typingctx: Any, bits: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.DoubleType())
+
+    return types.float64(types.int64), codegen
+
+
+@numba.njit(error_model="numpy")  # a test for division by zero is a branch, and m + 1 is never 0
+def _log2(x):  # type: ignore[no-untyped-def]
+    """log2 of a positive normal number: x = 2^e m with m from 1/sqrt(2) to sqrt(2), and the series of 2 atanh for ln m."""
+    # 2048 more in the exponent's place keeps it positive; a vector has no signed shift and no int64 to float64
+    bits = _bits_of(x) - 0x3FE6A09E667F3BCD
+    exponent = _double_of((((bits >> 52) + 2048) & 0xFFF) | 0x4330000000000000) - (4503599627370496.0 + 2048.0)
+    m = _double_of((bits & 0xFFFFFFFFFFFFF) + 0x3FE6A09E667F3BCD)
+    t = (m - 1.0) / (m + 1.0)
+    u = t * t
+    series = 1.0 / 19.0
+    series = series * u + 1.0 / 17.0
+    series = series * u + 1.0 / 15.0
+    series = series * u + 1.0 / 13.0
+    series = series * u + 1.0 / 11.0
+    series = series * u + 1.0 / 9.0
+    series = series * u + 1.0 / 7.0
+    series = series * u + 1.0 / 5.0
+    series = series * u + 1.0 / 3.0
+    series = series * u + 1.0
+    return exponent + 2.8853900817779268 * t * series
+
+
+@inner
+def _exp2(y):  # type: ignore[no-untyped-def]
+    """2^y for y from -1000 to 1000: 2^round(y), times the series of exp for what is left."""
+    # adding 1.5 * 2^52 rounds to a whole number, and leaves it in the low bits
+    shifted = y + 6755399441055744.0
+    z = (y - (shifted - 6755399441055744.0)) * 0.6931471805599453
+    series = 1.0 + z / 13.0
+    series = 1.0 + z * series * (1.0 / 12.0)
+    series = 1.0 + z * series * (1.0 / 11.0)
+    series = 1.0 + z * series * (1.0 / 10.0)
+    series = 1.0 + z * series * (1.0 / 9.0)
+    series = 1.0 + z * series * (1.0 / 8.0)
+    series = 1.0 + z * series * (1.0 / 7.0)
+    series = 1.0 + z * series * (1.0 / 6.0)
+    series = 1.0 + z * series * (1.0 / 5.0)
+    series = 1.0 + z * series * (1.0 / 4.0)
+    series = 1.0 + z * series * (1.0 / 3.0)
+    series = 1.0 + z * series * (1.0 / 2.0)
+    series = 1.0 + z * series
+    return series * _double_of((_bits_of(shifted) + 1023) << 52)
+
+
+@kernel("int64(int64, int64, float64, float64, int64)")
+def to_leaves(priorities, count, alpha, eps, out):  # type: ignore[no-untyped-def]
+    """Leaves (uint32) of float64 priorities; returns -1, or the index of the first that is none.
+
+    The power is worked out here, without branches, so that several are done at once and every machine makes the same leaves.
+    """
+    source, leaves = _doubles(priorities), _singles(out)
+    bad = 0
+    for i in range(count):
+        bad += not 0.0 <= source[i] < np.inf
+    if bad != 0:
+        for i in range(count):
+            if not 0.0 <= source[i] < np.inf:
+                return i
+    for i in range(count):
+        x = source[i] + eps
+        powered = _exp2(min(max(alpha * _log2(x), -1000.0), 100.0)) * ONE
+        leaf = _bits_of(min(max(powered, 1.0), float(LARGEST)) + 4503599627370496.0)
+        # 0 to the power of 0 is 1, and alpha 0 means uniform; otherwise what is 0 stays 0
+        leaves[i] = np.uint32(0 if x == 0.0 and alpha != 0.0 else leaf)
+    return -1
+
+
+class Leaves:
+    """Turns priorities into leaves by a table's rule, in memory of its own that is used again.
+
+    Attributes:
+        address: Of the leaves, uint32.
+        array: The same.
+    """
+
+    def __init__(self, rule: Priorities, size: int) -> None:
+        self._rule = rule
+        self._make = entry(to_leaves)
+        self._reserve(size)
+
+    def _reserve(self, size: int) -> None:
+        self._size = size
+        self._priorities = np.zeros(size, np.float64)
+        self.array = np.zeros(size, np.uint32)
+        # asking an array for its address costs as much as a hundred leaves
+        self._source, self.address = self._priorities.ctypes.data, self.array.ctypes.data
+
+    def fill(self, priorities: Any, count: int) -> None:
+        """Make leaves of priorities, real [count] (numpy, torch or a list).
+
+        Raises:
+            FieldError: Another shape, or a NaN, infinite or negative one; names the first.
+        """
+        if not isinstance(priorities, np.ndarray):
+            if hasattr(priorities, "detach"):
+                priorities = priorities.detach().cpu().double().numpy()
+            priorities = np.asarray(priorities, np.float64)
+        if priorities.shape != (count,):
+            raise FieldError(f"Expected {count} priorities, one per row, got shape {priorities.shape}", at="priorities")
+        if count > self._size:
+            self._reserve(count)
+        self._priorities[:count] = priorities
+        bad = self._make(self._source, count, self._rule.alpha, self._rule.eps, self.address)
+        if bad >= 0:
+            raise FieldError(
+                f"Expected finite priorities of at least 0, got {priorities[bad]} at index {bad}: nothing was changed; "
+                "pass absolute TD errors",
+                at="priorities",
+            )
+
+
+def sequence_priority(errors: Any, mask: Any = None, eta: float = 0.9) -> Any:
+    """Priorities of sequences from the TD errors of their steps: eta * max |d| + (1 - eta) * mean |d| (R2D2).
+
+    Kapturowski et al., "Recurrent Experience Replay in Distributed Reinforcement Learning", 2019.
+
+    Args:
+        errors: TD errors, real [..., length]; numpy, or torch on any device.
+        mask: Bool [..., length], True where a step counts (a batch's `loss_mask`), or None for all. What is masked may
+            be anything, NaN too.
+        eta: Share of the maximum, from 0 to 1.
+
+    Returns:
+        [...], of the library (and, for floats, dtype) that `errors` came in; 0 where no step counts.
 
     Raises:
-        FieldError: Another shape, or a NaN, infinite or negative one; names the first.
+        ConfigError: eta out of range.
+        FieldError: The shapes differ.
     """
-    array = np.asarray(values.detach().cpu() if hasattr(values, "detach") else values, np.float64)
-    if array.shape != (count,):
-        raise FieldError(f"Expected {count} priorities, one per row, got shape {array.shape}", at="priorities")
-    bad = np.flatnonzero(~(np.isfinite(array) & (array >= 0)))
-    if bad.size:
-        raise FieldError(
-            f"Expected finite priorities of at least 0, got {array[bad[0]]} at index {bad[0]}: nothing was changed; "
-            "pass absolute TD errors",
-            at="priorities",
-        )
-    return array
+    if not 0.0 <= eta <= 1.0:
+        raise ConfigError(f"Expected eta from 0 to 1, got {eta!r}")
+    if hasattr(errors, "detach"):
+        import torch
+
+        sizes = errors.detach().abs()
+        sizes = sizes if sizes.is_floating_point() else sizes.to(torch.get_default_dtype())
+        counted = torch.ones_like(sizes, dtype=torch.bool) if mask is None else torch.as_tensor(mask).to(sizes.device)
+        _check_mask(tuple(counted.shape), tuple(sizes.shape))
+        sizes = sizes.where(counted.bool(), sizes.new_zeros(()))
+        counts = counted.bool().sum(-1).clamp(min=1)
+        return eta * sizes.amax(-1) + (1.0 - eta) * (sizes.sum(-1) / counts)
+    sizes = np.abs(np.asarray(errors))
+    sizes = sizes if sizes.dtype.kind == "f" else sizes.astype(np.float64)
+    counted = np.ones(sizes.shape, bool) if mask is None else np.asarray(mask, bool)
+    _check_mask(counted.shape, sizes.shape)
+    sizes = np.where(counted, sizes, sizes.dtype.type(0))
+    counts = np.maximum(counted.sum(-1), 1)
+    return (eta * sizes.max(-1) + (1.0 - eta) * (sizes.sum(-1) / counts)).astype(sizes.dtype)
 
 
-def leaves_of(priorities: Array, rule: Priorities) -> Array:
-    """Leaves, uint32, of priorities that have been checked."""
-    powered = np.power(priorities + rule.eps, rule.alpha)
-    leaves = np.clip(np.rint(powered * ONE), 1, LARGEST)
-    # 0 to the power of 0 is 1, and alpha 0 means uniform; otherwise what is 0 stays 0
-    return np.where(powered > 0, leaves, 0).astype(np.uint32)
+def _check_mask(mask: tuple[int, ...], errors: tuple[int, ...]) -> None:
+    if mask != errors or not errors:
+        raise FieldError(f"Expected errors [..., length] and a mask of the same shape, got {errors} and {mask}", at="mask")

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
 from conduit.errors import ConfigError
 from conduit.field import Field
-from conduit.kernels.transforms import Transform
+from conduit.kernels.packing import Layout, Ragged, layouts, ragged_output
+from conduit.kernels.transforms import Conversion, Normalise, Pipeline, RandomShift, Transform, as_steps, fuse
 from conduit.kernels.windows import Episode, Rollout, Sequence, Transition, Window, lanes
 from conduit.schema import Schema
 
@@ -33,7 +34,10 @@ class Output:
         field: The schema's field it is read from.
         rows: Which rows of the window it reads.
         lanes: Axes between the batch and the field's shape.
-        transform: What is done to it.
+        transform: What is done to it, element by element.
+        classes: One-hot classes, a last axis; 0 for none.
+        normalise: Running statistics that are applied first.
+        shift: Where an image is read.
     """
 
     name: str
@@ -41,6 +45,19 @@ class Output:
     rows: Rows
     lanes: tuple[int, ...]
     transform: Transform
+    classes: int = 0
+    normalise: Normalise | None = None
+    shift: RandomShift | None = None
+
+    @property
+    def is_augmented(self) -> bool:
+        """True when more than an affine cast is asked for (conduit.kernels.augment)."""
+        return bool(self.classes or self.normalise or self.shift or self.transform.is_clipped)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one row of the output."""
+        return (*self.field.shape, self.classes) if self.classes else self.field.shape
 
     @property
     def lane_count(self) -> int:
@@ -55,7 +72,7 @@ class Output:
     @property
     def row_bytes(self) -> int:
         """Bytes of one row of the output."""
-        return self.numpy_dtype.itemsize * int(np.prod(self.field.shape, dtype=np.int64))
+        return self.numpy_dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +101,8 @@ class Plan:
         computed: Arrays that the window makes.
         names: All of them, in the order of the batch.
         reward: Transform of single rewards before they are summed up, where the window sums.
+        ragged: Arrays read from ragged fields.
+        batchwise: What is done to the whole batch after that, in this order (conduit.kernels.batchwise).
     """
 
     batch_size: int
@@ -92,19 +111,34 @@ class Plan:
     computed: tuple[Computed, ...]
     names: tuple[str, ...]
     reward: Transform | None = None
+    ragged: tuple[Ragged, ...] = ()
+    batchwise: tuple[Any, ...] = ()
 
     @property
     def fingerprint(self) -> str:
         """16 hexadecimal characters: equal plans have equal ones, in every process."""
-        return hashlib.sha256(msgspec.json.encode([type(self.window).__name__, self])).hexdigest()[:16]
+        return hashlib.sha256(msgspec.json.encode(describe(self))).hexdigest()[:16]
 
     @property
     def sample_bytes(self) -> int:
         """Bytes of output per sample."""
-        return sum(output.row_bytes * output.lane_count for output in self.outputs)
+        fixed = sum(output.row_bytes * output.lane_count for output in self.outputs)
+        return fixed + sum(item.row_bytes for item in self.ragged)
 
 
-def _computed(window: Window, reward: Field | None) -> dict[str, Computed]:
+def describe(value: Any) -> Any:
+    """A plan, or a part of one, as JSON can hold it: dataclasses with their names, functions by their qualified names."""
+    if is_dataclass(value):
+        return [type(value).__name__, {item.name: describe(getattr(value, item.name)) for item in fields(value)}]
+    if isinstance(value, tuple):
+        return [describe(item) for item in value]
+    if callable(value):
+        return f"{value.__module__}.{value.__qualname__}"
+    # JSON knows no infinities
+    return repr(value) if isinstance(value, float) else value
+
+
+def _computed(window: Window, reward: Field | None, transform: Transform | None) -> dict[str, Computed]:
     """Everything that a window can make, by name."""
     axes = lanes(window)
     made = {flag: Computed(flag, "bool", axes) for flag in FLAGS}
@@ -113,7 +147,7 @@ def _computed(window: Window, reward: Field | None) -> dict[str, Computed]:
             made["discount"] = Computed("discount", "float32", ())
             made["n_steps"] = Computed("n_steps", "int64", ())
             if reward is not None:
-                made[reward.name] = Computed(reward.name, "float64" if reward.dtype == "float64" else "float32", ())
+                made[reward.name] = Computed(reward.name, reward.dtype if transform is None else transform.dtype, ())
         return made
     made |= {name: Computed(name, "bool", axes) for name in ("is_first", "mask")}
     if isinstance(window, Sequence):
@@ -138,9 +172,10 @@ def make_plan(
     schema: Schema,
     batch_size: int,
     window: Window | None = None,
-    transform: Mapping[str, Transform] | None = None,
+    transform: Mapping[str, Pipeline] | None = None,
     fields: Iterable[str] | None = None,
     extra: tuple[Computed, ...] = (),
+    ragged: Layout | Mapping[str, Layout] = "pad",
 ) -> Plan:
     """Compile a plan for a schema.
 
@@ -148,12 +183,14 @@ def make_plan(
         schema: The table's.
         batch_size: Samples per batch, at least 1.
         window: What a sample is built from; default 1-step transitions.
-        transform: {field: Transform}; one for an observation also applies to what follows it, one for a reward that the
-            window sums up to every single reward. A dotted name's parent ("obs" for "obs.camera") stands for all
+        transform: {field: step or tuple of steps}; one for an observation also applies to what follows it, one for a reward
+            that the window sums up to every single reward. A dotted name's parent ("obs" for "obs.camera") stands for all
             below it that are not named themselves.
         extra: Arrays that the sampler makes, always delivered.
         fields: Outputs to deliver, in this order; None for all: fields, next observations (transitions), what the window
             makes.
+        ragged: How ragged fields are laid out (conduit.kernels.packing), for all of them or {field: layout}. What comes with
+            a field's values is delivered right behind them.
 
     Raises:
         ConfigError: Unknown names, sizes, windows or casts.
@@ -169,7 +206,8 @@ def make_plan(
         raise ConfigError(
             f"Expected a `float32` or `float64` scalar as reward of n-step returns, got {summed} - at `reward`"
         )
-    made = _computed(window, summed)
+    reward = None if summed is None else _summand(chosen.get("reward"), summed)
+    made = _computed(window, summed, reward)
     following = [NEXT + name for name in schema.observation_names] if isinstance(window, Transition) else []
     every = [*schema.names, *following, *(name for name in made if name not in schema)]
     wanted = every if fields is None else list(fields)
@@ -178,30 +216,48 @@ def make_plan(
             raise ConfigError(f"Expected outputs among {every}, got {name!r}")
     if len(set(wanted)) != len(wanted) or not wanted:
         raise ConfigError(f"Expected each output once and at least one, got {wanted}")
-    outputs, computed = [], []
+    chosen_layouts = layouts(schema, ragged)
+    outputs, computed, uneven = [], [], []
     for name in wanted:
         if name in made:
             computed.append(made[name])
             continue
         field, rows, axes = _source(schema, window, name)
-        outputs.append(Output(name, field, rows, axes, chosen.get(field.name, Transform(field.dtype))))
-    reward = None if summed is None else chosen.get("reward", Transform(made["reward"].dtype))
-    names = (*wanted, *(item.name for item in extra))
-    return Plan(batch_size, window, tuple(outputs), (*computed, *extra), names, reward)
+        done = chosen.get(field.name, Conversion(Transform(field.dtype)))
+        if field.ragged:
+            uneven.append(ragged_output(name, field, rows, chosen_layouts[field.name], done, batch_size))
+            continue
+        outputs.append(Output(name, field, rows, axes, done.transform, done.classes, done.normalise, done.shift))
+        if done.normalise is not None and done.normalise.update and name == field.name:
+            outputs.append(Output(f"_{name}", field, rows, axes, Transform(field.dtype)))
+    parts = {item.name: item.parts for item in uneven}
+    names = (*(part for name in wanted for part in parts.get(name, (name,))), *(item.name for item in extra))
+    if len(set(names)) != len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise ConfigError(f"Expected no field of the name of what comes with a ragged field, got {twice}: rename it")
+    return Plan(batch_size, window, tuple(outputs), (*computed, *extra), names, reward, tuple(uneven))
 
 
-def _transforms(schema: Schema, given: Mapping[str, Transform]) -> dict[str, Transform]:
-    chosen: dict[str, Transform] = {}
+def _summand(done: Conversion | None, field: Field) -> Transform:
+    """What is done to each reward that a return sums up."""
+    if done is None:
+        return Transform(field.dtype)
+    if done.normalise is not None or done.classes or done.transform.dtype not in ("float32", "float64"):
+        raise ConfigError(
+            f"Expected rewards of n-step returns to be scaled or clipped, to `float32` or `float64`, got {done}: use "
+            "n_step=1, or divide by a fixed number - at transform['reward']"
+        )
+    return done.transform
+
+
+def _transforms(schema: Schema, given: Mapping[str, Pipeline]) -> dict[str, Conversion]:
+    chosen: dict[str, Conversion] = {}
     # what is named more exactly comes later and wins
-    for name, item in sorted(given.items(), key=lambda pair: str(pair[0]).count(".")):
+    for name, pipeline in sorted(given.items(), key=lambda pair: str(pair[0]).count(".")):
         names = [field for field in schema.names if field == name or field.startswith(f"{name}.")]
         if not names:
             raise ConfigError(f"Expected a field among {list(schema.names)}, got {name!r} - at transform")
-        if not isinstance(item, Transform):
-            raise ConfigError(
-                f"Expected conduit.scale(...) or conduit.cast(...), got {type(item).__name__} - at transform[{name!r}]"
-            )
+        steps = as_steps(pipeline, name)
         for field in names:
-            item.check_source(schema[field].dtype, field)
-            chosen[field] = item
+            chosen[field] = fuse(steps, schema[field])
     return chosen

@@ -26,6 +26,7 @@ from conduit.store.atomics import (
     poke_f64,
     poke_i64,
     poke_u8,
+    prefetch,
 )
 from conduit.store.protocol import block_of
 from conduit.store.words import (
@@ -86,9 +87,10 @@ E_BYTES = 48
     V_IS_FIRST,
     V_MASK,
     V_LOSS_MASK,
-) = range(0, 296, 8)
+    V_RETURN_DOUBLE,
+) = range(0, 304, 8)
 """Words of a window: what it asks for (first half), and addresses of index arrays and outputs (0: not wanted)."""
-V_WORDS = 37
+V_WORDS = 38
 
 AGES = 64
 """Bins of the count of rows that were too old, by age in versions; the last one takes all older ones."""
@@ -115,11 +117,13 @@ def _too_old(window, meta):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _reward(window, row):  # type: ignore[no-untyped-def]
-    at = peek_i64(window + V_REWARD) + peek_i64(window + V_REWARD_STRIDE) * row
-    raw = peek_f64(at) if peek_i64(window + V_REWARD_DOUBLE) != 0 else peek_f32(at)
-    scaled = raw * peek_f64(window + V_REWARD_FACTOR) + peek_f64(window + V_REWARD_OFFSET)
-    return min(max(scaled, peek_f64(window + V_REWARD_LOW)), peek_f64(window + V_REWARD_HIGH))
+def _reward(base, stride, double, factor, offset, low, high, row):  # type: ignore[no-untyped-def]
+    at = base + stride * row
+    raw = peek_f64(at) if double else peek_f32(at)
+    scaled = raw * factor + offset
+    # min and max would make NaN a bound
+    scaled = low if scaled < low else scaled  # noqa: FURB136
+    return high if scaled > high else scaled  # noqa: FURB136
 
 
 @inner
@@ -148,7 +152,12 @@ def resolve_transition(window, job, slot, row, entry):  # type: ignore[no-untype
     meta = metas + META_BYTES * row
     if peek_u32(meta + 12) & FINAL or _too_old(window, meta):
         return -1
-    wants_return = peek_i64(window + V_REWARD) != 0
+    base = peek_i64(window + V_REWARD)
+    wants_return = base != 0
+    # read once: nothing that is stored below can change them, which a compiler cannot know
+    stride, double = peek_i64(window + V_REWARD_STRIDE), peek_i64(window + V_REWARD_DOUBLE) != 0
+    factor, offset = peek_f64(window + V_REWARD_FACTOR), peek_f64(window + V_REWARD_OFFSET)
+    low, high = peek_f64(window + V_REWARD_LOW), peek_f64(window + V_REWARD_HIGH)
     n = peek_i64(window + V_N)
     gamma = peek_f64(window + V_GAMMA)
     total, discount = 0.0, 1.0
@@ -162,34 +171,30 @@ def resolve_transition(window, job, slot, row, entry):  # type: ignore[no-untype
         after = at + link
         ended = word & (TERMINATED | TRUNCATED)
         inline = (word & KEPT) == 0
-        if after >= end or (used > 0 and word & (FIRST | FINAL)):
+        if after >= end or (used > 0 and word & FINAL):
             return -1
         if link == 0 and not ended & TERMINATED:
             return -1
-        if link != 0 and inline and after >= limit:
-            # the successor is not there yet: end one step earlier, with this row as the next observation
+        if link != 0 and inline and (after >= limit or peek_u32(metas + META_BYTES * after + 12) & FIRST):
+            # there is no successor (yet): end one step earlier, with this row as the next observation
             if used == 0 or peek_i64(window + V_BOOTSTRAP) == 0:
                 return -1
             after = at
             break
         if wants_return:
-            total += discount * _reward(window, at)
+            total += discount * _reward(base, stride, double, factor, offset, low, high, at)
         discount *= gamma
         used += 1
         last = at
         flags = ended
-        if ended != 0:
-            break
-        if used == n:
-            if peek_u32(metas + META_BYTES * after + 12) & FIRST:
-                return -1
+        if ended != 0 or used == n:
             break
         at = after
     poke_i64(peek_i64(window + V_FOLLOWING) + 8 * slot, after)
     _put_flag(peek_i64(window + V_TERMINATED), slot, flags & TERMINATED)
     _put_flag(peek_i64(window + V_TRUNCATED), slot, (flags >> 1) & 1)
     if wants_return:
-        if peek_i64(window + V_REWARD_DOUBLE) != 0:
+        if peek_i64(window + V_RETURN_DOUBLE) != 0:
             poke_f64(peek_i64(window + V_RETURN) + 8 * slot, total)
         else:
             poke_f32(peek_i64(window + V_RETURN) + 4 * slot, total)
@@ -223,6 +228,39 @@ def resolve_transition(window, job, slot, row, entry):  # type: ignore[no-untype
     return 0
 
 
+@inner
+def ask_ahead(window, metas, row, envs):  # type: ignore[no-untyped-def]
+    """Prefetch what a transition's steps are resolved from; returns the row that it most likely reads besides its own."""
+    n = peek_i64(window + V_N)
+    for k in range(n + 1):
+        prefetch(metas + META_BYTES * (row + k * envs))
+    reward = peek_i64(window + V_REWARD)
+    if reward != 0:
+        stride = peek_i64(window + V_REWARD_STRIDE)
+        for k in range(n):
+            prefetch(reward + stride * (row + k * envs))
+    return row + max(1, n) * envs
+
+
+@inner
+def may_anchor(window, table, page, local, envs):  # type: ignore[no-untyped-def]
+    """True when a sequence, episode or rollout may start at a local row, by the row's place alone."""
+    meta = peek_i64(table + T_META) + META_BYTES * (page * peek_i64(table + T_ROWS) + local)
+    word = peek_u32(meta + 12)
+    across = peek_i64(window + V_ACROSS) != 0
+    position = peek_i32(meta + 4)
+    if peek_i64(window + V_ENVS) != 0:
+        if envs != peek_i64(window + V_ENVS) or local % envs != 0:
+            return False
+        across = True
+    elif (word & FINAL and not across) or (peek_i64(window + V_FROM_FIRST) != 0 and word & FIRST == 0):
+        return False
+    every = peek_i64(window + V_EVERY)
+    if across and every > 1:
+        position = load_relaxed(block_of(table, page) + PAGE_TICK) + local // envs
+    return every <= 1 or position % every == 0
+
+
 def resolve_sequence(window, job, slot, row, entry):  # type: ignore[no-untyped-def]
     """Windows Sequence and Episode."""
     table = peek_i64(window + V_TABLE)
@@ -231,21 +269,10 @@ def resolve_sequence(window, job, slot, row, entry):  # type: ignore[no-untyped-
     limit = peek_i64(entry + E_LIMIT)
     length = peek_i64(window + V_LENGTH)
     meta = metas + META_BYTES * row
-    first_word = peek_u32(meta + 12)
     across = peek_i64(window + V_ACROSS) != 0
-    if (first_word & FINAL and not across) or _too_old(window, meta):
+    page = peek_i64(entry + E_PAGE)
+    if not may_anchor(window, table, page, row - page * peek_i64(table + T_ROWS), envs) or _too_old(window, meta):
         return -1
-    if peek_i64(window + V_FROM_FIRST) != 0 and (first_word & FIRST) == 0:
-        return -1
-    every = peek_i64(window + V_EVERY)
-    if every > 1:
-        position = peek_i32(meta + 4)
-        if across:
-            page = peek_i64(entry + E_PAGE)
-            local = row - page * peek_i64(table + T_ROWS)
-            position = load_relaxed(block_of(table, page) + PAGE_TICK) + local // envs
-        if position % every != 0:
-            return -1
     index = peek_i64(window + V_LANES) + 8 * length * slot
     at = row
     used = 0
@@ -270,7 +297,8 @@ def resolve_sequence(window, job, slot, row, entry):  # type: ignore[no-untyped-
             ended = word & (TERMINATED | TRUNCATED)
     if peek_i64(window + V_WHOLE) != 0 and (ended == 0 if peek_i64(window + V_FROM_FIRST) != 0 else used < length):
         return -1
-    poke_i64(peek_i64(window + V_USED) + 8 * slot, used)
+    if peek_i64(window + V_USED) != 0:
+        poke_i64(peek_i64(window + V_USED) + 8 * slot, used)
     for lane in range(used, length):
         poke_i64(index + 8 * lane, -1)
         for address in (V_TERMINATED, V_TRUNCATED, V_IS_FIRST, V_MASK, V_LOSS_MASK):
@@ -285,11 +313,10 @@ def resolve_rollout(window, job, slot, row, entry):  # type: ignore[no-untyped-d
     envs = peek_i64(entry + E_ENVS)
     page = peek_i64(entry + E_PAGE)
     local = row - page * peek_i64(table + T_ROWS)
-    if envs != peek_i64(window + V_ENVS) or local % envs != 0 or _too_old(window, metas + META_BYTES * row):
-        return -1
-    tick = load_relaxed(block_of(table, page) + PAGE_TICK) + local // envs
     count = peek_i64(window + V_LENGTH) * envs
-    if tick % peek_i64(window + V_EVERY) != 0 or row + count > peek_i64(entry + E_LIMIT):
+    if not may_anchor(window, table, page, local, envs) or row + count > peek_i64(entry + E_LIMIT):
+        return -1
+    if _too_old(window, metas + META_BYTES * row):
         return -1
     index = peek_i64(window + V_LANES) + 8 * count * slot
     for lane in range(count):
@@ -313,13 +340,13 @@ def resolver(window: Window) -> int:
     return address(resolve_sequence, SIGNATURE)
 
 
-def describe_window(plan: Plan, table: int, reward: tuple[int, int], addresses: dict[int, int]) -> Array:
+def describe_window(plan: Plan, table: int, reward: tuple[int, int, int], addresses: dict[int, int]) -> Array:
     """The words of a plan's window.
 
     Args:
         plan: The plan.
         table: Table descriptor.
-        reward: Address and row stride of the reward column, (0, 0) where no return is made.
+        reward: Address, row stride and item size of the reward column, zeros where no return is made.
         addresses: {V_*: address} of index arrays and outputs.
 
     Returns:
@@ -341,10 +368,10 @@ def describe_window(plan: Plan, table: int, reward: tuple[int, int], addresses: 
         }
         reals[V_GAMMA // 8] = window.gamma
         if plan.reward is not None:
-            made = next(item for item in plan.computed if item.name == "reward") if V_RETURN in addresses else None
-            values[V_REWARD_DOUBLE] = made is not None and made.dtype == "float64"
+            values[V_REWARD_DOUBLE] = reward[2] == 8
+            values[V_RETURN_DOUBLE] = plan.reward.dtype == "float64"
             reals[V_REWARD_FACTOR // 8], reals[V_REWARD_OFFSET // 8] = plan.reward.factor, plan.reward.offset
-            reals[V_REWARD_LOW // 8], reals[V_REWARD_HIGH // 8] = -np.inf, np.inf
+            reals[V_REWARD_LOW // 8], reals[V_REWARD_HIGH // 8] = plan.reward.low, plan.reward.high
     elif isinstance(window, Sequence):
         values |= {
             V_LENGTH: window.length,

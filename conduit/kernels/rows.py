@@ -26,7 +26,11 @@ from conduit.kernels.plan import Output
 from conduit.store.atomics import copy_bytes, fence_full, peek_f64, peek_i64, prefetch, zero_bytes
 
 D_FUNCTION, D_SOURCE, D_STRIDE, D_OUT, D_OUT_STRIDE, D_ELEMENTS, D_FACTOR, D_OFFSET, D_INDEX, D_LANES = range(0, 80, 8)
-D_WORDS = 10
+D_LOW, D_HIGH, D_MEAN, D_INVERSE, D_CLASSES, D_REFUSED, D_PAD, D_PICK, D_OUTER, D_HEIGHT, D_WIDTH, D_INNER, D_RANDOM = (
+    range(80, 184, 8)
+)
+"""Words of a descriptor; the second group is conduit.kernels.augment's."""
+D_WORDS = 23
 
 _SIGNATURE = "int64(int64, int64, int64, int64)"
 _LANES = 16
@@ -272,7 +276,9 @@ def describe(output: Output, source: int, stride: int, out: int, index: int, bat
         batch_size: Rows of a batch.
     """
     transform = output.transform
-    if transform.dtype == output.field.dtype and not transform.is_affine:
+    if output.is_augmented:
+        function = 0
+    elif transform.dtype == output.field.dtype and not transform.is_affine:
         function = _copy_address(output.field.row_bytes)
     elif _can_stream(output, batch_size):
         function = address(_stream_rows, _SIGNATURE)
@@ -282,5 +288,5 @@ def describe(output: Output, source: int, stride: int, out: int, index: int, bat
     words = np.zeros(D_WORDS, np.int64)
     words[:6] = function, source, stride, out, output.row_bytes, elements
     words[6:8].view(np.float64)[:] = transform.factor, transform.offset
-    words[8:] = index, output.lane_count
+    words[8:10] = index, output.lane_count
     return words

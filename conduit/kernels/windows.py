@@ -38,7 +38,8 @@ class Transition:
         gamma: Discount per step.
         stack: Observations per sample: [stack, *shape], oldest first; 1 leaves the axis out.
         padding: Frames before the episode's start: "repeat" its first one, or "zero".
-        newest: The newest rows of a stream, which lack n successors: "wait" for them, or "bootstrap" from a shorter window.
+        newest: Rows that lack n successors in their episode (the newest of a stream, the last before `writer.cut`): "wait"
+            for them, or "bootstrap" from a shorter window.
     """
 
     n_step: int = 1

@@ -11,9 +11,11 @@ import numpy as np
 from conduit.jit import entry
 from conduit.kernels import cpu, resolve
 from conduit.kernels.plan import Plan
+from conduit.kernels.ragged import describe_ragged
 from conduit.kernels.resolve import describe_window
-from conduit.kernels.rows import D_WORDS, describe
+from conduit.kernels.rows import D_WORDS
 from conduit.kernels.windows import Transition, lanes
+from conduit.plane.transforming import Transforming
 from conduit.schema import Schema
 from conduit.store.layout import align
 from conduit.store.table import TableView
@@ -42,6 +44,9 @@ class Batch(Mapping[str, Any]):
         self._make = make
         self._schema = schema
         self._values: dict[str, Any] = dict(zip(buffer.names, map(make, buffer.delivered), strict=True))
+        for names, starts in buffer.narrowed:
+            for name in names:
+                self._values[name] = make(buffer.arrays[name][: starts[-1]])
         for name in buffer.brains:
             self._values[name] = _as_bfloat16(self._values[name])
         self._keys: dict[str, Any] = {}
@@ -80,9 +85,18 @@ class Batch(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._values)
 
+    def transform(self, transforming: Transforming, number: int) -> None:
+        """Run a loader's steps on the whole batch; called once, before it is handed out."""
+        transforming.finish(self._values, self._buffer.arrays, number)
+
     def nest(self) -> dict[str, Any]:
-        """The batch with nested fields as nested dicts and tuples."""
-        return self._schema.nest(self._values)
+        """The batch with nested fields as nested dicts and tuples; what is no field keeps its name."""
+        own = {f"{prefix}{name}" for name in self._schema.names for prefix in ("", "next_")} | {
+            "terminated",
+            "truncated",
+        }
+        fields = {name: value for name, value in self._values.items() if name in own}
+        return self._schema.nest(fields) | {name: value for name, value in self._values.items() if name not in own}
 
     def release(self) -> None:
         """Promise not to look at this batch or anything made from it again; its memory may be reused at once. Idempotent."""
@@ -152,12 +166,12 @@ def _made(plan: Plan, at: dict[str, int]) -> dict[int, int]:
     return {_MADE[item.name]: at[item.name] for item in plan.computed if item.name in _MADE}
 
 
-def _reward(table: TableView, plan: Plan) -> tuple[int, int]:
-    """Address and row stride of the reward column, or zeros where the window sums no rewards."""
+def _reward(table: TableView, plan: Plan) -> tuple[int, int, int]:
+    """Address, row stride and item size of the reward column, or zeros where the window sums no rewards."""
     if all(item.name != "reward" for item in plan.computed):
-        return 0, 0
+        return 0, 0, 0
     column = table.columns["reward"]
-    return column.ctypes.data, column.strides[0]
+    return column.ctypes.data, column.strides[0], column.itemsize
 
 
 class Buffer:
@@ -168,14 +182,18 @@ class Buffer:
 
     Attributes:
         arrays: Every output by name, ids and other keys included.
+        narrowed: Names of arrays that are handed out only up to their last start, and the starts.
         released: The present batch's holder has promised not to look at it again.
         turn: Number of batches this memory has been handed out for.
     """
 
-    def __init__(self, table: TableView, plan: Plan, scratch: Scratch, sampler: Any, block: int) -> None:
+    def __init__(
+        self, table: TableView, plan: Plan, scratch: Scratch, transforming: Transforming, sampler: Any, block: int
+    ) -> None:
         size = plan.batch_size
-        spans = [(item.name, item.numpy_dtype, (size, *item.lanes, *item.field.shape)) for item in plan.outputs]
+        spans = [(item.name, item.numpy_dtype, (size, *item.lanes, *item.shape)) for item in plan.outputs]
         spans += [(item.name, np.dtype(item.dtype), (size, *item.lanes)) for item in plan.computed]
+        spans += [(name, *array) for item in plan.ragged for name, array in item.arrays(size).items()]
         spans += [(name, np.dtype(np.int64), (size,)) for name in _KEYS]
         offsets, end = [], 0
         for _, dtype, shape in spans:
@@ -189,11 +207,19 @@ class Buffer:
         self.released = False
         self.turn = 0
         at = {name: array.ctypes.data for name, array in self.arrays.items()}
-        self._operations = np.zeros((max(1, len(plan.outputs)), D_WORDS), np.int64)
+        count = len(plan.outputs) + len(plan.ragged)
+        self._operations = np.zeros((max(1, count), D_WORDS), np.int64)
         for i, output in enumerate(plan.outputs):
             column = table.columns[output.field.name]
             index = scratch.index[output.rows].ctypes.data
-            self._operations[i] = describe(output, column.ctypes.data, column.strides[0], at[output.name], index, size)
+            self._operations[i] = transforming.describe(output, column, at[output.name], index)
+        self._kept: list[Array] = []
+        for i, item in enumerate(plan.ragged, len(plan.outputs)):
+            index = scratch.index[item.rows].ctypes.data
+            spans_at, arenas = table.columns[item.field.name].ctypes.data, table.arenas[item.field.name]
+            self._operations[i], kept = describe_ragged(item, spans_at, arenas, table.layout.page_rows, at, index)
+            self._kept += kept
+        self.narrowed = [(item.narrowed, self.arrays[item.parts[1]]) for item in plan.ragged if item.narrowed]
         self.window = describe_window(plan, table.address, _reward(table, plan), scratch.addresses | _made(plan, at))
         self.job = np.zeros(cpu.J_WORDS, np.int64)
         for offset, value in (
@@ -204,7 +230,7 @@ class Buffer:
             (cpu.J_DRAW_STATE, sampler.state),
             (cpu.J_WINDOW, self.window.ctypes.data),
             (cpu.J_OPERATIONS, self._operations.ctypes.data),
-            (cpu.J_OPERATION_COUNT, len(plan.outputs)),
+            (cpu.J_OPERATION_COUNT, count),
             (cpu.J_ROWS, scratch.index["anchor"].ctypes.data),
             (cpu.J_FOLLOWING, scratch.index["following"].ctypes.data),
             (cpu.J_PAGES, scratch.pages.ctypes.data),
@@ -219,7 +245,11 @@ class Buffer:
         self.job_address = self.job.ctypes.data
         self.names = plan.names
         self.delivered = [self.arrays[name] for name in plan.names]
-        self.brains = [output.name for output in plan.outputs if output.transform.dtype == "bfloat16"]
+        self.brains = [
+            item.name for item in plan.outputs if item.transform.dtype == "bfloat16" and item.name in plan.names
+        ]
+        self.brains += [item.name for item in plan.ragged if item.transform.dtype == "bfloat16"]
+        self._transforming, self._index = transforming, scratch.index
         self._fill = entry(cpu.deliver)
         self._finish = sampler.finish
         self._every = list(self.arrays.values())
@@ -236,10 +266,16 @@ class Buffer:
         return sys.getrefcount(self._memory) == self._memory_count and self._counts() == self._array_count
 
     def fill(self) -> bool:
-        """Draw and gather a batch into the arrays; False when there is nothing to draw."""
+        """Draw and gather a batch into the arrays; False when there is nothing to draw.
+
+        Raises:
+            FieldError: A stored value that a transform cannot take.
+        """
         if self._fill(self.job_address) < 0:
             return False
         self._finish(self.arrays)
+        if self._transforming.inspects:
+            self._transforming.after(self.arrays, self._index, self._operations)
         return True
 
     def take(self) -> None:

@@ -18,11 +18,14 @@ from conduit.clock import Deadline
 from conduit.errors import BuffersBusy, Closed, ConfigError, DataTimeout, MissingExtra
 from conduit.jit import entry
 from conduit.kernels import cpu
+from conduit.kernels.batchwise import BatchTransform, with_batch_transforms
+from conduit.kernels.packing import Layout
 from conduit.kernels.plan import Plan, make_plan
 from conduit.kernels.resolve import V_CURRENT, V_OLDEST
-from conduit.kernels.transforms import Transform
+from conduit.kernels.transforms import Pipeline
 from conduit.kernels.windows import Window, need
 from conduit.plane.batch import Batch, Buffer, Format, Maker, Scratch
+from conduit.plane.transforming import Transforming
 from conduit.sampling.prioritised import WEIGHTS, Prioritised, PrioritisedSampler
 from conduit.sampling.uniform import Uniform
 from conduit.store.table import TableView
@@ -99,7 +102,8 @@ class Loader(Delivery):
         batch_size: int,
         window: Window | None,
         sampling: Prioritised | None,
-        transform: Mapping[str, Transform] | None,
+        transform: Mapping[str, Pipeline] | None,
+        batch_transforms: Iterable[BatchTransform],
         max_staleness: int | None,
         policy: PolicySlot | None,
         seed: int,
@@ -109,6 +113,7 @@ class Loader(Delivery):
         timeout: float | None,
         min_rows: int | None,
         fields: Iterable[str] | None,
+        ragged: Layout | Mapping[str, Layout],
     ) -> None:
         if format not in ("torch", "numpy"):
             raise ConfigError(f"Expected format 'torch' or 'numpy', got {format!r}")
@@ -128,12 +133,14 @@ class Loader(Delivery):
         Deadline(timeout)
         table.check_open()
         self.plan: Plan = make_plan(
-            table.layout.schema, batch_size, window, transform, fields, () if sampling is None else WEIGHTS
+            table.layout.schema, batch_size, window, transform, fields, () if sampling is None else WEIGHTS, ragged
         )
         table.layout.table.check_window(*need(self.plan.window))
         least = batch_size if min_rows is None else min_rows
         if not isinstance(least, int) or not 1 <= least <= table.layout.rows:
             raise ConfigError(f"Expected min_rows from 1 to the table's {table.layout.rows} rows, got {least!r}")
+        self.plan = with_batch_transforms(self.plan, batch_transforms)
+        self._transforming = Transforming(table, self.plan, seed)
         self.sampler = _sampler(table, sampling, batch_size, seed, least)
         self._table = table
         self._timeout = timeout
@@ -141,7 +148,9 @@ class Loader(Delivery):
         self._least = least
         self._scratch = Scratch(self.plan)
         block = min(batch_size, max(_SHORTEST_BLOCK, _BLOCK_BYTES // max(1, self.plan.sample_bytes)))
-        self._buffers = [Buffer(table, self.plan, self._scratch, self.sampler, block) for _ in range(buffers)]
+        self._buffers = [
+            Buffer(table, self.plan, self._scratch, self._transforming, self.sampler, block) for _ in range(buffers)
+        ]
         self._turn = 0
         self._batches = 0
         self._redrawn = 0
@@ -158,22 +167,33 @@ class Loader(Delivery):
         Raises:
             DataTimeout: Too few rows came.
             BuffersBusy: Every buffer is still referred to.
+            FieldError: A stored value that a transform cannot take; the next call draws the same batch again.
             Closed: The loader, client or engine has closed.
         """
         if self._closed:
             raise Closed("Expected an open loader, this one was closed")
         self._table.check_open()
         buffer = self._free_buffer(timeout)
+        number = self.sampler.batch
+        if self._transforming.prepares:
+            self._transforming.before(number)
+        if not self._fill(buffer):
+            self._wait_for_rows(buffer, self._timeout if timeout is None else timeout)
+        buffer.take()
+        batch = Batch(buffer, self._make, self._table.layout.schema)
+        if self.plan.batchwise:
+            batch.transform(self._transforming, number)
+        self._batches += 1
+        self.sampler.advance()
+        return batch
+
+    def _fill(self, buffer: Buffer) -> bool:
+        """Draw a batch; staleness is counted from the version that is published now, however long rows were waited for."""
         if self._policy is not None:
             current = self._policy.version
             buffer.window[V_CURRENT // 8] = current
             buffer.window[V_OLDEST // 8] = current - self._max_staleness
-        if not buffer.fill():
-            self._wait_for_rows(buffer, self._timeout if timeout is None else timeout)
-        buffer.take()
-        self._batches += 1
-        self.sampler.advance()
-        return Batch(buffer, self._make, self._table.layout.schema)
+        return buffer.fill()
 
     def _free_buffer(self, timeout: float | None) -> Buffer:
         count = len(self._buffers)
@@ -199,13 +219,20 @@ class Loader(Delivery):
 
     def _wait_for_rows(self, buffer: Buffer, timeout: float | None) -> None:
         begun = time.monotonic()
-        filled = self._table.wait(lambda: buffer.fill() or None, for_space=False, deadline=Deadline(timeout))
+        filled = self._table.wait(lambda: self._fill(buffer) or None, for_space=False, deadline=Deadline(timeout))
         self._waited += time.monotonic() - begun
         if filled is None:
+            found = self.sampler.offered
+            where = f"in table {self._table.layout.name!r}"
+            if found >= self._least:
+                stale = f"; refused as older than max_staleness={self._max_staleness}: {self.stats.stale}"
+                raise DataTimeout(
+                    f"Expected rows that begin a {type(self.plan.window).__name__} {where}, got none among {found} within "
+                    f"{timeout} s{stale if self._policy is not None else ''}: wait for more rows, or ask for another window"
+                )
             raise DataTimeout(
-                f"Expected at least {self._least} sampleable rows in table {self._table.layout.name!r}, got "
-                f"{self.sampler.candidates} within {timeout} s: are its writers alive (`conduit status`)? "
-                "Lower min_rows or raise timeout"
+                f"Expected at least {self._least} sampleable rows {where}, got {found} within {timeout} s: are its writers "
+                "alive (`conduit status`)? Lower min_rows or raise timeout"
             )
 
     def update_priorities(self, ids: Any, priorities: Any) -> int:
@@ -216,18 +243,22 @@ class Loader(Delivery):
             priorities: Real [n], finite and at least 0.
 
         Returns:
-            How many were ignored because their rows have been overwritten since (`sampler.ignored` adds them up).
+            How many were ignored, because their rows have been overwritten or handed on to their stream's next page since,
+            or never were rows to draw (`sampler.ignored` adds them up).
 
         Raises:
             FieldError: Wrong shape, or a NaN, infinite or negative priority; nothing is changed.
             ConfigError: The loader does not sample by priority.
+            Closed: The loader, client or engine has closed.
         """
         if not isinstance(self.sampler, PrioritisedSampler):
             raise ConfigError(
                 "Expected a loader opened with sampling=conduit.Prioritised(...), this one draws uniformly"
             )
+        if self._closed:
+            raise Closed("Expected an open loader, this one was closed")
         self._table.check_open()
-        return self.sampler.update(np.ascontiguousarray(ids, np.int64), priorities)
+        return self.sampler.update(ids, priorities)
 
     def valid(self, ids: Any) -> Array:
         """Which row ids still name the rows they were given for.

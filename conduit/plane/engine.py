@@ -14,7 +14,9 @@ from typing import Any, Self
 
 from conduit.clock import Deadline
 from conduit.errors import BadSegment, Closed, ConfigError, EngineExists, EngineNotFound, SchemaMismatch
-from conduit.kernels.transforms import Transform
+from conduit.kernels.batchwise import BatchTransform
+from conduit.kernels.packing import Layout
+from conduit.kernels.transforms import Pipeline
 from conduit.kernels.windows import Window
 from conduit.plane.batch import Format
 from conduit.plane.delivery import Loader, OnBusy
@@ -29,6 +31,7 @@ from conduit.store.locks import LOCK_CREATOR, try_lock
 from conduit.store.names import Backing
 from conduit.store.participants import Participants
 from conduit.store.segment import Segment
+from conduit.store.statistics import Statistics
 from conduit.store.table import TableView
 from conduit.store.weights import PolicySlot, describe
 
@@ -86,6 +89,7 @@ class Client:
         timeout: float | None = 10.0,
         on_full: OnFull = "wait",
         keep_final: bool = True,
+        statistics: bool = False,
         ingestion: Ingestion | None = None,
         placement: Placement | None = None,
     ) -> Writer:
@@ -102,6 +106,7 @@ class Client:
             on_full: "wait", or "raise" Busy when every page is being written or leased.
             keep_final: With "same_step" and "disabled": insist on the final observation of ended episodes. Without one, a
                 terminated row is delivered with its own observation as the next one, and a truncated row is not drawn.
+            statistics: Add committed rows to the table's running statistics, whenever a page is full, at `flush` and at `close`.
             ingestion: Another policy for when rows become visible.
             placement: Another policy for where pages live.
 
@@ -125,6 +130,7 @@ class Client:
             timeout=timeout,
             on_full=on_full,
             keep_final=keep_final,
+            statistics=statistics,
             ingestion=ingestion or CommitPerStep(),
             placement=placement or HostPlacement(),
             pools=(Pool("host", "host", "cpu", self._segment.layout.size),),
@@ -139,7 +145,8 @@ class Client:
         batch_size: int,
         window: Window | None = None,
         sampling: Prioritised | None = None,
-        transform: Mapping[str, Transform] | None = None,
+        transform: Mapping[str, Pipeline] | None = None,
+        batch_transforms: Iterable[BatchTransform] = (),
         max_staleness: int | None = None,
         policy: PolicySlot | None = None,
         seed: int = 0,
@@ -149,6 +156,7 @@ class Client:
         timeout: float | None = 30.0,
         min_rows: int | None = None,
         fields: Iterable[str] | None = None,
+        ragged: Layout | Mapping[str, Layout] = "pad",
     ) -> Loader:
         """Open a loader of uniformly drawn transitions, for use by one thread.
 
@@ -160,7 +168,10 @@ class Client:
             sampling: conduit.Prioritised(...) to draw by priority; None draws uniformly.
             max_staleness: Skip rows whose policy version is more than this many versions behind the slot's; needs `policy`.
             policy: The slot that versions count in.
-            transform: {field: conduit.scale(...) or conduit.cast(...)}; one for an observation also applies to the next.
+            transform: {field: step or tuple of steps}, of conduit.scale, cast, clip, one_hot, normalise, random_shift; those
+                for an observation also apply to the next one, those for a reward to every reward that a return sums up.
+            batch_transforms: Steps on the whole batch, in this order: conduit.gae, vtrace, returns_to_go,
+                normalise_advantages, hindsight, apply.
             seed: The same committed rows and seed give the same batches.
             format: "torch" tensors or "numpy" arrays, on the CPU; both speak DLPack.
             buffers: Batches that can be alive at a time, at least 2.
@@ -168,6 +179,9 @@ class Client:
             timeout: Seconds that `next` may wait; None without limit.
             min_rows: Rows that must be there before the first batch; default batch_size.
             fields: Outputs to deliver, default all: fields, next_<observation>, terminated, truncated.
+            ragged: How ragged fields come, for all or {field: ...}. "pad": <name> [B, max_length, ...] with zeros behind each
+                value, <name>_mask bool [B, max_length], <name>_lengths int64 [B]. "pack": <name> [total, ...], one value
+                behind the other, <name>_cu_seqlens int32 [B + 1], <name>_position_ids int32 [total].
 
         Raises:
             ConfigError: Bad options; names the offending one.
@@ -178,6 +192,7 @@ class Client:
             window=window,
             sampling=sampling,
             transform=transform,
+            batch_transforms=batch_transforms,
             max_staleness=max_staleness,
             policy=policy,
             seed=seed,
@@ -187,7 +202,12 @@ class Client:
             timeout=timeout,
             min_rows=min_rows,
             fields=fields,
+            ragged=ragged,
         )
+
+    def statistics(self, table: str) -> Statistics:
+        """The running statistics of a table's fields, shared by all processes; see `Table.statistics`, `conduit.normalise`."""
+        return self._view(table).statistics
 
     def policy(self, name: str = "policy") -> PolicySlot:
         """The weights slot of this name; one object per client."""

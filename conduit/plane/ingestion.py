@@ -23,7 +23,8 @@ from conduit.plane.append import generate_append
 from conduit.plane.placement import Placement, Pool, Request, place
 from conduit.plane.rows import Bare, Slab, Step
 from conduit.plane.stream import Autoreset, OnFull, Stream
-from conduit.plane.values import checked, flags
+from conduit.plane.tally import Tally
+from conduit.plane.values import checked, checked_values, flags
 from conduit.schema import Schema
 from conduit.store import objects
 from conduit.store.table import TableView
@@ -97,6 +98,7 @@ class Writer:
         timeout: float | None,
         on_full: OnFull,
         keep_final: bool,
+        statistics: bool,
         ingestion: Ingestion,
         placement: Placement,
         pools: tuple[Pool, ...],
@@ -104,6 +106,8 @@ class Writer:
         stream = Stream(
             table, num_envs=num_envs, autoreset=autoreset, timeout=timeout, on_full=on_full, keep_final=keep_final
         )
+        if statistics:
+            stream.tally = Tally(table)
         schema = stream.schema
         self.num_envs = num_envs
         self.autoreset = stream.autoreset
@@ -122,7 +126,8 @@ class Writer:
         stream.words[W_FIELDS // 8] = self._described.ctypes.data
         stream.words[W_FIELD_COUNT // 8] = len(described)
         stream.words[W_OBJECTS // 8] = objects.known_objects().ctypes.data
-        large = schema.row_bytes * stream.envs > _LARGE
+        # a list may change under a call that has let go of the interpreter lock
+        large = schema.row_bytes * stream.envs > _LARGE and (num_envs is None or not schema.ragged_names)
         self._append: Callable[..., int] = entry(objects.append_large_row if large else objects.append_row)
         self._store_row: Callable[..., int] = entry(objects.store_row)
         if not objects.is_supported():
@@ -134,7 +139,8 @@ class Writer:
         """Write and commit one step; the fields of the schema are keyword arguments.
 
         Args:
-            **fields: One value per field, [*shape] or [num_envs, *shape]; nested fields as nested values.
+            **fields: One value per field, [*shape] or [num_envs, *shape]; nested fields as nested values. Of a ragged field
+                [length, *shape[1:]], or a list of num_envs such arrays.
             terminated: Bool, or bool [num_envs].
             truncated: The same.
             final: True final observation of environments that ended with this step, structured like the observation:
@@ -178,7 +184,15 @@ class Writer:
         return Slab(self._stream, ticks, max_finals)
 
     def bare(self) -> Bare:
-        """The writer without checks, for hot loops: whole-table columns, a row number, and `commit()`."""
+        """The writer without checks, for hot loops: whole-table columns, a row number, and `commit()`.
+
+        Raises:
+            ConfigError: The writer adds its rows to the table's statistics: the handle turns pages on its own.
+        """
+        if self._stream.tally is not None:
+            raise ConfigError(
+                "Expected a writer opened with statistics=False for a bare handle: update client.statistics(table) yourself"
+            )
         return Bare(self._stream)
 
     def flush(self) -> None:
@@ -201,6 +215,9 @@ class Writer:
         stream = self._stream
         table, envs = stream.table, stream.envs
         stream.check()
+        if self._schema.ragged_names:
+            self._append_ragged(values, final)
+            return
         code = self._store_row(self._words, values)
         if code == objects.NEED_PAGE:
             self._checked_finals(self._ended(values), final)
@@ -219,6 +236,42 @@ class Writer:
                 for field, array in zip(self._schema.fields, arrays, strict=True):
                     table.columns[field.name][row : row + envs] = array
                 table.terminated[row : row + envs], table.truncated[row : row + envs] = ends
+            for env, observation in finals.items():
+                stream.keep_final(row + env, observation, row + envs)
+            stream.commit(1)
+        except BaseException:
+            stream.abort(envs)
+            raise
+
+    def _append_ragged(self, values: tuple[Any, ...], final: Any) -> None:
+        """The same for a schema with ragged fields, whose room depends on the values and the final observations."""
+        stream = self._stream
+        table, envs = stream.table, stream.envs
+        fields = self._schema.fields
+        given: dict[str, Any] = {
+            field.name: checked_values(field, value, self.num_envs)
+            if field.ragged
+            else checked(field, value, stream.lead)
+            for field, value in zip(fields, values, strict=False)
+        }
+        terminated, truncated = (
+            flags(value, self.num_envs, name)
+            for name, value in zip(("terminated", "truncated"), values[-2:], strict=True)
+        )
+        finals = self._checked_finals(np.flatnonzero(terminated | truncated).tolist(), final)
+        items = [
+            sum(map(len, given[name])) + sum(len(one[name]) for one in finals.values() if name in one)
+            for name in self._schema.ragged_names
+        ]
+        row = stream.here(items=np.array(items, np.int64))
+        try:
+            for name, value in given.items():
+                if name in table.arenas:
+                    for env, array in enumerate(value):
+                        stream.put(name, row + env, array)
+                else:
+                    table.columns[name][row : row + envs] = value
+            table.terminated[row : row + envs], table.truncated[row : row + envs] = terminated, truncated
             for env, observation in finals.items():
                 stream.keep_final(row + env, observation, row + envs)
             stream.commit(1)

@@ -51,6 +51,7 @@ from conduit.store.words import (
     OPEN,
     OWNER_MASK,
     OWNER_SHIFT,
+    PAGE_ARENA,
     PAGE_COMMITTED,
     PAGE_HALO,
     PAGE_STATE,
@@ -274,6 +275,9 @@ def _table(fd: int, layout: TableLayout, pages: Words, hazards: Words) -> TableS
     visible = int(own.sum())
     in_use = int((own + halo + tail).sum())
     row_bytes = sum(row_stride(field) for field in layout.schema.fields) + 2 + META_BYTES
+    row_bytes += 4 if layout.table.priorities is not None else 0
+    page_arenas = sum(arena.page_bytes for arena in layout.arenas.values())
+    values = int(live[:, PAGE_ARENA // 8].clip(0, page_arenas).sum())
     leased = np.unique(hazards[(hazards > layout.page_base) & (hazards <= layout.page_base + layout.pages)])
     return TableStatus(
         name=layout.name,
@@ -295,9 +299,11 @@ def _table(fd: int, layout: TableLayout, pages: Words, hazards: Words) -> TableS
         rows_written=int(control[TABLE_SEALED_ROWS // 8]) + int(own[is_open].sum()),
         rows_evicted=int(control[TABLE_EVICTED_ROWS // 8]),
         pages_recovered=int(control[TABLE_RECOVERED // 8]),
-        bytes=layout.meta + layout.rows * META_BYTES - layout.control,
-        bytes_per_row=row_bytes,
-        bytes_per_transition=row_bytes * in_use / visible if visible else float(row_bytes),
+        bytes=layout.end - layout.control,
+        bytes_per_row=row_bytes + page_arenas // layout.page_rows,
+        bytes_per_transition=(
+            (row_bytes * in_use + values) / visible if visible else row_bytes + page_arenas / layout.page_rows
+        ),
         halo_share=int(halo.sum()) / in_use if in_use else 0.0,
     )
 

@@ -20,6 +20,20 @@ Array = np.ndarray[Any, Any]
 _FLAG = Field("flag", "bool")
 
 
+def _check_plain(stream: Stream, what: str) -> None:
+    """Refuse a schema with ragged fields, whose values have no place of their own before their length is known.
+
+    Raises:
+        ConfigError: It has some.
+    """
+    names = stream.schema.ragged_names
+    if names:
+        raise ConfigError(
+            f"Expected a schema without ragged fields for the {what}, which hands out views of fixed shapes, got "
+            f"{', '.join(names)}: use writer.append, which writes ragged values in place once their lengths are known"
+        )
+
+
 class _Views:
     """Field access by attribute (`rows.obs`) or by dotted name (`rows["obs.camera"]`)."""
 
@@ -132,6 +146,10 @@ class Step(_Staged):
 
     __slots__ = ()
 
+    def __init__(self, stream: Stream) -> None:
+        _check_plain(stream, "step")
+        super().__init__(stream)
+
     def __enter__(self) -> Self:
         stream = self._stream
         lead = stream.lead
@@ -163,6 +181,7 @@ class Slab(_Staged):
     __slots__ = ("_ticks",)
 
     def __init__(self, stream: Stream, ticks: int, max_finals: int | None) -> None:
+        _check_plain(stream, "rollout")
         super().__init__(stream)
         if not isinstance(ticks, int) or ticks < 1:
             raise ConfigError(f"Expected at least 1 tick, got {ticks!r}")
@@ -245,6 +264,7 @@ class Bare(_Views):
 
     def __init__(self, stream: Stream) -> None:
         stream.check()
+        _check_plain(stream, "bare handle")
         if not objects.is_supported():
             raise ConfigError(
                 "Expected CPython with its interpreter lock for the bare handle: use writer.step() instead"

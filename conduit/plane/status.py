@@ -85,9 +85,9 @@ class TableStatus:
         rows_evicted: Rows whose page was reused.
         pages_recovered: Pages taken back from dead writers.
         bytes: Memory of the table.
-        bytes_per_row: Bytes of one row with padding and the system columns.
+        bytes_per_row: Bytes of one row with padding and the system columns; of ragged fields, a row's share of the arenas.
         bytes_per_transition: The same with the table's halo copies and kept final observations shared out over its
-            visible rows, as it is now; bytes_per_row while the table is empty.
+            visible rows, as it is now; of ragged fields, the values that are there. bytes_per_row while the table is empty.
         halo_share: Part of the rows in use that are halo copies, from 0 to 1.
     """
 

@@ -15,11 +15,14 @@ import numpy as np
 from conduit.clock import Deadline
 from conduit.errors import Busy, Closed, ConfigError, FieldError, SpaceTimeout
 from conduit.jit import entry
-from conduit.plane.values import checked
-from conduit.store import protocol, writing
+from conduit.plane.tally import Tally
+from conduit.plane.values import checked, checked_ragged, checked_values
+from conduit.store import protocol, spans, writing
 from conduit.store.table import TableView
 from conduit.store.words import (
     STARTING,
+    W_ARENA_COUNT,
+    W_ARENAS,
     W_BASE,
     W_BUSY,
     W_CLOSED,
@@ -56,6 +59,7 @@ class Stream:
         lead: Leading axes of a tick's values.
         autoreset: How environments reset.
         hands_over: True where final observations are handed over, instead of being the next row.
+        tally: What adds its rows to the table's statistics, or None.
         words: int64 words (words.W_*) as a memoryview; `array` is the same as an array, `address` its address.
     """
 
@@ -86,7 +90,7 @@ class Stream:
         self.table = table
         self.schema = table.layout.schema
         keeps = autoreset != "next_step" and bool(self.schema.observation_names)
-        table.layout.table.check_writer(self.envs, finals=keeps)
+        table.layout.check_writer(self.envs, finals=keeps)
         self.lead = () if num_envs is None else (num_envs,)
         self.autoreset = autoreset
         self.hands_over = autoreset != "next_step"
@@ -95,8 +99,21 @@ class Stream:
         self._on_full = on_full
         self._in_progress: str | None = None
         self._closed = False
+        self.tally: Tally | None = None
         self._env_states = np.zeros((self.envs, 3), np.int64)
         self._env_states[:, 0] = STARTING
+        self._arenas = spans.arena_words(
+            [
+                (
+                    table.columns[name].ctypes.data,
+                    values.ctypes.data,
+                    values.strides[0],
+                    values.strides[1],
+                    values.shape[1],
+                )
+                for name, values in table.arenas.items()
+            ]
+        )
         self.array = np.zeros(W_WORDS, np.int64)
         self.words = self.array.data
         self.address: int = self.array.ctypes.data
@@ -113,6 +130,8 @@ class Stream:
             (W_PUBLISH_EVERY, 1),
             (W_CLOSED, table.segment.closed_address),
             (W_STRICT, keeps and keep_final),
+            (W_ARENAS, self._arenas.ctypes.data),
+            (W_ARENA_COUNT, len(self._arenas)),
         ):
             self.words[offset // 8] = value
         seat.watch_fork(self)
@@ -150,18 +169,26 @@ class Stream:
         self._in_progress = what
         self.words[W_BUSY // 8] = what is not None
 
-    def here(self, need: int | None = None) -> int:
-        """Physical row of the next tick, after turning the page if it has fewer than `need` rows left (default: one tick's).
+    def here(self, need: int | None = None, items: Array | None = None) -> int:
+        """Physical row of the next tick, after turning the page if it has too little room left.
+
+        Args:
+            need: Rows that are needed; default one tick's.
+            items: Items of ragged values that are needed, int64 [ragged fields]; at most a tick's and its final observations'.
 
         Raises:
             SpaceTimeout, Busy: No page could be claimed.
         """
-        if entry(writing.room)(self.address) < (self.envs + self.words[W_RESERVE // 8] if need is None else need):
+        least = self.envs + self.words[W_RESERVE // 8] if need is None else need
+        fits = entry(writing.room)(self.address) >= least
+        if not fits or (items is not None and not entry(spans.values_fit)(self.address, items.ctypes.data)):
             self._turn()
         return self.words[W_BASE // 8] + self.words[W_LOCAL // 8]
 
     def _turn(self) -> None:
         self._check_open()
+        if self.tally is not None:
+            self.tally.take(self)
         claim = self.table.claim
         page = claim()
         if page < 0 and self._on_full == "wait":
@@ -172,6 +199,8 @@ class Stream:
             self._explain_full()
         self.table.check_open().look_after_dead()
         entry(writing.turn)(self.address, page)
+        if self.tally is not None:
+            self.tally.skip(self)
 
     def _explain_full(self) -> None:
         layout = self.table.layout
@@ -219,6 +248,8 @@ class Stream:
     def publish(self) -> None:
         """Make committed rows visible that an ingestion policy still holds back."""
         entry(writing.publish)(self.address)
+        if self.tally is not None:
+            self.tally.take(self)
 
     def cut(self) -> None:
         """Let every environment begin a new episode with the next tick."""
@@ -239,11 +270,24 @@ class Stream:
     def checked_final(self, observation: Any, lead: tuple[int, ...] = ()) -> dict[str, Array]:
         """A nested final observation as {observation name: array [*lead, *shape]} of the fields' dtypes.
 
+        With a leading axis, a ragged observation is a list of one array per environment; None stands for none.
+
         Raises:
             FieldError: A key or value does not fit; the path begins with "final".
         """
         flat = self.schema.flatten_observation(observation)
-        return {name: checked(self.schema[name], value, lead, at=f"final.{name}") for name, value in flat.items()}
+        return {name: self._checked_observation(name, value, lead) for name, value in flat.items()}
+
+    def _checked_observation(self, name: str, value: Any, lead: tuple[int, ...]) -> Any:
+        field, at = self.schema[name], f"final.{name}"
+        if not field.ragged:
+            return checked(field, value, lead, at=at)
+        if not lead:
+            return checked_ragged(field, value, at)
+        if isinstance(value, list | tuple) or getattr(value, "dtype", None) == np.dtype(object):
+            # environments that did not end have none
+            value = [np.empty((0, *field.shape[1:]), field.numpy_dtype) if one is None else one for one in value]
+        return checked_values(field, value, lead[0], at)
 
     def keep_final(self, row: int, arrays: Mapping[str, Any], behind: int) -> None:
         """Keep the final observation of an uncommitted physical row.
@@ -262,7 +306,20 @@ class Stream:
                 "Expected room for a final observation in this rollout: raise max_finals in writer.rollout", at="final"
             )
         for name, array in arrays.items():
-            self.table.columns[name][kept] = array
+            self.put(name, kept, array)
+
+    def put(self, name: str, row: int, array: Array) -> None:
+        """Store a checked value of one uncommitted physical row; a ragged one goes behind those that are in the page's arena.
+
+        Raises:
+            FieldError: The arena has no room for it.
+        """
+        if name not in self.table.arenas:
+            self.table.columns[name][row] = array
+            return
+        number = self.schema.ragged_names.index(name)
+        if entry(spans.put_value)(self.address, number, row, array.ctypes.data, len(array)) < 0:
+            raise FieldError(f"Expected room for {len(array)} items in the page's arena: write it with append", at=name)
 
     def disarm(self) -> None:
         """In a forked child: the page is the parent's; leave no way to it."""

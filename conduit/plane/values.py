@@ -32,8 +32,50 @@ def checked(field: Field, value: Any, lead: tuple[int, ...], at: str | None = No
     Raises:
         FieldError: Wrong dtype, shape or range, with the path.
     """
+    return _converted(field, value, (*lead, *field.shape), field.name if at is None else at)
+
+
+def checked_ragged(field: Field, value: Any, at: str | None = None) -> Array:
+    """`value` as a C-contiguous array [length, *shape[1:]] of a ragged field's exact dtype; otherwise as `checked`.
+
+    Raises:
+        FieldError: Wrong dtype, shape or range, or longer than the field allows, with the path.
+    """
     at = field.name if at is None else at
-    shape = (*lead, *field.shape)
+    inner = field.shape[1:]
+    try:
+        length = 0 if value is MISSING else len(value)
+    except TypeError as error:
+        shape = ("length", *inner)
+        raise FieldError(f"Expected `{field.dtype}` of shape {shape}, got {_kind(value)} {value!r}", at=at) from error
+    if length > field.max_length:
+        raise FieldError(
+            f"Expected at most {field.max_length} items, got {length}: cut the value, or create the table with a larger "
+            "first size in the field's shape",
+            at=at,
+        )
+    if length == 0 and isinstance(value, list | tuple):
+        return np.empty((0, *inner), field.numpy_dtype)
+    return np.ascontiguousarray(_converted(field, value, (length, *inner), at))
+
+
+def checked_values(field: Field, value: Any, num_envs: int | None, at: str | None = None) -> list[Array]:
+    """One array per environment of a ragged field: from `value` itself, or from a sequence of one value per environment.
+
+    Raises:
+        FieldError: As `checked_ragged`, or another number of values.
+    """
+    at = field.name if at is None else at
+    if num_envs is None or value is MISSING:
+        return [checked_ragged(field, value, at)]
+    if not isinstance(value, list | tuple) and getattr(value, "shape", ()) == ():
+        raise FieldError(f"Expected a list of {num_envs} arrays, one per environment, got {_kind(value)}", at=at)
+    if len(value) != num_envs:
+        raise FieldError(f"Expected {num_envs} arrays, one per environment, got {len(value)}", at=at)
+    return [checked_ragged(field, value[env], f"{at}[{env}]") for env in range(num_envs)]
+
+
+def _converted(field: Field, value: Any, shape: tuple[int, ...], at: str) -> Array:
     if value is MISSING:
         raise FieldError("Expected a value for every field of the schema, got none for this one", at=at)
     has_dtype = hasattr(value, "dtype")

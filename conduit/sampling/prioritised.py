@@ -12,44 +12,78 @@ from typing import Any, Literal
 
 import numpy as np
 
-from conduit.errors import ConfigError
-from conduit.jit import address, entry, kernel
+from conduit.errors import ConfigError, FieldError
+from conduit.jit import address, entry, inner, kernel
 from conduit.kernels.cpu import J_BATCH, J_FOLLOWING, J_GENERATIONS, J_PAGES, J_ROWS, J_TABLE, J_WINDOW, ask_for
-from conduit.kernels.plan import Computed
+from conduit.kernels.leaves import Leaves
 from conduit.kernels.philox import random_pair, scale_to
-from conduit.kernels.resolve import E_BYTES, E_ENVS, E_GENERATION, E_PAGE, E_START, SIGNATURE, V_NEED, V_RESOLVE
-from conduit.kernels.leaves import checked_priorities, leaves_of
-from conduit.sampling.tree import BLOCK, P_BEGIN, P_BYTES, P_END, P_GENERATION, descend, refresh, update
+from conduit.kernels.plan import Computed
+from conduit.kernels.resolve import (
+    E_BYTES,
+    E_ENVS,
+    E_GENERATION,
+    E_PAGE,
+    E_START,
+    SIGNATURE,
+    V_RESOLVE,
+    ask_ahead,
+    may_anchor,
+)
+from conduit.sampling.tree import (
+    P_BEGIN,
+    P_BYTES,
+    P_END,
+    P_GENERATION,
+    find_block,
+    find_row,
+    is_dense,
+    refresh,
+    update,
+    words_needed,
+)
 from conduit.sampling.uniform import S_BATCH, Uniform, lane, locate
 from conduit.store.atomics import (
     call_5,
+    load_relaxed,
+    peek_f64,
     peek_i64,
     peek_u32,
     poke_f32,
     poke_f64,
     poke_i64,
-    prefetch,
 )
 from conduit.store.layout import Priorities
-from conduit.store.words import T_COUNT, T_PRIORITY, T_ROWS
+from conduit.store.protocol import block_of
+from conduit.store.words import PAGE_ENVS, T_COUNT, T_META, T_PRIORITY, T_ROWS
 
 Array = np.ndarray[Any, Any]
 Normalise = Literal["none", "batch", "buffer"]
 
-Q_UNIFORM_STATE, Q_UNIFORM, Q_TREE, Q_ENTRIES, Q_LEAVES, Q_TOTAL, Q_CANDIDATES, Q_STRATIFIED, Q_LEAST, Q_SEED = range(
-    0, 80, 8
-)
-Q_BATCH_AT = 80
-"""Words of the sampler: the uniform sampler's state and function (for a table of zeros), sums, list of pages, leaf of each
-slot, sum of all leaves and rows that could be drawn at the last draw, options, seed, address of the batch number."""
-Q_WORDS = 11
+(
+    Q_UNIFORM_STATE,
+    Q_UNIFORM,
+    Q_TREE,
+    Q_ENTRIES,
+    Q_PROBABILITIES,
+    Q_TOTAL,
+    Q_CANDIDATES,
+    Q_STRATIFIED,
+    Q_LEAST,
+    Q_SEED,
+    Q_BATCH_AT,
+    Q_WINDOW,
+    Q_OFFERED,
+) = range(0, 104, 8)
+"""Words of the sampler: the uniform sampler's state and function (for a table of zeros), sums, list of pages, probability of
+each slot (float64), sum of all leaves and rows that could be drawn at the last draw, options, seed, address of the batch
+number, the window of the last draw, rows that it looked at."""
+Q_WORDS = 13
 
 WEIGHTS = (Computed("weights", "float32", ()), Computed("probabilities", "float64", ()))
 """What prioritised sampling adds to a batch."""
 
 _CHUNK = 16
 _TRIES = (1 << 19) - 1
-_STRATUM_TRIES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,81 +107,142 @@ class Prioritised:
             raise ConfigError(f"Expected normalise 'none', 'batch' or 'buffer', got {self.normalise!r}")
 
 
+@inner
+def _try_again(state, job, slot, entries, listed, total, attempt):  # type: ignore[no-untyped-def]
+    """Draw from the whole mass until a row anchors the window; returns its place among `entries`, or -1.
+
+    The whole mass, for slots of a stratum too: each row is then drawn in proportion to its leaf, whichever rows are refused.
+    """
+    table = peek_i64(job + J_TABLE)
+    window = peek_i64(job + J_WINDOW)
+    rows = peek_i64(table + T_ROWS)
+    tree = peek_i64(state + Q_TREE)
+    seed = peek_i64(state + Q_SEED)
+    batch = peek_i64(peek_i64(state + Q_BATCH_AT))
+    density = listed / total
+    for tries in range(1, _TRIES):
+        first, second = random_pair(seed, batch, lane(slot, attempt, tries))
+        position = scale_to(second if slot & 1 else first, total)
+        entry_ = locate(entries, listed, np.int64(position * density), position)
+        page = peek_i64(entry_ + E_PAGE)
+        block, position = find_block(tree, table, page, position - peek_i64(entry_ + E_START))
+        local, leaf = find_row(tree, window, table, page, block, position)
+        row = page * rows + local
+        if local >= 0 and call_5(peek_i64(window + V_RESOLVE), window, job, slot, row, entry_) >= 0:
+            poke_i64(peek_i64(job + J_ROWS) + 8 * slot, row)
+            poke_f64(peek_i64(state + Q_PROBABILITIES) + 8 * slot, leaf / total)
+            return entry_
+    return -1
+
+
 def _draw(state, job, slots, count, attempt):  # type: ignore[no-untyped-def]
     table = peek_i64(job + J_TABLE)
     window = peek_i64(job + J_WINDOW)
-    resolve = peek_i64(window + V_RESOLVE)
     tree = peek_i64(state + Q_TREE)
     entries = peek_i64(state + Q_ENTRIES)
-    leaves = peek_i64(state + Q_LEAVES)
+    probabilities = peek_i64(state + Q_PROBABILITIES)
+    metas = peek_i64(table + T_META)
     rows = peek_i64(table + T_ROWS)
-    listed, total, candidates = refresh(tree, table, peek_i64(window + V_NEED), entries)
+    poke_i64(state + Q_WINDOW, window)
+    listed, total, candidates, offered = refresh(tree, window, table, entries)
     poke_i64(state + Q_TOTAL, total)
     poke_i64(state + Q_CANDIDATES, candidates)
-    if candidates < max(1, peek_i64(state + Q_LEAST)):
+    poke_i64(state + Q_OFFERED, offered)
+    if candidates < 1 or offered < peek_i64(state + Q_LEAST):
         return -1
     if total == 0:
         for i in range(count):
-            poke_i64(leaves + 8 * peek_i64(slots + 8 * i), 0)
+            poke_f64(probabilities + 8 * peek_i64(slots + 8 * i), 1.0 / candidates)
         return call_5(peek_i64(state + Q_UNIFORM), peek_i64(state + Q_UNIFORM_STATE), job, slots, count, attempt)
     seed = peek_i64(state + Q_SEED)
     batch = peek_i64(peek_i64(state + Q_BATCH_AT))
     size = peek_i64(job + J_BATCH)
+    stratified = peek_i64(state + Q_STRATIFIED) != 0
     density = listed / total
     whole, rest = total // size, total % size
+    row_at, page_at = peek_i64(job + J_ROWS), peek_i64(job + J_PAGES)
+    after_at, entry_at = peek_i64(job + J_FOLLOWING), peek_i64(job + J_GENERATIONS)
+    first = second = np.uint64(0)
+    computed = -1
+    # blocks, then rows, then windows, of all slots each: what a later stage reads has been asked for by the one before
+    for i in range(count):
+        slot = peek_i64(slots + 8 * i)
+        if slot >> 1 != computed:
+            computed = slot >> 1
+            first, second = random_pair(seed, batch, lane(slot, attempt, 0))
+        low, high = 0, total
+        if stratified:
+            low = whole * slot + rest * slot // size
+            high = whole * (slot + 1) + rest * (slot + 1) // size
+        position = low + scale_to(second if slot & 1 else first, max(1, high - low))
+        entry_ = locate(entries, listed, np.int64(position * density), position)
+        page = peek_i64(entry_ + E_PAGE)
+        block, position = find_block(tree, table, page, position - peek_i64(entry_ + E_START))
+        poke_i64(row_at + 8 * slot, block)
+        poke_i64(after_at + 8 * slot, position)
+        poke_i64(page_at + 8 * slot, page)
+        poke_i64(entry_at + 8 * slot, entry_)
     for start in range(0, count, _CHUNK):
         here = min(_CHUNK, count - start)
         for i in range(start, start + here):
             slot = peek_i64(slots + 8 * i)
-            tries = 0
-            while True:
-                low, high = 0, total
-                if peek_i64(state + Q_STRATIFIED) != 0 and tries < _STRATUM_TRIES:
-                    low = whole * slot + rest * slot // size
-                    high = whole * (slot + 1) + rest * (slot + 1) // size
-                first, second = random_pair(seed, batch, lane(slot, attempt, tries))
-                position = low + scale_to(second if slot & 1 else first, max(1, high - low))
-                entry_ = locate(entries, listed, np.int64(position * density), position)
-                page = peek_i64(entry_ + E_PAGE)
-                local, leaf = descend(tree, table, page, position - peek_i64(entry_ + E_START))
-                row = page * rows + local
-                if local >= 0 and call_5(resolve, window, job, slot, row, entry_) >= 0:
-                    break
-                tries += 1
-                if tries > _TRIES:
-                    return -1
-            poke_i64(leaves + 8 * slot, leaf)
-            poke_i64(peek_i64(job + J_ROWS) + 8 * slot, row)
-            poke_i64(peek_i64(job + J_PAGES) + 8 * slot, page)
-            poke_i64(peek_i64(job + J_GENERATIONS) + 8 * slot, peek_i64(entry_ + E_GENERATION))
+            page = peek_i64(page_at + 8 * slot)
+            local, leaf = find_row(
+                tree, window, table, page, peek_i64(row_at + 8 * slot), peek_i64(after_at + 8 * slot)
+            )
+            # a row that is none is refused below by its leaf; its number stays inside the page
+            row = page * rows + max(local, 0)
+            after = ask_ahead(window, metas, row, peek_i64(peek_i64(entry_at + 8 * slot) + E_ENVS))
+            poke_i64(row_at + 8 * slot, row)
+            poke_i64(after_at + 8 * slot, after)
+            poke_f64(probabilities + 8 * slot, leaf / total)
         ask_for(job, slots + 8 * start, here)
-    return count
-
-
-@kernel("int64(int64, int64, int64, int64, int64, float64, int64)")
-def weigh(leaves, count, total, candidates, probabilities, beta, weights):  # type: ignore[no-untyped-def]
-    """Probabilities (float64) and unnormalised importance weights (float32) of a batch from its leaves."""
     for i in range(count):
-        leaf = peek_i64(leaves + 8 * i)
-        probability = leaf / total if total > 0 else 1.0 / candidates
-        if probabilities != 0:
-            poke_f64(probabilities + 8 * i, probability)
-        if weights != 0:
-            poke_f32(weights + 4 * i, (candidates * probability) ** -beta)
+        slot = peek_i64(slots + 8 * i)
+        entry_ = peek_i64(entry_at + 8 * slot)
+        refused = peek_f64(probabilities + 8 * slot) <= 0.0
+        if refused or call_5(peek_i64(window + V_RESOLVE), window, job, slot, peek_i64(row_at + 8 * slot), entry_) < 0:
+            entry_ = _try_again(state, job, slot, entries, listed, total, attempt)
+            if entry_ < 0:
+                return -1
+        poke_i64(page_at + 8 * slot, peek_i64(entry_ + E_PAGE))
+        poke_i64(entry_at + 8 * slot, peek_i64(entry_ + E_GENERATION))
     return count
 
 
-@kernel("int64(int64, int64)", nogil=True)
-def least_leaf(tree, table):  # type: ignore[no-untyped-def]
+@kernel("int64(int64, int64, int64, float64, float64, int64, int64)")
+def weigh(probabilities, count, candidates, beta, least, out, weights):  # type: ignore[no-untyped-def]
+    """Importance weights (float32) of a batch, over that of probability `least` (0: over the batch's largest, < 0: over 1).
+
+    The weight of the least probability is the largest one, so dividing by it is a power of a ratio.
+    """
+    base = 1.0 / candidates
+    if least == 0.0:
+        base = peek_f64(probabilities)
+        for i in range(count):
+            base = min(base, peek_f64(probabilities + 8 * i))
+    elif least > 0.0:
+        base = least
+    for i in range(count):
+        probability = peek_f64(probabilities + 8 * i)
+        poke_f64(out + 8 * i, probability)
+        poke_f32(weights + 4 * i, (probability / base) ** -beta)
+    return count
+
+
+@kernel("int64(int64, int64, int64)", nogil=True)
+def least_leaf(tree, window, table):  # type: ignore[no-untyped-def]
     """Smallest positive leaf among the rows that the learner's sums cover, or 0."""
     rows = peek_i64(table + T_ROWS)
+    dense = is_dense(window)
     least = 1 << 32
     for page in range(peek_i64(table + T_COUNT)):
         known = tree + P_BYTES * page
         leaves = peek_i64(table + T_PRIORITY) + 4 * page * rows
+        envs = load_relaxed(block_of(table, page) + PAGE_ENVS)
         for row in range(peek_i64(known + P_BEGIN), peek_i64(known + P_END)):
             leaf = peek_u32(leaves + 4 * row)
-            if 0 < leaf < least:
+            if 0 < leaf < least and (dense or may_anchor(window, table, page, row, envs)):
                 least = leaf
     return least if least < 1 << 32 else 0
 
@@ -186,24 +281,32 @@ class PrioritisedSampler:
         self._rule = rule
         self._table = table
         self._uniform = Uniform(seed, pages, 1)
-        blocks = -(-page_rows // BLOCK)
-        self._tree = np.zeros(P_BYTES // 8 * pages + blocks * pages, np.int64)
+        self._tree = np.zeros(words_needed(pages, page_rows), np.int64)
         self._tree[: P_BYTES // 8 * pages].reshape(pages, -1)[:, P_GENERATION // 8] = -1
         self._entries = np.zeros((pages + 1, E_BYTES // 8), np.int64)
-        self._leaves = np.zeros(size, np.int64)
+        self._probabilities = np.zeros(size, np.float64)
+        self._size = size
         self._state = np.zeros(Q_WORDS, np.int64)
         for offset, value in (
             (Q_UNIFORM_STATE, self._uniform.state),
             (Q_UNIFORM, self._uniform.function),
             (Q_TREE, self._tree.ctypes.data),
             (Q_ENTRIES, self._entries.ctypes.data),
-            (Q_LEAVES, self._leaves.ctypes.data),
+            (Q_PROBABILITIES, self._probabilities.ctypes.data),
             (Q_STRATIFIED, options.stratified),
             (Q_LEAST, least),
             (Q_BATCH_AT, self._uniform.state + S_BATCH),
         ):
             self._state[offset // 8] = value
         self._state[Q_SEED // 8] = np.uint64(seed % 2**64).astype(np.int64)
+        self._words = self._state.data
+        self._drawn = self._probabilities.ctypes.data
+        self._sums = self._tree.ctypes.data
+        self._leaves = Leaves(rule, size)
+        self._keys = np.zeros(size, np.int64)
+        self._key_address = self._keys.ctypes.data
+        self._update, self._weigh, self._least_leaf = entry(update), entry(weigh), entry(least_leaf)
+        self._outputs: dict[int, tuple[dict[str, Array], int, int]] = {}
         self.function = address(_draw, SIGNATURE)
         self.state: int = self._state.ctypes.data
 
@@ -223,36 +326,51 @@ class PrioritisedSampler:
     @property
     def candidates(self) -> int:
         """Rows that the last draw chose among."""
-        return int(self._state[Q_CANDIDATES // 8])
+        return self._words[Q_CANDIDATES // 8]
+
+    @property
+    def offered(self) -> int:
+        """Rows that the last draw looked at, those that begin no window included."""
+        return self._words[Q_OFFERED // 8]
 
     def finish(self, arrays: dict[str, Array]) -> None:
         """Fill "probabilities" and "weights" of the batch that was drawn last."""
-        total, candidates = int(self._state[Q_TOTAL // 8]), self.candidates
-        weights = arrays["weights"]
-        entry(weigh)(
-            self._leaves.ctypes.data,
-            len(self._leaves),
-            total,
-            candidates,
-            arrays["probabilities"].ctypes.data,
-            self.beta,
-            weights.ctypes.data,
-        )
-        if self._options.normalise == "batch":
-            weights /= weights.max()
+        known = self._outputs.get(id(arrays))
+        if known is None or known[0] is not arrays:
+            # taking an array's address costs as much as weighing all samples, and there are but a few buffers
+            known = (arrays, arrays["probabilities"].ctypes.data, arrays["weights"].ctypes.data)
+            self._outputs[id(arrays)] = known
+        total = self._words[Q_TOTAL // 8]
+        least = 0.0
+        if self._options.normalise == "none":
+            least = -1.0
         elif self._options.normalise == "buffer" and total > 0:
-            least = entry(least_leaf)(self._tree.ctypes.data, self._table)
-            weights /= np.float32((candidates * (least / total)) ** -self.beta)
+            least = self._least_leaf(self._sums, self._words[Q_WINDOW // 8], self._table) / total
+        self._weigh(self._drawn, self._size, self.candidates, self.beta, least, known[1], known[2])
 
-    def update(self, ids: Array, priorities: Any) -> int:
+    def update(self, ids: Any, priorities: Any) -> int:
         """Set priorities by row id; returns how many came too late.
 
         Raises:
-            FieldError: Wrong shape, or a NaN, infinite or negative priority; nothing is changed.
+            FieldError: Wrong shape or dtype, or a NaN, infinite or negative priority; nothing is changed.
         """
-        leaves = leaves_of(checked_priorities(priorities, len(ids)), self._rule)
-        late = entry(update)(
-            self._tree.ctypes.data, self._table, ids.ctypes.data, leaves.ctypes.data, len(ids), self._rule.span
+        keys = np.asarray(ids)
+        count = keys.size
+        if keys.ndim != 1 or (keys.dtype != np.int64 and count and keys.dtype.kind not in "iu"):
+            raise FieldError(f"Expected ids as int64 [n], from batch.ids, got {keys.dtype} {keys.shape}", at="ids")
+        self._leaves.fill(priorities, count)
+        if count > len(self._keys):
+            self._keys = np.zeros(count, np.int64)
+            self._key_address = self._keys.ctypes.data
+        self._keys[:count] = keys
+        late = self._update(
+            self._sums,
+            self._words[Q_WINDOW // 8],
+            self._table,
+            self._key_address,
+            self._leaves.address,
+            count,
+            self._rule.span,
         )
         self.ignored += late
         return late

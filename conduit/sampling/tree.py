@@ -1,16 +1,34 @@
-"""Sums of leaf priorities per page and per block of 64 rows, owned by one learner as derived data.
+"""Sums of leaf priorities per page, group and block of rows, owned by one learner as derived data.
 
 The leaves in shared memory are the truth; writers set them before they commit, learners update them. A learner's sums are
 brought up to date before every draw: pages that changed generation or that another learner updated are summed anew, new
 rows of open pages are added. So there is no shared tree that a killed process could leave torn, and a learner that starts
 builds its sums in about a millisecond per million rows. All sums are int64: exact, whatever the order.
+
+A block is 32 rows, a group 32 blocks. Where a window starts only at some rows (every k-th step, an episode's first), the
+others weigh nothing: sums and counts are of rows that can anchor the window.
 """
 
 from __future__ import annotations
 
+import numpy as np
+
 from conduit.jit import inner, kernel
 from conduit.kernels.cpu import GENERATION_MASK, ROW_BITS, ROW_MASK
-from conduit.kernels.resolve import E_BYTES, E_ENVS, E_FIRST, E_GENERATION, E_LIMIT, E_PAGE, E_START
+from conduit.kernels.resolve import (
+    E_BYTES,
+    E_ENVS,
+    E_FIRST,
+    E_GENERATION,
+    E_LIMIT,
+    E_PAGE,
+    E_START,
+    V_ENVS,
+    V_EVERY,
+    V_FROM_FIRST,
+    V_NEED,
+    may_anchor,
+)
 from conduit.store.atomics import (
     fetch_add,
     load_acquire,
@@ -19,12 +37,15 @@ from conduit.store.atomics import (
     peek_u32,
     poke_i64,
     poke_u32,
+    prefetch,
     store_relaxed,
 )
 from conduit.store.protocol import block_of
 from conduit.store.words import (
+    FINAL,
     GENERATION_SHIFT,
     KIND_MASK,
+    META_BYTES,
     OPEN,
     PAGE_COMMITTED,
     PAGE_ENDED,
@@ -36,55 +57,87 @@ from conduit.store.words import (
     T_CONTROL,
     T_COUNT,
     T_FUTURE,
+    T_META,
     T_PRIORITY,
     T_ROWS,
     TABLE_RECENT_LEAF,
 )
 
-BLOCK = 64
-_BLOCK_BITS = 6
+BLOCK = 32
+"""Rows of a block, and blocks of a group."""
+_BITS = 5
 
-P_SUM, P_GENERATION, P_BEGIN, P_END, P_UPDATES = range(0, 40, 8)
-P_BYTES = 40
+P_SUM, P_GENERATION, P_BEGIN, P_END, P_UPDATES, P_COUNT, P_PENDING = range(0, 56, 8)
+P_BYTES = 56
 """What a learner knows of a page: sum of its leaves, and the generation, range of local rows and number of updates that the
-sum is of."""
+sum is of; rows that can anchor its window; leaves that the update in progress has stored."""
+
+
+def words_needed(pages: int, page_rows: int) -> int:
+    """int64 words of a learner's sums: P_* of every page, then block sums, then group sums."""
+    blocks = -(-page_rows // BLOCK)
+    return pages * (P_BYTES // 8 + blocks + -(-blocks // BLOCK))
 
 
 @inner
-def _blocks_of(tree, table, page):  # type: ignore[no-untyped-def]
-    """Address of a page's block sums; they lie behind the pages' own words."""
+def _sums_of(tree, table, page):  # type: ignore[no-untyped-def]
+    """Addresses of a page's block sums and of its group sums, and how many of each."""
     pages = peek_i64(table + T_COUNT)
-    per_page = (peek_i64(table + T_ROWS) + BLOCK - 1) >> _BLOCK_BITS
-    return tree + P_BYTES * pages + 8 * per_page * page
+    blocks = (peek_i64(table + T_ROWS) + BLOCK - 1) >> _BITS
+    groups = (blocks + BLOCK - 1) >> _BITS
+    first = tree + P_BYTES * pages
+    return first + 8 * blocks * page, first + 8 * pages * blocks + 8 * groups * page, blocks, groups
 
 
 @inner
-def _add_rows(tree, table, page, begin, end):  # type: ignore[no-untyped-def]
+def is_dense(window):  # type: ignore[no-untyped-def]
+    """True when a window may start at every row."""
+    anywhere = peek_i64(window + V_EVERY) <= 1 and peek_i64(window + V_FROM_FIRST) == 0
+    return anywhere and peek_i64(window + V_ENVS) == 0
+
+
+@inner
+def _add_rows(tree, window, table, page, begin, end):  # type: ignore[no-untyped-def]
     """Add the leaves of local rows [begin, end) to the page's sums."""
     leaves = peek_i64(table + T_PRIORITY) + 4 * page * peek_i64(table + T_ROWS)
-    blocks = _blocks_of(tree, table, page)
-    total = 0
+    blocks, groups, _, _ = _sums_of(tree, table, page)
+    envs = load_relaxed(block_of(table, page) + PAGE_ENVS)
+    dense = is_dense(window)
+    total, count = 0, 0
     at = begin
     while at < end:
-        stop = min(end, ((at >> _BLOCK_BITS) + 1) << _BLOCK_BITS)
+        stop = min(end, ((at >> _BITS) + 1) << _BITS)
         part = 0
-        for row in range(at, stop):
-            part += peek_u32(leaves + 4 * row)
-        block = blocks + 8 * (at >> _BLOCK_BITS)
+        if dense:
+            for row in range(at, stop):
+                part += peek_u32(leaves + 4 * row)
+            count += stop - at
+        else:
+            for row in range(at, stop):
+                if may_anchor(window, table, page, row, envs):
+                    part += peek_u32(leaves + 4 * row)
+                    count += 1
+        block = blocks + 8 * (at >> _BITS)
+        group = groups + 8 * (at >> (2 * _BITS))
         poke_i64(block, peek_i64(block) + part)
+        poke_i64(group, peek_i64(group) + part)
         total += part
         at = stop
     known = tree + P_BYTES * page
     poke_i64(known + P_SUM, peek_i64(known + P_SUM) + total)
+    poke_i64(known + P_COUNT, peek_i64(known + P_COUNT) + count)
 
 
 @inner
-def _sum_anew(tree, table, page, begin, end):  # type: ignore[no-untyped-def]
-    blocks = _blocks_of(tree, table, page)
-    for block in range((peek_i64(table + T_ROWS) + BLOCK - 1) >> _BLOCK_BITS):
+def _sum_anew(tree, window, table, page, begin, end):  # type: ignore[no-untyped-def]
+    blocks, groups, block_count, group_count = _sums_of(tree, table, page)
+    for block in range(block_count):
         poke_i64(blocks + 8 * block, 0)
+    for group in range(group_count):
+        poke_i64(groups + 8 * group, 0)
     poke_i64(tree + P_BYTES * page + P_SUM, 0)
-    _add_rows(tree, table, page, begin, end)
+    poke_i64(tree + P_BYTES * page + P_COUNT, 0)
+    _add_rows(tree, window, table, page, begin, end)
 
 
 @inner
@@ -96,23 +149,25 @@ def _forget(known):  # type: ignore[no-untyped-def]
 
 
 @inner
-def refresh(tree, table, need, entries):  # type: ignore[no-untyped-def]
+def refresh(tree, window, table, entries):  # type: ignore[no-untyped-def]
     """Bring the sums up to date and list the pages that have rows to draw (kernels.resolve.E_*).
 
     Args:
-        tree: Address of the learner's words: P_* of every page, then block sums.
+        tree: Address of the learner's words: P_* of every page, then block sums, then group sums.
+        window: What is to be drawn (kernels.resolve.V_*); always the same for a learner.
         table: Table descriptor.
-        need: Ticks of future that the window needs.
         entries: Where to list pages; E_START is the sum of the leaves listed before.
 
     Returns:
-        Pages listed, sum of all leaves, rows that could be drawn.
+        Pages listed, sum of all leaves, rows that can anchor the window, rows in all.
     """
     rows = peek_i64(table + T_ROWS)
     future = peek_i64(table + T_FUTURE)
+    need = peek_i64(window + V_NEED)
     total = 0
     listed = 0
     candidates = 0
+    offered = 0
     for page in range(peek_i64(table + T_COUNT)):
         block = block_of(table, page)
         word = load_acquire(block + PAGE_STATE)
@@ -136,14 +191,15 @@ def refresh(tree, table, need, entries):  # type: ignore[no-untyped-def]
         same = peek_i64(known + P_GENERATION) == (word >> GENERATION_SHIFT) and peek_i64(known + P_BEGIN) == begin
         if same and peek_i64(known + P_UPDATES) == updates and peek_i64(known + P_END) <= end:
             if peek_i64(known + P_END) < end:
-                _add_rows(tree, table, page, peek_i64(known + P_END), end)
+                _add_rows(tree, window, table, page, peek_i64(known + P_END), end)
         else:
-            _sum_anew(tree, table, page, begin, end)
+            _sum_anew(tree, window, table, page, begin, end)
         poke_i64(known + P_GENERATION, word >> GENERATION_SHIFT)
         poke_i64(known + P_BEGIN, begin)
         poke_i64(known + P_END, end)
         poke_i64(known + P_UPDATES, updates)
-        candidates += end - begin
+        candidates += peek_i64(known + P_COUNT)
+        offered += end - begin
         if peek_i64(known + P_SUM) == 0:
             continue
         entry = entries + E_BYTES * listed
@@ -156,41 +212,79 @@ def refresh(tree, table, need, entries):  # type: ignore[no-untyped-def]
         total += peek_i64(known + P_SUM)
         listed += 1
     poke_i64(entries + E_BYTES * listed + E_START, total)
-    return listed, total, candidates
+    return listed, total, candidates, offered
 
 
 @inner
-def descend(tree, table, page, position):  # type: ignore[no-untyped-def]
-    """Local row of a page within whose leaf `position` (below the page's sum) falls, and that leaf.
+def _first_beyond(sums, first, last, position):  # type: ignore[no-untyped-def]
+    """The first of the sums [first, last] within which `position` falls, and what is left of the position there.
+
+    Without branches on the sums: which one it is cannot be predicted, and a wrong guess costs more than reading them all.
+    """
+    run, found, before = 0, first, 0
+    for i in range(first, last):
+        run += peek_i64(sums + 8 * i)
+        passed = run <= position
+        found += passed
+        before = run if passed else before
+    return found, position - before
+
+
+@inner
+def find_block(tree, table, page, position):  # type: ignore[no-untyped-def]
+    """Block of a page within which `position` (below the page's sum) falls, and the position in it; asks for its leaves."""
+    known = tree + P_BYTES * page
+    blocks, groups, _, _ = _sums_of(tree, table, page)
+    low = peek_i64(known + P_BEGIN) >> _BITS
+    high = (peek_i64(known + P_END) - 1) >> _BITS
+    group, position = _first_beyond(groups, low >> _BITS, high >> _BITS, position)
+    first = max(low, group << _BITS)
+    block, position = _first_beyond(blocks, first, min(high, (group << _BITS) + BLOCK - 1), position)
+    leaves = peek_i64(table + T_PRIORITY) + 4 * (page * peek_i64(table + T_ROWS) + (block << _BITS))
+    prefetch(leaves)
+    prefetch(leaves + 64)
+    prefetch(leaves + 124)
+    return block, position
+
+
+@inner
+def find_row(tree, window, table, page, block, position):  # type: ignore[no-untyped-def]
+    """Local row of a block within whose leaf `position` falls, and that leaf.
 
     Leaves may change under the search; it then ends on the last row with a positive leaf, or on row -1.
     """
     known = tree + P_BYTES * page
-    blocks = _blocks_of(tree, table, page)
-    block = peek_i64(known + P_BEGIN) >> _BLOCK_BITS
-    last = (peek_i64(known + P_END) - 1) >> _BLOCK_BITS
-    while block < last and position >= peek_i64(blocks + 8 * block):
-        position -= peek_i64(blocks + 8 * block)
-        block += 1
     leaves = peek_i64(table + T_PRIORITY) + 4 * page * peek_i64(table + T_ROWS)
+    first = max(block << _BITS, peek_i64(known + P_BEGIN))
+    last = min((block + 1) << _BITS, peek_i64(known + P_END))
+    if is_dense(window):
+        run, found = 0, first
+        for row in range(first, last):
+            run += peek_u32(leaves + 4 * row)
+            found += run <= position
+        if found < last:
+            leaf = peek_u32(leaves + 4 * found)
+            if leaf > 0:
+                return found, leaf
+    envs = load_relaxed(block_of(table, page) + PAGE_ENVS)
     found, leaf = -1, 0
-    first = max(block << _BLOCK_BITS, peek_i64(known + P_BEGIN))
-    for row in range(first, min((block + 1) << _BLOCK_BITS, peek_i64(known + P_END))):
+    for row in range(first, last):
         here = peek_u32(leaves + 4 * row)
-        if here > 0:
+        if here > 0 and may_anchor(window, table, page, row, envs):
             found, leaf = row, here
             if position < here:
                 break
-        position -= here
+            position -= here
     return found, leaf
 
 
-@kernel("int64(int64, int64, int64, int64, int64, int64)")
-def update(tree, table, ids, leaves, count, span):  # type: ignore[no-untyped-def]
+@kernel("int64(int64, int64, int64, int64, int64, int64, int64)")
+def update(tree, window, table, ids, leaves, count, span):  # type: ignore[no-untyped-def]
     """Store new leaves, keep this learner's sums in step, and remember the largest of late for new rows.
 
     Args:
         tree: The learner's words.
+        window: The learner's window, or 0 before its first draw: it has no sums then.
         table: Table descriptor.
         ids: Row ids, int64 [count]; of duplicates the last one wins.
         leaves: uint32 [count].
@@ -198,42 +292,75 @@ def update(tree, table, ids, leaves, count, span):  # type: ignore[no-untyped-de
         span: Updates after which the span for new rows turns.
 
     Returns:
-        How many ids were ignored, since their rows have been overwritten or belong to the stream's next page by now.
+        How many ids were ignored: their rows have been overwritten, belong to the stream's next page by now, or never were
+        rows that can be drawn.
     """
     rows = peek_i64(table + T_ROWS)
     base = peek_i64(table + T_PRIORITY)
+    metas = peek_i64(table + T_META)
+    future = peek_i64(table + T_FUTURE)
+    pages = peek_i64(table + T_COUNT)
+    dense = window != 0 and is_dense(window)
     ignored = 0
     largest = 0
     for i in range(count):
+        prefetch(base + 4 * (peek_i64(ids + 8 * i) & ROW_MASK))
+    inverse = 1.0 / rows
+    for i in range(count):
         key = peek_i64(ids + 8 * i)
         row = key & ROW_MASK
-        page = row // rows
-        if page >= peek_i64(table + T_COUNT):
+        if row >= pages * rows:
             ignored += 1
             continue
-        known = tree + P_BYTES * page
+        # row // rows, without the division
+        page = np.int64(row * inverse)
+        page += ((page + 1) * rows <= row) - (page * rows > row)
         block = block_of(table, page)
         state = load_acquire(block + PAGE_STATE)
         kind = state & KIND_MASK
+        end = load_acquire(block + PAGE_COMMITTED)
+        envs = load_relaxed(block + PAGE_ENVS)
+        if kind == SEALED and load_relaxed(block + PAGE_ENDED) == 0:
+            end -= future * envs
         local = row - page * rows
         alive = ((state >> GENERATION_SHIFT) & GENERATION_MASK) == (key >> ROW_BITS) and (
             kind == OPEN or kind == SEALED
         )
-        mine = peek_i64(known + P_GENERATION) == (state >> GENERATION_SHIFT)
-        if not alive or not mine or local < peek_i64(known + P_BEGIN) or local >= peek_i64(known + P_END):
+        inside = load_relaxed(block + PAGE_FIRST) <= local < end
+        if not alive or not inside:
+            ignored += 1
+            continue
+        at = base + 4 * row
+        present = peek_u32(at)
+        # a closing observation's leaf is 0 and stays it; its meta is another cache line, so it is only looked at then
+        if present == 0 and peek_u32(metas + META_BYTES * row + 12) & FINAL:
             ignored += 1
             continue
         leaf = peek_u32(leaves + 4 * i)
         largest = max(largest, leaf)
-        at = base + 4 * row
-        change = leaf - peek_u32(at)
+        change = leaf - present
         poke_u32(at, leaf)
-        # another learner that updates in between makes the count jump: this page is summed anew then
-        if fetch_add(block + PAGE_UPDATES, 1) == peek_i64(known + P_UPDATES):
-            poke_i64(known + P_UPDATES, peek_i64(known + P_UPDATES) + 1)
-        sums = _blocks_of(tree, table, page) + 8 * (local >> _BLOCK_BITS)
-        poke_i64(sums, peek_i64(sums) + change)
-        poke_i64(known + P_SUM, peek_i64(known + P_SUM) + change)
+        known = tree + P_BYTES * page
+        poke_i64(known + P_PENDING, peek_i64(known + P_PENDING) + 1)
+        summed = (
+            peek_i64(known + P_GENERATION) == (state >> GENERATION_SHIFT)
+            and peek_i64(known + P_BEGIN) <= local < peek_i64(known + P_END)
+        )
+        if summed and (dense or may_anchor(window, table, page, local, envs)):
+            blocks, groups, _, _ = _sums_of(tree, table, page)
+            block_sum, group_sum = blocks + 8 * (local >> _BITS), groups + 8 * (local >> (2 * _BITS))
+            poke_i64(block_sum, peek_i64(block_sum) + change)
+            poke_i64(group_sum, peek_i64(group_sum) + change)
+            poke_i64(known + P_SUM, peek_i64(known + P_SUM) + change)
+    for page in range(pages):
+        known = tree + P_BYTES * page
+        pending = peek_i64(known + P_PENDING)
+        if pending > 0:
+            poke_i64(known + P_PENDING, 0)
+            # another learner that updates in between makes the count jump: this page is summed anew then
+            before = fetch_add(block_of(table, page) + PAGE_UPDATES, pending)
+            if before == peek_i64(known + P_UPDATES):
+                poke_i64(known + P_UPDATES, before + pending)
     recent = peek_i64(table + T_CONTROL) + TABLE_RECENT_LEAF
     if fetch_add(recent + 16, count - ignored) + count - ignored >= span:
         store_relaxed(recent + 16, 0)

@@ -25,13 +25,13 @@ from conduit.kernels.resolve import (
     E_START,
     V_NEED,
     V_RESOLVE,
+    ask_ahead,
 )
-from conduit.store.atomics import call_5, load_acquire, load_relaxed, peek_i64, poke_i64, prefetch
+from conduit.store.atomics import call_5, load_acquire, load_relaxed, peek_i64, poke_i64
 from conduit.store.protocol import block_of
 from conduit.store.words import (
     GENERATION_SHIFT,
     KIND_MASK,
-    META_BYTES,
     OPEN,
     PAGE_COMMITTED,
     PAGE_ENDED,
@@ -49,7 +49,7 @@ S_SEED, S_BATCH, S_LEAST, S_CANDIDATES, S_SNAPSHOT, S_PAGES = range(0, 48, 8)
 """Words of the sampler's state: seed, number of the batch, least number of candidates, candidates at the last look,
 address of the list of pages (kernels.resolve.E_*), pages listed."""
 _TRIES = (1 << 19) - 1
-_CHUNK = 16
+_CHUNK = 8
 _SIGNATURE = "int64(int64, int64, int64, int64, int64)"
 
 
@@ -119,11 +119,39 @@ def locate(entries, listed, guess, position):  # type: ignore[no-untyped-def]
     return entries + E_BYTES * low
 
 
+@inner
+def _settle(state, job, slots, begin, end, attempt, total):  # type: ignore[no-untyped-def]
+    """Resolve the windows of listed slots [begin, end), and draw again where a row anchors none; False when none is found."""
+    window = peek_i64(job + J_WINDOW)
+    resolve = peek_i64(window + V_RESOLVE)
+    entries = peek_i64(state + S_SNAPSHOT)
+    listed = peek_i64(state + S_PAGES)
+    density = listed / total
+    for i in range(begin, end):
+        slot = peek_i64(slots + 8 * i)
+        row = peek_i64(peek_i64(job + J_ROWS) + 8 * slot)
+        entry = peek_i64(peek_i64(job + J_GENERATIONS) + 8 * slot)
+        tries = 0
+        while call_5(resolve, window, job, slot, row, entry) < 0:
+            tries += 1
+            if tries > _TRIES:
+                return False
+            first, second = random_pair(
+                peek_i64(state + S_SEED), peek_i64(state + S_BATCH), lane(slot, attempt, tries)
+            )
+            position = scale_to(second if slot & 1 else first, total)
+            entry = locate(entries, listed, np.int64(position * density), position)
+            row = peek_i64(entry + E_FIRST) + position - peek_i64(entry)
+        poke_i64(peek_i64(job + J_ROWS) + 8 * slot, row)
+        poke_i64(peek_i64(job + J_PAGES) + 8 * slot, peek_i64(entry + E_PAGE))
+        poke_i64(peek_i64(job + J_GENERATIONS) + 8 * slot, peek_i64(entry + E_GENERATION))
+    return True
+
+
 def _draw(state, job, slots, count, attempt):  # type: ignore[no-untyped-def]
     table = peek_i64(job + J_TABLE)
     metas = peek_i64(table + T_META)
     window = peek_i64(job + J_WINDOW)
-    resolve = peek_i64(window + V_RESOLVE)
     total = look(state, table, peek_i64(window + V_NEED))
     if total <= 0 or total < peek_i64(state + S_LEAST):
         return -1
@@ -134,9 +162,9 @@ def _draw(state, job, slots, count, attempt):  # type: ignore[no-untyped-def]
     density = listed / total
     first = second = np.uint64(0)
     computed = -1
-    # all positions first, then all checks; what lies there is asked for in between, a chunk at a time, so that the memory
-    # works on one chunk's misses while the next one is being computed
-    for start in range(0, count, _CHUNK):
+    # what lies at a chunk's positions is asked for, and looked at a chunk later: the memory works on one chunk's misses
+    # while the one before is being resolved and the next one computed
+    for start in range(0, count + _CHUNK, _CHUNK):
         here = min(_CHUNK, count - start)
         for i in range(start, start + here):
             slot = peek_i64(slots + 8 * i)
@@ -146,29 +174,15 @@ def _draw(state, job, slots, count, attempt):  # type: ignore[no-untyped-def]
             position = scale_to(second if slot & 1 else first, total)
             entry = locate(entries, listed, np.int64(position * density), position)
             row = peek_i64(entry + E_FIRST) + position - peek_i64(entry)
-            after = row + peek_i64(entry + E_ENVS)
-            prefetch(metas + META_BYTES * row)
-            prefetch(metas + META_BYTES * after)
+            after = ask_ahead(window, metas, row, peek_i64(entry + E_ENVS))
             poke_i64(peek_i64(job + J_ROWS) + 8 * slot, row)
             poke_i64(peek_i64(job + J_FOLLOWING) + 8 * slot, after)
             poke_i64(peek_i64(job + J_GENERATIONS) + 8 * slot, entry)
-        ask_for(job, slots + 8 * start, here)
-    for i in range(count):
-        slot = peek_i64(slots + 8 * i)
-        row = peek_i64(peek_i64(job + J_ROWS) + 8 * slot)
-        entry = peek_i64(peek_i64(job + J_GENERATIONS) + 8 * slot)
-        tries = 0
-        while call_5(resolve, window, job, slot, row, entry) < 0:
-            tries += 1
-            if tries > _TRIES:
-                return -1
-            first, second = random_pair(seed, batch, lane(slot, attempt, tries))
-            position = scale_to(second if slot & 1 else first, total)
-            entry = locate(entries, listed, np.int64(position * density), position)
-            row = peek_i64(entry + E_FIRST) + position - peek_i64(entry)
-        poke_i64(peek_i64(job + J_ROWS) + 8 * slot, row)
-        poke_i64(peek_i64(job + J_PAGES) + 8 * slot, peek_i64(entry + E_PAGE))
-        poke_i64(peek_i64(job + J_GENERATIONS) + 8 * slot, peek_i64(entry + E_GENERATION))
+        if here > 0:
+            ask_for(job, slots + 8 * start, here)
+        before = start - _CHUNK
+        if before >= 0 and not _settle(state, job, slots, before, min(before + _CHUNK, count), attempt, total):
+            return -1
     return count
 
 
@@ -211,3 +225,8 @@ class Uniform:
     def candidates(self) -> int:
         """Rows that the last draw chose among, rejected ones included."""
         return int(self._state[S_CANDIDATES // 8])
+
+    @property
+    def offered(self) -> int:
+        """The same: every row is looked at."""
+        return self.candidates

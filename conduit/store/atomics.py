@@ -186,6 +186,17 @@ def copy_bytes(typingctx: Any, destination: Any, source: Any, count: Any) -> Any
 
 
 @intrinsic
+def move_bytes(typingctx: Any, destination: Any, source: Any, count: Any) -> Any:
+    """Copy `count` bytes between addresses that may overlap."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        cgutils.raw_memmove(builder, _pointer(builder, args[0], _I8), _pointer(builder, args[1], _I8), args[2], 1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
 def zero_bytes(typingctx: Any, destination: Any, count: Any) -> Any:
     """Set `count` bytes to 0."""
 

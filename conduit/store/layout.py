@@ -4,12 +4,14 @@
 
 Alignment is decided here and nowhere else: every column begins at a multiple of 128 bytes; a field of 128 bytes or more
 per row has a row stride that is a multiple of 128 (wide loads and PCIe depend on it); smaller fields are packed, since
-padding them would only dilute cache lines.
+padding them would only dilute cache lines. A ragged field's column holds spans, and each page has an arena for its values,
+which begins at a multiple of 128 bytes; the values inside it lie close together.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,7 +19,9 @@ import msgspec
 
 from conduit.errors import CapacityError, ConfigError
 from conduit.schema import Field, Schema
-from conduit.store.words import LINE, META_BYTES, OWNER_MASK, TABLE_CONTROL_BYTES
+from conduit.store.arenas import ArenaLayout, arena_items, check_arenas, check_mean_lengths, row_share
+from conduit.store.statistics import measured, seat_bytes
+from conduit.store.words import LINE, META_BYTES, OWNER_MASK, SPAN_BYTES, TABLE_CONTROL_BYTES
 
 MAGIC = 0x3154495544_4E4F43  # "CONDUIT1"
 VERSION = 1
@@ -52,7 +56,9 @@ def parse_bytes(text: str) -> int:
 
 
 def row_stride(field: Field) -> int:
-    """Bytes from one row of a field to the next."""
+    """Bytes from one row of a field to the next; a ragged field has one word per row, its values lie in an arena."""
+    if field.ragged:
+        return SPAN_BYTES
     return field.row_bytes if field.row_bytes < LINE else align(field.row_bytes)
 
 
@@ -95,6 +101,11 @@ class Table:
         max_length: Longest sequence, episode or rollout, in ticks, that windows may ask for (inclusive).
         num_envs: Environments per writer that page size is chosen for; writers may have fewer or more.
         priorities: How rows are prioritised, or None for a table without priorities.
+        mean_lengths: {ragged field: mean length that its arenas are made for}; half of the largest length where it is
+            missing. A page closes when its rows or one of its arenas run out, so a capacity in rows is kept for values
+            that are no longer than this on average.
+        statistics: Fields whose running mean and variance are kept (`Client.statistics`, `conduit.normalise`); a dotted name's
+            parent stands for all below it.
         kind: "replay": the oldest page is evicted when no page is free.
     """
 
@@ -106,7 +117,9 @@ class Table:
     max_length: int = 1
     num_envs: int = 1
     priorities: Priorities | None = None
+    statistics: tuple[str, ...] = ()
     kind: Literal["replay"] = "replay"
+    mean_lengths: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_stack", "max_n_step", "max_length", "num_envs"):
@@ -115,6 +128,8 @@ class Table:
                 raise ConfigError(f"Expected {name} of at least 1, got {value!r}")
         if self.kind != "replay":
             raise ConfigError(f"Expected kind 'replay', got {self.kind!r}")
+        check_mean_lengths(self.schema, self.mean_lengths)
+        measured(self.schema, self.statistics)
         self.geometry()
 
     @property
@@ -148,6 +163,10 @@ class Table:
                 f"with max_n_step={future} (transitions) or max_length={future + 1} (sequences, episodes, rollouts)"
             )
 
+    def arena_items(self, page_rows: int) -> dict[str, int]:
+        """{ragged field: items that the arena of a page of `page_rows` rows holds} (conduit.store.arenas)."""
+        return arena_items(self.schema, self.mean_lengths, page_rows, 2 * (self.halo_ticks + 1) * self.num_envs)
+
     def geometry(self) -> tuple[int, int]:
         """Pages and rows per page.
 
@@ -156,6 +175,8 @@ class Table:
         """
         per_row = sum(row_stride(field) for field in self.schema.fields) + 2 + META_BYTES
         per_row += 4 if self.priorities is not None else 0
+        fixed = per_row
+        per_row += row_share(self.schema, self.mean_lengths)
         in_bytes = isinstance(self.capacity, str)
         rows = parse_bytes(self.capacity) // per_row if isinstance(self.capacity, str) else int(self.capacity)
         if rows < 1:
@@ -174,11 +195,13 @@ class Table:
         own_rows = max(1, page_rows - self.halo_ticks * self.num_envs)
         # in bytes the page words count as well, so the bound is never passed; in rows one page more is made, since the
         # page being filled has just taken the place of the oldest
-        pages = rows * per_row // (page_rows * per_row + LINE) if in_bytes else -(-rows // own_rows) + 1
+        arenas = self.arena_items(page_rows).items()
+        page_bytes = page_rows * fixed + LINE + sum(align(n * self.schema[name].item_bytes) for name, n in arenas)
+        pages = rows * per_row // page_bytes if in_bytes else -(-rows // own_rows) + 1
         if in_bytes and pages < MIN_PAGES:
             raise CapacityError(
                 f"Expected a capacity of at least {MIN_PAGES} pages of {page_rows} rows "
-                f"({MIN_PAGES * (page_rows * per_row + LINE)} bytes), got {self.capacity!r}: raise it or lower page_rows"
+                f"({MIN_PAGES * page_bytes} bytes), got {self.capacity!r}: raise it or lower page_rows"
             )
         pages = max(pages, MIN_PAGES)
         if pages > MAX_PAGES:
@@ -219,7 +242,9 @@ class TableSpec(msgspec.Struct, frozen=True):
     max_n_step: int
     max_length: int
     priorities: tuple[float, float, int] | None
+    statistics: tuple[str, ...]
     kind: str
+    arenas: dict[str, int]
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
@@ -240,7 +265,7 @@ class SegmentSpec(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class TableLayout:
-    """Offsets (bytes from the segment's start) of one table."""
+    """Offsets (bytes from the segment's start) of one table; `end` is where it ends."""
 
     name: str
     schema: Schema
@@ -255,11 +280,28 @@ class TableLayout:
     truncated: int
     meta: int
     priority: int
+    arenas: dict[str, ArenaLayout]
+    end: int
+    statistics: dict[str, int]
 
     @property
     def rows(self) -> int:
         """Rows of all pages together."""
         return self.pages * self.page_rows
+
+    def check_writer(self, num_envs: int, *, finals: bool) -> None:
+        """Refuse a writer whose ticks do not fit this table's pages, or whose ragged values may not fit their arenas.
+
+        Args:
+            num_envs: Rows per tick.
+            finals: Whether each row may have a kept final observation beside it.
+
+        Raises:
+            CapacityError: They may not.
+        """
+        self.table.check_writer(num_envs, finals=finals)
+        halo = self.table.halo_ticks
+        check_arenas(self.schema, self.arenas, halo, num_envs, (halo + 1) * num_envs * (2 if finals else 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,13 +353,14 @@ def specify(tables: dict[str, Table], policies: dict[str, tuple[TensorSpec, ...]
         wanted = table.priorities
         priorities = None if wanted is None else (wanted.alpha, wanted.eps, wanted.span)
         raw = msgspec.Raw(table.schema.to_json())
-        specs[name] = TableSpec(
-            raw, pages, page_rows, table.max_stack, table.max_n_step, table.max_length, priorities, table.kind
-        )
+        windows = (table.max_stack, table.max_n_step, table.max_length)
+        arenas = table.arena_items(page_rows)
+        statistics = measured(table.schema, table.statistics)
+        specs[name] = TableSpec(raw, pages, page_rows, *windows, priorities, statistics, table.kind, arenas)
     return SegmentSpec(specs, policies, participants)
 
 
-def _lay_table(name: str, spec: TableSpec, start: int, page_base: int) -> tuple[TableLayout, int]:
+def _lay_table(name: str, spec: TableSpec, start: int, page_base: int, seats: int) -> tuple[TableLayout, int]:
     schema = Schema.from_json(bytes(spec.schema))
     rows = spec.pages * spec.page_rows
     control = align(start)
@@ -339,9 +382,21 @@ def _lay_table(name: str, spec: TableSpec, start: int, page_base: int) -> tuple[
         max_n_step=spec.max_n_step,
         max_length=spec.max_length,
         priorities=None if spec.priorities is None else Priorities(*spec.priorities),
+        mean_lengths={key: min(n / spec.page_rows, schema[key].max_length) for key, n in spec.arenas.items()},
+        statistics=spec.statistics,
     )
     priority = align(meta + rows * META_BYTES)
     end = priority + (4 * rows if spec.priorities is not None else 0)
+    arenas = {}
+    for key, items in spec.arenas.items():
+        page_bytes = align(items * schema[key].item_bytes)
+        arenas[key] = ArenaLayout(align(end), page_bytes, items)
+        end = align(end) + spec.pages * page_bytes
+    end = align(end)
+    statistics = {}
+    for key in spec.statistics:
+        statistics[key] = end
+        end += seats * seat_bytes(schema[key])
     layout = TableLayout(
         name,
         schema,
@@ -356,6 +411,9 @@ def _lay_table(name: str, spec: TableSpec, start: int, page_base: int) -> tuple[
         truncated,
         meta,
         priority,
+        arenas,
+        end,
+        statistics,
     )
     return layout, align(end, 4096)
 
@@ -385,6 +443,6 @@ def lay_out(spec: SegmentSpec) -> SegmentLayout:
     tables = {}
     page_base = 0
     for name, table in spec.tables.items():
-        tables[name], end = _lay_table(name, table, end, page_base)
+        tables[name], end = _lay_table(name, table, end, page_base, spec.max_participants)
         page_base += table.pages
     return SegmentLayout(spec, encoded, participants, hazards, tables, policies, align(end, 4096))

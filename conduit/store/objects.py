@@ -5,14 +5,12 @@ tuple of values, looks into the objects themselves (type, dtype number, shape, c
 changes or releases a Python object; whatever it does not recognise it leaves to the exact path in conduit.plane, which
 converts or explains. Nothing is stored before every value has passed.
 
-The offsets below are those of numpy's public `PyArrayObject_fields` and of CPython's objects in builds with the interpreter
-lock. `is_supported()` proves them on this interpreter by reading known objects; where it fails, everything takes the exact
-path.
+Where things lie in objects is said and proven in conduit.store.interpreter; where `is_supported()` fails, everything takes
+the exact path.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import sys
 from typing import Any
@@ -36,7 +34,35 @@ from conduit.store.atomics import (
     poke_u16,
     poke_u32,
 )
-from conduit.store.words import W_BASE, W_BUSY, W_ENVS, W_FIELD_COUNT, W_FIELDS, W_LOCAL, W_OBJECTS, W_RESERVE
+from conduit.store.interpreter import (
+    BYTE_ORDER,
+    C_CONTIGUOUS,
+    DATA,
+    DESCR,
+    DIMS,
+    FLAGS,
+    ITEMS,
+    NDIM,
+    TYPE,
+    TYPE_NUMBER,
+    VALUE,
+)
+from conduit.store.interpreter import is_supported as is_supported  # noqa: PLC0414 - it is asked for here
+from conduit.store.spans import forget_values, has_room, place_value
+from conduit.store.words import (
+    A_BYTES,
+    W_ARENA_COUNT,
+    W_ARENAS,
+    W_BASE,
+    W_BUSY,
+    W_ENVS,
+    W_FIELD_COUNT,
+    W_FIELDS,
+    W_LOCAL,
+    W_OBJECTS,
+    W_PAGE,
+    W_RESERVE,
+)
 from conduit.store.writing import _commit, _room
 
 Array = np.ndarray[Any, Any]
@@ -46,17 +72,9 @@ NEED_PAGE = -(1 << 40)
 REFUSED = -(1 << 41)
 """Result REFUSED - k: value k was not recognised; nothing was stored."""
 
-_TYPE = 8
-_VALUE = 16
-"""Offset of the value in a float or a numpy scalar, and of the size word in an int or a tuple."""
-_ITEMS = 24
-"""Offset of the first digit of an int and of the first item of a tuple."""
-_DATA, _NDIM, _DIMS, _DESCR, _FLAGS = 16, 24, 32, 56, 64
-_BYTE_ORDER, _TYPE_NUMBER = 26, 28
-_C_CONTIGUOUS = 1
 _SWAPPED = ord(">" if sys.byteorder == "little" else "<")
 
-_ARRAY, _FLOAT, _INT, _BOOL, _UNKNOWN = range(5)
+_ARRAY, _FLOAT, _INT, _BOOL, _RAGGED, _UNKNOWN = range(6)
 (
     _F_KIND,
     _F_TYPE_NUMBER,
@@ -72,44 +90,125 @@ _ARRAY, _FLOAT, _INT, _BOOL, _UNKNOWN = range(5)
     _F_HIGHEST,
     _F_FROM_DOUBLE,
     _F_FALSE_IS_NOTHING,
-) = range(0, 112, 8)
-_F_WORDS = 14
+    _F_ARENA,
+    _F_LISTED,
+) = range(0, 128, 8)
+_F_WORDS = 16
 """Words of one field: kind; numpy type number; dimensions and their address; elements; column and its row stride; bytes of a
 row; type of numpy scalars; item size; range of an int; whether float64 arrays are rounded to this float32 field; whether the
-object False leaves the (cleared) rows as they are."""
+object False leaves the (cleared) rows as they are; of a ragged field its number among the ragged ones, and whether a value is
+a list of one array per environment."""
 
-_O_ARRAY, _O_FLOAT, _O_DOUBLE, _O_INT, _O_TRUE, _O_FALSE, _O_NUMPY_TRUE, _O_NUMPY_FALSE, _O_TAGGED = range(0, 72, 8)
+(
+    _O_ARRAY,
+    _O_FLOAT,
+    _O_DOUBLE,
+    _O_INT,
+    _O_TRUE,
+    _O_FALSE,
+    _O_NUMPY_TRUE,
+    _O_NUMPY_FALSE,
+    _O_LIST,
+    _O_TUPLE,
+    _O_TAGGED,
+) = range(0, 88, 8)
 """Addresses of the types and singletons of this process; whether ints carry a tag word (Python 3.12 on)."""
 
 _FLOAT_MAX = float(np.finfo(np.float32).max)
 _DOUBLE_NUMBER = np.dtype(np.float64).num
+_OBJECT_NUMBER = np.dtype(object).num
 
 
 @inner
 def _is_array(field, value, objects):  # type: ignore[no-untyped-def]
     """1 when an object is an array of exactly this field's dtype and shape, 2 when it only has to be rounded, else 0."""
-    if peek_i64(value + _TYPE) != peek_i64(objects + _O_ARRAY):
+    if peek_i64(value + TYPE) != peek_i64(objects + _O_ARRAY):
         return 0
     ndim = peek_i64(field + _F_NDIM)
-    if peek_u32(value + _NDIM) != ndim or (peek_u32(value + _FLAGS) & _C_CONTIGUOUS) == 0:
+    if peek_u32(value + NDIM) != ndim or (peek_u32(value + FLAGS) & C_CONTIGUOUS) == 0:
         return 0
-    wanted, given = peek_i64(field + _F_DIMS), peek_i64(value + _DIMS)
+    wanted, given = peek_i64(field + _F_DIMS), peek_i64(value + DIMS)
     for i in range(ndim):
         if peek_i64(wanted + 8 * i) != peek_i64(given + 8 * i):
             return 0
-    descr = peek_i64(value + _DESCR)
-    if peek_u8(descr + _BYTE_ORDER) == _SWAPPED:
+    descr = peek_i64(value + DESCR)
+    if peek_u8(descr + BYTE_ORDER) == _SWAPPED:
         return 0
-    number = peek_u32(descr + _TYPE_NUMBER)
+    number = peek_u32(descr + TYPE_NUMBER)
     if number == peek_i64(field + _F_TYPE_NUMBER):
         return 1
     return 2 if number == _DOUBLE_NUMBER and peek_i64(field + _F_FROM_DOUBLE) != 0 else 0
 
 
 @inner
+def _pointers(field, at, envs, objects):  # type: ignore[no-untyped-def]
+    """Address of the pointers to a ragged field's arrays, one per environment; 0 for what is no list of so many.
+
+    `at` is the address of the pointer to the value: of the array itself, or of a list, tuple or array of objects.
+    """
+    if peek_i64(field + _F_LISTED) == 0:
+        return at
+    value = peek_i64(at)
+    type_ = peek_i64(value + TYPE)
+    if type_ == peek_i64(objects + _O_LIST):
+        return peek_i64(value + ITEMS) if peek_i64(value + VALUE) == envs else 0
+    if type_ == peek_i64(objects + _O_TUPLE):
+        return value + ITEMS if peek_i64(value + VALUE) == envs else 0
+    if (
+        type_ == peek_i64(objects + _O_ARRAY)
+        and peek_u32(peek_i64(value + DESCR) + TYPE_NUMBER) == _OBJECT_NUMBER
+        and peek_u32(value + NDIM) == 1
+        and peek_i64(peek_i64(value + DIMS)) == envs
+        and peek_u32(value + FLAGS) & C_CONTIGUOUS
+    ):
+        return peek_i64(value + DATA)
+    return 0
+
+
+@inner
+def _ragged_length(field, at, envs, objects):  # type: ignore[no-untyped-def]
+    """Items of a ragged field's arrays together, or -1 when one is no array of its dtype, shape and lengths."""
+    pointers = _pointers(field, at, envs, objects)
+    if pointers == 0:
+        return -1
+    ndim = peek_i64(field + _F_NDIM)
+    wanted = peek_i64(field + _F_DIMS)
+    total = 0
+    for env in range(envs):
+        value = peek_i64(pointers + 8 * env)
+        # an array of objects may hold null pointers, which read as None
+        if value == 0 or peek_i64(value + TYPE) != peek_i64(objects + _O_ARRAY) or peek_u32(value + NDIM) != ndim:
+            return -1
+        given = peek_i64(value + DIMS)
+        descr = peek_i64(value + DESCR)
+        if (
+            (peek_u32(value + FLAGS) & C_CONTIGUOUS) == 0
+            or peek_i64(given) > peek_i64(wanted)
+            or peek_u8(descr + BYTE_ORDER) == _SWAPPED
+            or peek_u32(descr + TYPE_NUMBER) != peek_i64(field + _F_TYPE_NUMBER)
+        ):
+            return -1
+        for i in range(1, ndim):
+            if peek_i64(wanted + 8 * i) != peek_i64(given + 8 * i):
+                return -1
+        total += peek_i64(given)
+    return total
+
+
+@inner
+def _put_ragged(writer, field, row, at, envs, objects):  # type: ignore[no-untyped-def]
+    arena = peek_i64(writer + W_ARENAS) + A_BYTES * peek_i64(field + _F_ARENA)
+    pointers = _pointers(field, at, envs, objects)
+    for env in range(envs):
+        value = peek_i64(pointers + 8 * env)
+        length = peek_i64(peek_i64(value + DIMS))
+        place_value(arena, peek_i64(writer + W_PAGE), row + env, peek_i64(value + DATA), length)
+
+
+@inner
 def _fits_float32(value, elements):  # type: ignore[no-untyped-def]
     """True when a float64 array has no finite number that is no float32; such a one is the exact path's to refuse."""
-    data = peek_i64(value + _DATA)
+    data = peek_i64(value + DATA)
     for i in range(elements):
         if _FLOAT_MAX < abs(peek_f64(data + 8 * i)) < np.inf:
             return False
@@ -119,7 +218,7 @@ def _fits_float32(value, elements):  # type: ignore[no-untyped-def]
 @inner
 def _int_size(value, objects):  # type: ignore[no-untyped-def]
     """Digits of an int, negative for a negative one."""
-    word = peek_i64(value + _VALUE)
+    word = peek_i64(value + VALUE)
     if peek_i64(objects + _O_TAGGED) == 0:
         return word
     return -(word >> 3) if (word & 3) == 2 else word >> 3
@@ -130,9 +229,9 @@ def _int_value(value, size):  # type: ignore[no-untyped-def]
     """Value of an int of at most two digits of 30 bits."""
     magnitude = 0
     if size != 0:
-        magnitude = peek_u32(value + _ITEMS)
+        magnitude = peek_u32(value + ITEMS)
     if abs(size) == 2:
-        magnitude |= peek_u32(value + _ITEMS + 4) << 30
+        magnitude |= peek_u32(value + ITEMS + 4) << 30
     return -magnitude if size < 0 else magnitude
 
 
@@ -142,7 +241,7 @@ def _recognised(field, value, objects):  # type: ignore[no-untyped-def]
     kind = peek_i64(field + _F_KIND)
     if peek_i64(field + _F_FALSE_IS_NOTHING) != 0 and value == peek_i64(objects + _O_FALSE):
         return True
-    type_ = peek_i64(value + _TYPE)
+    type_ = peek_i64(value + TYPE)
     if kind == _ARRAY:
         how = _is_array(field, value, objects)
         return how == 1 or (how == 2 and _fits_float32(value, peek_i64(field + _F_ELEMENTS)))
@@ -171,7 +270,7 @@ def _recognised(field, value, objects):  # type: ignore[no-untyped-def]
         return False
     if peek_i64(field + _F_ITEMSIZE) == 8:
         return True
-    real = peek_f64(value + _VALUE)
+    real = peek_f64(value + VALUE)
     # a finite number that is no float32 is the exact path's to refuse
     return not (_FLOAT_MAX < abs(real) < np.inf)
 
@@ -190,7 +289,7 @@ def _put_bytes(target, source, size):  # type: ignore[no-untyped-def]
 
 @inner
 def _put_array(field, target, value, envs, objects):  # type: ignore[no-untyped-def]
-    data = peek_i64(value + _DATA)
+    data = peek_i64(value + DATA)
     if _is_array(field, value, objects) == 2:
         for i in range(peek_i64(field + _F_ELEMENTS)):
             poke_f32(target + 4 * i, peek_f64(data + 8 * i))
@@ -218,9 +317,9 @@ def _put(field, row, value, envs, objects):  # type: ignore[no-untyped-def]
         poke_u8(target, 1 if true else 0)
         return
     size = peek_i64(field + _F_ITEMSIZE)
-    type_ = peek_i64(value + _TYPE)
+    type_ = peek_i64(value + TYPE)
     if type_ == peek_i64(field + _F_SCALAR):
-        _put_bytes(target, value + _VALUE, size)
+        _put_bytes(target, value + VALUE, size)
         return
     is_int = type_ == peek_i64(objects + _O_INT)
     number = _int_value(value, _int_size(value, objects)) if is_int else 0
@@ -234,7 +333,7 @@ def _put(field, row, value, envs, objects):  # type: ignore[no-untyped-def]
         else:
             poke_u8(target, number)
         return
-    real = np.float64(number) if is_int else peek_f64(value + _VALUE)
+    real = np.float64(number) if is_int else peek_f64(value + VALUE)
     if size == 8:
         poke_f64(target, real)
     else:
@@ -247,15 +346,30 @@ def _store_row(writer, values):  # type: ignore[no-untyped-def]
     fields = peek_i64(writer + W_FIELDS)
     count = peek_i64(writer + W_FIELD_COUNT)
     objects = peek_i64(writer + W_OBJECTS)
-    items = address_of(values) + _ITEMS
+    items = address_of(values) + ITEMS
     for k in range(count):
-        if not _recognised(fields + 8 * _F_WORDS * k, peek_i64(items + 8 * k), objects):
+        if peek_i64(fields + 8 * _F_WORDS * k + _F_KIND) == _RAGGED:
+            if _ragged_length(fields + 8 * _F_WORDS * k, items + 8 * k, envs, objects) < 0:
+                return REFUSED - k
+        elif not _recognised(fields + 8 * _F_WORDS * k, peek_i64(items + 8 * k), objects):
             return REFUSED - k
     if peek_i64(writer + W_BUSY) != 0 or _room(writer) < envs + peek_i64(writer + W_RESERVE):
         return NEED_PAGE
+    if peek_i64(writer + W_ARENA_COUNT) != 0:
+        forget_values(writer)
+        for k in range(count):
+            field = fields + 8 * _F_WORDS * k
+            if peek_i64(field + _F_KIND) == _RAGGED:
+                arena = peek_i64(writer + W_ARENAS) + A_BYTES * peek_i64(field + _F_ARENA)
+                if not has_room(arena, _ragged_length(field, items + 8 * k, envs, objects)):
+                    return NEED_PAGE
     row = peek_i64(writer + W_BASE) + peek_i64(writer + W_LOCAL)
     for k in range(count):
-        _put(fields + 8 * _F_WORDS * k, row, peek_i64(items + 8 * k), envs, objects)
+        field = fields + 8 * _F_WORDS * k
+        if peek_i64(field + _F_KIND) == _RAGGED:
+            _put_ragged(writer, field, row, items + 8 * k, envs, objects)
+        else:
+            _put(field, row, peek_i64(items + 8 * k), envs, objects)
     return row
 
 
@@ -299,7 +413,7 @@ def append_large_row(state, values):  # type: ignore[no-untyped-def]
 @functools.cache
 def known_objects() -> Array:
     """Addresses of this process's types and singletons (`_O_*`), int64."""
-    named = (np.ndarray, float, np.float64, int, True, False, np.True_, np.False_)
+    named = (np.ndarray, float, np.float64, int, True, False, np.True_, np.False_, list, tuple)
     return np.array([*(id(item) for item in named), sys.version_info >= (3, 12)], np.int64)
 
 
@@ -314,10 +428,11 @@ def describe_fields(fields: list[tuple[Field, Array]], num_envs: int | None) -> 
         int64 [fields, words], and the array of dimensions that it points into (keep it alive).
     """
     lead = () if num_envs is None else (num_envs,)
+    ragged = [field.name for field, _ in fields if field.ragged]
     dims = np.zeros((len(fields), 34), np.int64)
     out = np.zeros((len(fields), _F_WORDS), np.int64)
     for k, (field, column) in enumerate(fields):
-        shape = (*lead, *field.shape)
+        shape = field.shape if field.ragged else (*lead, *field.shape)
         dims[k, : len(shape)] = shape
         words = {
             _F_KIND: _kind(field, shape),
@@ -334,6 +449,9 @@ def describe_fields(fields: list[tuple[Field, Array]], num_envs: int | None) -> 
             and field.casting == "same_kind"
             and column.strides[0] == field.row_bytes,
         }
+        if field.ragged:
+            words[_F_TYPE_NUMBER] = np.dtype(field.numpy_dtype).num
+            words |= {_F_ARENA: ragged.index(field.name), _F_LISTED: num_envs is not None}
         if column.dtype.kind in "iu":
             bounds = np.iinfo(column.dtype)
             words |= {_F_LOWEST: int(bounds.min), _F_HIGHEST: min(int(bounds.max), 2**63 - 1)}
@@ -351,43 +469,5 @@ def _kind(field: Field, shape: tuple[int, ...]) -> int:
     if field.dtype == "bfloat16" or (field.dtype == "float16" and not shape):
         return _UNKNOWN
     if shape:
-        return _ARRAY
+        return _RAGGED if field.ragged else _ARRAY
     return {"f": _FLOAT, "b": _BOOL}.get(np.dtype(field.numpy_dtype).kind, _INT)
-
-
-def _read(kind: Any, at: int) -> int:
-    return int(kind.from_address(at).value)
-
-
-@functools.cache
-def is_supported() -> bool:
-    """True when objects of this interpreter and numpy lie as this module assumes."""
-    if getattr(sys, "_is_gil_enabled", lambda: True)() is False or sys.byteorder != "little":
-        return False
-    array = np.arange(6, dtype=np.int32).reshape(2, 3)
-    number, small, large, scalar = 2.5, 7, -(5 << 31), np.float32(1.5)
-    pair = (array, number)
-    tagged = sys.version_info >= (3, 12)
-    wide = ctypes.c_int64
-    descr = _read(wide, id(array) + _DESCR)
-    facts = (
-        _read(wide, id(array) + _TYPE) == id(np.ndarray),
-        _read(wide, id(array) + _DATA) == array.ctypes.data,
-        _read(ctypes.c_int32, id(array) + _NDIM) == array.ndim,
-        _read(wide, _read(wide, id(array) + _DIMS)) == array.shape[0],
-        _read(wide, _read(wide, id(array) + _DIMS) + 8) == array.shape[1],
-        descr == id(array.dtype),
-        _read(ctypes.c_int32, id(array) + _FLAGS) & _C_CONTIGUOUS == 1,
-        _read(ctypes.c_int32, id(array.T) + _FLAGS) & _C_CONTIGUOUS == 0,
-        _read(ctypes.c_int32, descr + _TYPE_NUMBER) == array.dtype.num,
-        chr(_read(ctypes.c_uint8, descr + _BYTE_ORDER)) == array.dtype.byteorder,
-        float(ctypes.c_double.from_address(id(number) + _VALUE).value) == number,
-        float(ctypes.c_float.from_address(id(scalar) + _VALUE).value) == float(scalar),
-        _read(wide, id(small) + _VALUE) == (8 if tagged else 1),
-        _read(ctypes.c_uint32, id(small) + _ITEMS) == small,
-        _read(wide, id(large) + _VALUE) == (2 << 3 | 2 if tagged else -2),
-        _read(ctypes.c_uint32, id(large) + _ITEMS + 4) == -large >> 30,
-        _read(wide, id(pair) + _VALUE) == len(pair),
-        _read(wide, id(pair) + _ITEMS) == id(array),
-    )
-    return all(facts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any, Self, TypeVar
 
@@ -15,6 +16,7 @@ from conduit.store import protocol
 from conduit.store.layout import TableLayout, row_stride
 from conduit.store.participants import Participants
 from conduit.store.segment import Segment
+from conduit.store.statistics import Statistics
 from conduit.store.waiting import wait_for
 from conduit.store.words import (
     GENERATION_SHIFT,
@@ -53,6 +55,9 @@ from conduit.store.words import (
 T = TypeVar("T")
 Array = np.ndarray[Any, Any]
 
+SPAN_DTYPE = np.dtype([("start", "<u4"), ("length", "<u4")])
+"""Where a ragged value lies in its page's arena, in items; the same word as words.SPAN_*."""
+
 META_DTYPE = np.dtype([("version", "<i4"), ("step", "<i4"), ("episode", "<u4"), ("link", "<u4")])
 """A row's meta; `link` is the distance to the next observation << 5 | flags (conduit.store.words)."""
 
@@ -62,7 +67,9 @@ class TableView:
 
     Attributes:
         layout: Its place in the segment.
-        columns: {field name: array [rows, *shape]} over the whole table, writable views of shared memory.
+        columns: {field name: array [rows, *shape]} over the whole table, writable views of shared memory; SPAN_DTYPE [rows]
+            for a ragged field.
+        arenas: {ragged field: array [pages, items, *shape[1:]]}, its values.
         terminated, truncated: bool [rows].
         meta: META_DTYPE [rows].
         priorities: Leaf priorities, uint32 [rows] (kernels.leaves), or None.
@@ -77,11 +84,19 @@ class TableView:
         pairs = []
         for field in layout.schema.fields:
             stride = row_stride(field)
-            dtype = np.dtype(field.numpy_dtype)
-            inner = np.empty(field.shape, dtype).strides
+            dtype = SPAN_DTYPE if field.ragged else np.dtype(field.numpy_dtype)
+            shape = () if field.ragged else field.shape
+            inner = np.empty(shape, dtype).strides
             offset = layout.columns[field.name]
-            self.columns[field.name] = segment.array(offset, (rows, *field.shape), dtype, (stride, *inner))
+            self.columns[field.name] = segment.array(offset, (rows, *shape), dtype, (stride, *inner))
             pairs.append((segment.base + offset, stride))
+        self.arenas: dict[str, Array] = {}
+        for name, arena in layout.arenas.items():
+            field = layout.schema[name]
+            dtype = np.dtype(field.numpy_dtype)
+            shape = (layout.pages, arena.items, *field.shape[1:])
+            strides = (arena.page_bytes, *np.empty(field.shape, dtype).strides)
+            self.arenas[name] = segment.array(arena.offset, shape, dtype, strides)
         self.terminated = segment.array(layout.terminated, (rows,), np.dtype(bool))
         self.truncated = segment.array(layout.truncated, (rows,), np.dtype(bool))
         self.meta = segment.array(layout.meta, (rows,), META_DTYPE)
@@ -111,6 +126,12 @@ class TableView:
             self.descriptor[offset // 8] = value
         self.address = self.descriptor.ctypes.data
         self.participants: Participants | None = None
+        self._statistics_mutex = threading.Lock()
+
+    @property
+    def statistics(self) -> Statistics:
+        """Running statistics of its fields; not kept here, since a cycle would keep the seat of a dropped client."""
+        return Statistics(self, self._statistics_mutex)
 
     def _word(self, offset: int) -> int:
         return self.segment.words[(self.layout.control + offset) // 8]
@@ -234,16 +255,32 @@ class Lease:
         self.halo = table.segment.words[block + PAGE_HALO // 8]
 
     def column(self, name: str) -> Array:
-        """Zero-copy view [rows, *shape] of a field's rows (or of "terminated", "truncated", "meta"); read it only."""
-        table = self._table
-        if self._hazard == 0 or table.participants is None:
-            raise Closed("Expected a lease that holds its page, this one has ended")
-        table.participants.check()
+        """Zero-copy view [rows, *shape] of a field's rows (or of "terminated", "truncated", "meta"); read it only.
+
+        A ragged field's is SPAN_DTYPE [rows]; `values` has what it stands for.
+        """
+        table = self._check()
         array = table.columns[name] if name in table.columns else getattr(table, name)
         start = self.page * table.layout.page_rows
         view: Array = array[start : start + self.rows]
         view.flags.writeable = False
         return view
+
+    def values(self, name: str) -> list[Array]:
+        """Zero-copy views [length, *shape[1:]] of a ragged field's rows; read them only."""
+        spans = self.column(name)
+        arena = self._check().arenas[name][self.page]
+        views = [arena[int(start) : int(start) + int(length)] for start, length in spans.tolist()]
+        for view in views:
+            view.flags.writeable = False
+        return views
+
+    def _check(self) -> TableView:
+        table = self._table
+        if self._hazard == 0 or table.participants is None:
+            raise Closed("Expected a lease that holds its page, this one has ended")
+        table.participants.check()
+        return table
 
     def end(self) -> None:
         """Let the page go; idempotent. Views taken from it must not be used afterwards."""

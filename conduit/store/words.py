@@ -42,6 +42,8 @@ PAGE_PREVIOUS = 80
 PAGE_PREVIOUS_GENERATION = 88
 PAGE_UPDATES = 96
 """Leaf priorities stored by learners in this generation: a learner that counts fewer of its own sums the page anew."""
+PAGE_ARENA = 104
+"""Bytes of ragged values that belong to rows of this page; a statistic."""
 
 # --- table control: lines
 TABLE_TICKET = 0
@@ -133,7 +135,29 @@ W_CLOSED = 200
 """Address of the header's word that says that the engine has closed."""
 W_PRIORITIES_GIVEN = 208
 """1: the next commit takes the leaf priorities that are in place, instead of the one for new rows."""
-W_WORDS = 27
+W_ARENAS = 216
+"""Address of the arenas of the ragged fields (A_*), back to back."""
+W_ARENA_COUNT = 224
+W_WORDS = 29
+
+# --- arena of a ragged field, as a writer sees it: private to a process, int64 words
+A_SPANS = 0
+"""Address of the field's column: per row one word, start | length << 32, in items from the start of the page's arena."""
+A_VALUES = 8
+"""Address of page 0's arena."""
+A_PAGE_BYTES = 16
+"""Bytes from one page's arena to the next page's."""
+A_ITEM = 24
+"""Bytes of one item: a step along the first axis."""
+A_ITEMS = 32
+"""Items that an arena holds."""
+A_USED = 40
+"""Items taken in the writer's page, staged ones included."""
+A_KEPT = 48
+"""Items that belong to committed rows."""
+A_BYTES = 56
+SPAN_BYTES = 8
+SPAN_SHIFT, SPAN_MASK = 32, (1 << 32) - 1
 
 RUNNING, STARTING, AWAITING_FINAL = 0, 1, 2
 """Phases of an environment in a writer: in an episode; next row is its first; next row is a final observation."""

@@ -24,6 +24,7 @@ from conduit.store.atomics import (
     zero_bytes,
 )
 from conduit.store.protocol import block_of, claim, publish_open, seal, wake
+from conduit.store.spans import clear_spans, copy_values, empty_arenas, forget_values, keep_values, kept_bytes
 from conduit.store.words import (
     AWAITING_FINAL,
     FINAL,
@@ -33,6 +34,7 @@ from conduit.store.words import (
     KEPT,
     LINK_SHIFT,
     META_BYTES,
+    PAGE_ARENA,
     PAGE_COMMITTED,
     PAGE_ENDED,
     PAGE_ENVS,
@@ -59,6 +61,7 @@ from conduit.store.words import (
     T_TRUNCATED,
     TABLE_DATA,
     TABLE_RECENT_LEAF,
+    W_ARENA_COUNT,
     W_BASE,
     W_BLOCK,
     W_CLOSED,
@@ -91,8 +94,8 @@ BEYOND = 1 << 62
 
 
 @inner
-def _copy_row(table, source, destination):  # type: ignore[no-untyped-def]
-    """Copy every column of one physical row to another."""
+def _copy_row(writer, table, rows, source, destination):  # type: ignore[no-untyped-def]
+    """Copy every column of one physical row to another, and its ragged values to the other's page of `rows` rows."""
     columns = peek_i64(table + T_COLUMNS)
     for i in range(peek_i64(table + T_COLUMN_COUNT)):
         base = peek_i64(columns + 16 * i)
@@ -103,22 +106,24 @@ def _copy_row(table, source, destination):  # type: ignore[no-untyped-def]
         poke_u8(base + destination, peek_u8(base + source))
     meta = peek_i64(table + T_META)
     copy_bytes(meta + destination * META_BYTES, meta + source * META_BYTES, META_BYTES)
+    if peek_i64(writer + W_ARENA_COUNT) != 0:
+        copy_values(writer, rows, source, destination)
 
 
 @inner
-def _copy_halo(table, old_base, old_local, halo, new_base, rows):  # type: ignore[no-untyped-def]
+def _copy_halo(writer, table, old_base, old_local, halo, new_base, rows):  # type: ignore[no-untyped-def]
     """Copy the last `halo` rows and the kept finals they link to; returns the number of finals."""
     meta = peek_i64(table + T_META)
     tail = 0
     for i in range(halo):
         source = old_base + old_local - halo + i
         destination = new_base + i
-        _copy_row(table, source, destination)
+        _copy_row(writer, table, rows, source, destination)
         word = peek_u32(meta + source * META_BYTES + 12)
         if word & KEPT:
             tail += 1
             kept = new_base + rows - tail
-            _copy_row(table, source + (word >> LINK_SHIFT), kept)
+            _copy_row(writer, table, rows, source + (word >> LINK_SHIFT), kept)
             poke_u32(meta + destination * META_BYTES + 12, ((kept - destination) << LINK_SHIFT) | (word & FLAG_MASK))
     return tail
 
@@ -127,6 +132,8 @@ def _copy_halo(table, old_base, old_local, halo, new_base, rows):  # type: ignor
 def _publish(writer):  # type: ignore[no-untyped-def]
     block = peek_i64(writer + W_BLOCK)
     store_relaxed(block + PAGE_TAIL, peek_i64(writer + W_KEPT))
+    if peek_i64(writer + W_ARENA_COUNT) != 0:
+        store_relaxed(block + PAGE_ARENA, kept_bytes(writer))
     store_release(block + PAGE_COMMITTED, peek_i64(writer + W_LOCAL))
     poke_i64(writer + W_UNPUBLISHED, 0)
     event = peek_i64(peek_i64(writer + W_TABLE) + T_CONTROL) + TABLE_DATA
@@ -157,13 +164,14 @@ def turn(writer, page):  # type: ignore[no-untyped-def]
     halo = 0
     tail = 0
     first = 0
+    empty_arenas(writer)
     if old >= 0:
         _publish(writer)
         old_local = peek_i64(writer + W_LOCAL)
         history = peek_i64(table + T_HISTORY)
         wanted = (history + peek_i64(table + T_FUTURE)) * envs
         halo = min(wanted, old_local)
-        tail = _copy_halo(table, peek_i64(writer + W_BASE), old_local, halo, base, rows)
+        tail = _copy_halo(writer, table, peek_i64(writer + W_BASE), old_local, halo, base, rows)
         # a short old page has its oldest ticks as anchors still: only what lies n before its end moves over
         first = max(0, halo - peek_i64(table + T_FUTURE) * envs)
         state = load_relaxed(block_of(table, old) + PAGE_STATE)
@@ -180,6 +188,8 @@ def turn(writer, page):  # type: ignore[no-untyped-def]
     store_relaxed(block + PAGE_HALO, halo)
     store_relaxed(block + PAGE_TAIL, tail)
     store_relaxed(block + PAGE_UPDATES, 0)
+    keep_values(writer)
+    store_relaxed(block + PAGE_ARENA, kept_bytes(writer))
     store_relaxed(block + PAGE_COMMITTED, halo)
     publish_open(table, page)
     if old >= 0:
@@ -230,6 +240,7 @@ def stage_final(writer, row, behind):  # type: ignore[no-untyped-def]
     if kept < behind:
         return -1
     poke_i64(writer + W_TAIL, tail)
+    clear_spans(writer, kept)
     poke_u32(word, (kept - row) << LINK_SHIFT)
     return kept
 
@@ -239,6 +250,7 @@ def abort(writer, rows):  # type: ignore[no-untyped-def]
     """Forget what was staged for the next `rows` uncommitted rows; the tail shrinks back to what committed rows need."""
     kept = peek_i64(writer + W_KEPT)
     poke_i64(writer + W_TAIL, kept)
+    forget_values(writer)
     rows = min(rows, _room(writer))
     if rows <= 0:
         return 0
@@ -357,6 +369,8 @@ def _commit(writer, ticks):  # type: ignore[no-untyped-def]
     poke_i64(writer + W_EPISODES, episodes)
     poke_i64(writer + W_LOCAL, local)
     poke_i64(writer + W_KEPT, peek_i64(writer + W_TAIL))
+    if peek_i64(writer + W_ARENA_COUNT) != 0:
+        keep_values(writer)
     poke_i64(writer + W_TICK, peek_i64(writer + W_TICK) + ticks)
     counter = peek_i64(writer + W_COUNTER)
     store_relaxed(counter, load_relaxed(counter) + count)

@@ -240,10 +240,14 @@ class Model:
     def rows_visible(self) -> int:
         return sum(self.own_rows(page) for page in self.pages if page.is_live())
 
-    def transitions(self) -> Iterator[tuple[Page, Stream, int, int, tuple[str, int]]]:
-        """Every transition that may be sampled, once: the page it is drawn from, stream, tick, environment, what follows."""
+    def transitions(self, need: int | None = None) -> Iterator[tuple[Page, Stream, int, int, tuple[str, int]]]:
+        """Every transition that may be sampled, once: the page it is drawn from, stream, tick, environment, what follows.
+
+        Args:
+            need: Ticks behind it that the window needs; None: as many as the widest one.
+        """
         for stream in self.streams:
-            reach = stream.published - (self.future if stream.open else 0)
+            reach = stream.published - ((self.future if need is None else need) if stream.open else 0)
             for tick in range(reach):
                 last = len(stream.places) - 1
                 # the last page's end moves with the stream, and everything behind the others is its own

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import conduit
 from conduit.errors import Busy, Closed, ConfigError, DataTimeout, FieldError, Overwritten
+from conduit.kernels.reference import following_row
 from conduit.sampling import uniform
 from conduit.sampling.uniform import S_PAGES, S_SNAPSHOT
 from conduit.store import words
@@ -66,7 +67,7 @@ class TableMachine(RuleBasedStateMachine):
         stack, n_step = windows
         halo = stack - 1 + n_step
         rows = 2 * (2 * halo + 4) + spare
-        table = conduit.Table(SCHEMA, (pages - 1) * rows, page_rows=rows, max_stack=stack, max_n_step=n_step)
+        table = conduit.Table(SCHEMA, (pages - 1) * (rows - halo), page_rows=rows, max_stack=stack, max_n_step=n_step)
         self.name = f"t{os.getpid()}-machine{next(self.numbers)}"
         self.engine = conduit.Engine.create(self.name, {"replay": table}, max_participants=8)
         self.clients = [conduit.attach(self.name), conduit.attach(self.name)]
@@ -477,17 +478,19 @@ class TableMachine(RuleBasedStateMachine):
             # a window of the widest kind lies inside the page, as far as the stream goes
             assert page.start <= max(0, tick - self.model.history)
             assert min(stream.published, tick + self.model.future + 1) <= page.end
-        uniform.look(self.sampler.state, self.view.address)
+        uniform.look(self.sampler.state, self.view.address, self.model.future)
         listed = self.sampler._state[S_PAGES // 8]
         assert self.sampler._state[S_SNAPSHOT // 8] == self.sampler._snapshot.ctypes.data
         anchors = {}
         for _, page, first, limit, _, envs in self.sampler._snapshot[:listed].tolist():
             model = self.model.pages[page]
             future = self.model.future * envs if model.state == OPEN or model.stream.places[-1][0] is not model else 0
+            base = page * self.model.rows
+            meta = self.view.meta[base : base + self.model.rows]
             for row in range(first, limit - future):
-                after = uniform.following(self.view.meta.ctypes.data, row, limit, (page + 1) * self.model.rows)
-                if after >= 0:
-                    anchors[row] = after
+                after = following_row(row - base, meta, limit - base)
+                if after is not None:
+                    anchors[row] = base + after
         assert anchors.keys() == wanted.keys()
         for row, after in anchors.items():
             (_, _, _), (kind, serial) = wanted[row]
@@ -500,7 +503,7 @@ class TableMachine(RuleBasedStateMachine):
         """Batches hold transitions that may be sampled, whole, and nothing else."""
         wanted = {}
         streams = {stream.number: stream for stream in self.model.streams}
-        for page, stream, tick, env, following_ in self.model.transitions():
+        for page, stream, tick, env, following_ in self.model.transitions(need=1):
             number = self.model.pages.index(page)
             local = (tick - page.start) * stream.envs + env
             wanted[(page.generation << 40) | (number * self.model.rows + local)] = (stream, tick, env, following_)

@@ -1,0 +1,202 @@
+"""What is done to a whole batch after it was gathered: the contract, and a user's own function.
+
+These steps are data too, and part of a plan's fingerprint. They run in the order given, in the process that asked for the
+batch, on arrays that belong to the batch alone.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from conduit.errors import ConfigError, FieldError
+from conduit.kernels.plan import Computed, Plan
+from conduit.kernels.windows import Episode, Rollout, Sequence, Window
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a batch holds before a step.
+
+    Attributes:
+        window: What its samples are.
+        arrays: {name: Computed}, `lanes` being all axes behind the batch's.
+        is_open: A user's function has run: there may be more, or other things.
+    """
+
+    window: Window
+    arrays: Mapping[str, Computed]
+    is_open: bool
+
+    def need(self, names: Iterable[str], step: BatchTransform) -> None:
+        """Refuse a step whose inputs are not there.
+
+        Raises:
+            ConfigError: Names what is missing.
+        """
+        missing = [name for name in names if name not in self.arrays]
+        if missing and not self.is_open:
+            raise ConfigError(
+                f"Expected {missing} in the batch, got {list(self.arrays)}: store such a field, list it in fields=..., or "
+                f"make it with conduit.apply first - at batch_transforms, {step}"
+            )
+
+    def need_steps(self, step: BatchTransform) -> tuple[int, ...]:
+        """Axes of the consecutive steps that the window has.
+
+        Raises:
+            ConfigError: Its samples are single transitions.
+        """
+        if isinstance(self.window, Sequence):
+            return (self.window.length,)
+        if isinstance(self.window, Episode):
+            return (self.window.max_length,)
+        if isinstance(self.window, Rollout):
+            return self.window.ticks, self.window.num_envs
+        raise ConfigError(
+            f"Expected a window of consecutive steps, got {self.window}: open the loader with window=conduit.Rollout(...), "
+            f"Sequence(...) or Episode(...) - at batch_transforms, {step}"
+        )
+
+
+class BatchTransform(ABC):
+    """Contract of a step on a whole batch; implementations are frozen dataclasses.
+
+    `run` may write into arrays of the batch and is called once per batch, without locks, by the thread that asks for it.
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
+    def outputs(self, contents: Contents) -> tuple[Computed, ...]:
+        """Arrays that the step adds to the batch; found out when the loader is opened.
+
+        Raises:
+            ConfigError: The batch has not what the step needs.
+        """
+
+    @abstractmethod
+    def run(self, values: dict[str, Any], arrays: Mapping[str, Array], draw: tuple[int, int]) -> None:
+        """Do it.
+
+        Args:
+            values: {name: tensor or array} of the batch, in the loader's format; may be changed.
+            arrays: The memory of `outputs`, by name; `values` has the same memory under these names.
+            draw: Seed of the loader, and number of the batch.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Apply(BatchTransform):
+    """A user's own function. See `apply`."""
+
+    function: Callable[[dict[str, Any]], Mapping[str, Any]]
+
+    def __post_init__(self) -> None:
+        name = getattr(self.function, "__qualname__", "")
+        if not callable(self.function) or not name or "<lambda>" in name:
+            raise ConfigError(
+                f"Expected a function or method with a name of its own, got {self.function!r}: plans are told apart by it, "
+                "so write `def`"
+            )
+
+    def outputs(self, contents: Contents) -> tuple[Computed, ...]:
+        """Nothing that is known before it has run."""
+        return ()
+
+    def run(self, values: dict[str, Any], arrays: Mapping[str, Array], draw: tuple[int, int]) -> None:
+        """Replace the batch by what the function returns."""
+        made = self.function(dict(values))
+        if not isinstance(made, Mapping):
+            raise FieldError(
+                f"Expected a mapping of names to tensors, got {type(made).__name__}: return the batch with what you add - "
+                f"at batch_transforms, {self.function.__qualname__}"
+            )
+        made = dict(made)
+        values.clear()
+        values.update(made)
+
+
+def apply(function: Callable[[dict[str, Any]], Mapping[str, Any]]) -> Apply:
+    """Hand the batch to a function of yours, {name: tensor} to {name: tensor}; the batch then holds what it returned.
+
+    It runs outside the fused pass, with the interpreter lock. It may change tensors in place, add some and leave some out. To
+    send the plan to another process, take a function of a module.
+
+    Args:
+        function: A function or bound method; plans are told apart by its qualified name.
+
+    Raises:
+        ConfigError: A lambda, or an object without a qualified name.
+    """
+    return Apply(function)
+
+
+def with_batch_transforms(plan: Plan, steps: Iterable[Any]) -> Plan:
+    """The plan with steps on its whole batches.
+
+    Raises:
+        ConfigError: A step that is none, that lacks its inputs, or makes what is there already.
+    """
+    listed = tuple(steps) if isinstance(steps, Iterable) else (steps,)
+    axes = {item.name: (*item.lanes, *item.shape) for item in plan.outputs}
+    arrays = {item.name: Computed(item.name, item.transform.dtype, axes[item.name]) for item in plan.outputs}
+    arrays |= {item.name: item for item in plan.computed}
+    for ragged in plan.ragged:
+        parts = ragged.arrays(plan.batch_size).items()
+        arrays |= {name: Computed(name, dtype.name, shape[1:]) for name, (dtype, shape) in parts}
+    arrays = {name: arrays[name] for name in plan.names}
+    is_open = False
+    added: list[Computed] = []
+    for step in listed:
+        if not isinstance(step, BatchTransform):
+            raise ConfigError(
+                f"Expected conduit.gae, vtrace, returns_to_go, normalise_advantages, hindsight or apply, got "
+                f"{type(step).__name__} - at batch_transforms"
+            )
+        made = step.outputs(Contents(plan.window, arrays, is_open))
+        for item in made:
+            if item.name in arrays:
+                raise ConfigError(
+                    f"Expected one step to make {item.name!r}, it is there already: leave one of them out, or rename the "
+                    f"field - at batch_transforms, {step}"
+                )
+            arrays[item.name] = item
+        added += made
+        is_open = is_open or isinstance(step, Apply)
+    names = (*plan.names, *(item.name for item in added))
+    return replace(plan, computed=(*plan.computed, *added), names=names, batchwise=listed)
+
+
+def as_numpy(values: Mapping[str, Any], name: str, dtype: Any, shape: tuple[int, ...] | None = None) -> Array:
+    """One of the batch's arrays as C-contiguous numpy of a dtype; a copy only where it has to be.
+
+    Raises:
+        FieldError: It is missing, or of another shape than `shape`.
+    """
+    if name not in values:
+        raise FieldError(f"Expected {name!r} in the batch, got {list(values)}", at=name)
+    return checked_array(values[name], name, dtype, shape)
+
+
+def checked_array(value: Any, name: str, dtype: Any, shape: tuple[int, ...] | None = None) -> Array:
+    """A tensor or array as C-contiguous numpy of a dtype; a copy only where it has to be.
+
+    Raises:
+        FieldError: Another shape than `shape`.
+    """
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        value = (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
+    array = np.ascontiguousarray(value, dtype)
+    if np.ndim(value) == 0:
+        array = array.reshape(())
+    if shape is not None and array.shape != shape:
+        raise FieldError(f"Expected shape {shape}, got {array.shape}", at=name)
+    return array

@@ -1,0 +1,447 @@
+"""Advantages and returns of consecutive steps: GAE, V-trace, returns-to-go; and the normalisation of advantages.
+
+All work on [B, T, N] (rollouts) or [B, T] (sequences, episodes), backwards in time, in float64 inside, float32 outside. What
+decides about a step's successor is the same for all of them:
+
+* terminated: its value is 0, and nothing flows back over it.
+* truncated: the value of the true final observation, never of the reset observation behind it: that of the observation-only
+  row that follows (autoreset "next_step"), or `final_values` where they are given.
+* the last step of the window: `bootstrap`, where it is given.
+* otherwise the next step, whose value and trace flow back.
+
+A step whose successor's value is not known by any of these serves as bootstrap of the step before it and is left out itself:
+advantage 0, `advantage_mask` False. So a rollout of T + 1 ticks with stored values needs nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from conduit.errors import ConfigError, FieldError
+from conduit.jit import entry
+from conduit.kernels.batchwise import BatchTransform, Contents, as_numpy, checked_array
+from conduit.kernels.plan import Computed
+from conduit.kernels.traces import (
+    G_ADVANTAGES,
+    G_BOOTSTRAP,
+    G_FINALS,
+    G_FIRST,
+    G_LENGTHS,
+    G_MASK,
+    G_RATIOS,
+    G_RETURNS,
+    G_REWARD,
+    G_TERMINATED,
+    G_TRUNCATED,
+    G_USED,
+    G_VALUES,
+    G_WORDS,
+    standardise,
+    sum_up,
+    trace,
+)
+from conduit.kernels.windows import Rollout
+
+Array = np.ndarray[Any, Any]
+
+_FLAGS = ("terminated", "truncated", "mask", "is_first")
+
+
+def _needed(contents: Contents, *names: str | None) -> tuple[str, ...]:
+    lengths = () if isinstance(contents.window, Rollout) else ("lengths",)
+    return (*(name for name in names if name is not None), *_FLAGS, *lengths)
+
+
+class _Job:
+    """The words of a job, and the arrays that they point into."""
+
+    def __init__(self, values: Mapping[str, Any], reward: str) -> None:
+        rewards = as_numpy(values, reward, np.float32)
+        if rewards.ndim not in (2, 3):
+            raise FieldError(f"Expected shape [B, T] or [B, T, N], got {rewards.shape}", at=reward)
+        self.shape = rewards.shape
+        self.words = np.zeros(G_WORDS, np.int64)
+        self._kept: list[Array] = []
+        batch, ticks = self.shape[:2]
+        self.words[: G_REWARD // 8] = batch, ticks, self.shape[2] if rewards.ndim == 3 else 1
+        self.put(G_REWARD, rewards)
+        ended = []
+        for word, name in ((G_TERMINATED, "terminated"), (G_TRUNCATED, "truncated")):
+            ended.append(as_numpy(values, name, bool, self.shape))
+            self.put(word, ended[-1])
+        self.put(G_MASK, as_numpy(values, "mask", bool, self.shape) if "mask" in values else np.ones(self.shape, bool))
+        if "is_first" in values:
+            self.put(G_FIRST, as_numpy(values, "is_first", bool, self.shape))
+        else:
+            first = np.zeros(self.shape, bool)
+            first[:, 1:] = (ended[0] | ended[1])[:, :-1]
+            self.put(G_FIRST, first)
+        if "lengths" in values:
+            self.put(G_LENGTHS, as_numpy(values, "lengths", np.int64, (batch,)))
+
+    def put(self, word: int, array: Array) -> Array:
+        """Point a word at an array."""
+        self._kept.append(array)
+        self.words[word // 8] = array.ctypes.data
+        return array
+
+    def put_real(self, word: int, value: Any, name: str, shape: tuple[int, ...] | None = None) -> None:
+        """Point a word at a float32 copy or view of a tensor, where there is one."""
+        if value is not None:
+            self.put(word, checked_array(value, name, np.float32, self.shape if shape is None else shape))
+
+
+def _like(values: Mapping[str, Any], reward: str, made: dict[str, Array]) -> dict[str, Any]:
+    """Arrays in the format of the batch that they were made from."""
+    if not hasattr(values[reward], "detach"):
+        return dict(made)
+    import torch  # the caller's batch holds tensors already
+
+    return {name: torch.from_numpy(array) for name, array in made.items()}
+
+
+def _check_rates(**rates: float) -> None:
+    for name, value in rates.items():
+        if not 0.0 <= value <= 1.0:
+            raise ConfigError(f"Expected {name} from 0 to 1, got {value!r}")
+
+
+class _Advantages(BatchTransform):
+    """What GAE and V-trace share."""
+
+    __slots__ = ()
+
+    gamma: float
+    lam: float
+    values: str
+    reward: str
+    bootstrap: str | None
+    final_values: str | None
+    _target = "returns"
+
+    def _ratios(self) -> str | None:
+        return None
+
+    def _rates(self) -> tuple[float, float, float, float]:
+        return 1.0, 1.0, 1.0, 0.0
+
+    def outputs(self, contents: Contents) -> tuple[Computed, ...]:
+        """Advantages, targets of the value function, and which steps have them."""
+        axes = contents.need_steps(self)
+        inputs = (self.reward, self.values, self.bootstrap, self.final_values, self._ratios())
+        contents.need(_needed(contents, *inputs), self)
+        for name in (self.reward, self.values):
+            known = contents.arrays.get(name)
+            if known is not None and known.lanes != axes:
+                raise ConfigError(f"Expected scalars per step, got {known} - at batch_transforms, {self}")
+        return (
+            Computed("advantages", "float32", axes),
+            Computed(self._target, "float32", axes),
+            Computed("advantage_mask", "bool", axes),
+        )
+
+    def _compute(
+        self, batch: Mapping[str, Any], given: Mapping[str, Any], made: Mapping[str, Array] | None
+    ) -> dict[str, Array]:
+        job = _Job(batch, self.reward)
+        shape = job.shape
+        job.put_real(G_VALUES, given["values"], self.values)
+        job.put_real(G_BOOTSTRAP, given["bootstrap"], "bootstrap", (shape[0], *shape[2:]))
+        job.put_real(G_FINALS, given["final_values"], "final_values")
+        job.put_real(G_RATIOS, given["log_ratios"], "log_ratios")
+        out: dict[str, Array] = {}
+        for word, name, dtype in (
+            (G_ADVANTAGES, "advantages", np.float32),
+            (G_RETURNS, self._target, np.float32),
+            (G_USED, "advantage_mask", np.bool_),
+        ):
+            out[name] = job.put(word, np.empty(shape, dtype) if made is None else made[name])
+        entry(trace)(job.words.ctypes.data, self.gamma, self.lam, *self._rates())
+        return out
+
+    def run(self, values: dict[str, Any], arrays: Mapping[str, Array], draw: tuple[int, int]) -> None:
+        """Fill the arrays from the batch's own."""
+        names = {
+            "values": self.values,
+            "bootstrap": self.bootstrap,
+            "final_values": self.final_values,
+            "log_ratios": self._ratios(),
+        }
+        given = {key: None if name is None else _taken(values, name) for key, name in names.items()}
+        self._compute(values, given, arrays)
+
+
+def _taken(values: Mapping[str, Any], name: str) -> Any:
+    if name not in values:
+        raise FieldError(f"Expected {name!r} in the batch, got {list(values)}", at=name)
+    return values[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Gae(_Advantages):
+    """Generalised advantage estimation. See `gae`."""
+
+    gamma: float
+    lam: float
+    values: str
+    reward: str
+    bootstrap: str | None
+    final_values: str | None
+
+    def __post_init__(self) -> None:
+        _check_rates(gamma=self.gamma, lam=self.lam)
+
+    def __call__(
+        self, batch: Mapping[str, Any], *, values: Any, bootstrap: Any = None, final_values: Any = None
+    ) -> dict[str, Any]:
+        """The same for values that are not in the batch, such as those of a critic.
+
+        Args:
+            batch: A Batch, or a mapping with reward, terminated, truncated (and mask, is_first, lengths), [B, T, ...].
+            values: float [B, T] or [B, T, N], V of each step's observation.
+            bootstrap: float [B] or [B, N], V of the observation after the last step, or None.
+            final_values: float as `values`, V of the true final observation, read at truncated steps only, or None.
+
+        Returns:
+            {"advantages", "returns", "advantage_mask"}, tensors where the batch holds tensors; without gradients.
+
+        Raises:
+            FieldError: Missing or wrongly shaped inputs.
+        """
+        given = {"values": values, "bootstrap": bootstrap, "final_values": final_values, "log_ratios": None}
+        return _like(batch, self.reward, self._compute(batch, given, None))
+
+
+@dataclass(frozen=True, slots=True)
+class Vtrace(_Advantages):
+    """Off-policy corrected targets and advantages. See `vtrace`."""
+
+    gamma: float
+    lam: float
+    rho_bar: float
+    c_bar: float
+    pg_rho_bar: float
+    values: str
+    reward: str
+    log_ratios: str | None
+    bootstrap: str | None
+    final_values: str | None
+
+    _target = "targets"
+
+    def __post_init__(self) -> None:
+        _check_rates(gamma=self.gamma, lam=self.lam)
+        for name in ("rho_bar", "c_bar", "pg_rho_bar"):
+            if not getattr(self, name) > 0.0:
+                raise ConfigError(f"Expected {name} above 0, got {getattr(self, name)!r}")
+        if self.c_bar > self.rho_bar:
+            raise ConfigError(f"Expected c_bar of at most rho_bar, got {self.c_bar!r} and {self.rho_bar!r}")
+
+    def _ratios(self) -> str | None:
+        return self.log_ratios
+
+    def _rates(self) -> tuple[float, float, float, float]:
+        return self.rho_bar, self.c_bar, self.pg_rho_bar, 1.0
+
+    def __call__(
+        self,
+        batch: Mapping[str, Any],
+        *,
+        values: Any,
+        log_ratios: Any = None,
+        bootstrap: Any = None,
+        final_values: Any = None,
+    ) -> dict[str, Any]:
+        """The same for values and ratios that are not in the batch.
+
+        Args:
+            batch: A Batch or a mapping, as that of `Gae`.
+            values: float [B, T] or [B, T, N], V of each step's observation.
+            log_ratios: float as `values`, log pi(a|x) - log mu(a|x); None: the policy that acted is the one that learns.
+            bootstrap: float [B] or [B, N], V of the observation after the last step, or None.
+            final_values: float as `values`, read at truncated steps only, or None.
+
+        Returns:
+            {"advantages", "targets", "advantage_mask"}, tensors where the batch holds tensors; without gradients.
+
+        Raises:
+            FieldError: Missing or wrongly shaped inputs.
+        """
+        given = {"values": values, "bootstrap": bootstrap, "final_values": final_values, "log_ratios": log_ratios}
+        return _like(batch, self.reward, self._compute(batch, given, None))
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnsToGo(BatchTransform):
+    """Sums of the rewards to come. See `returns_to_go`."""
+
+    gamma: float
+    reward: str
+
+    def __post_init__(self) -> None:
+        _check_rates(gamma=self.gamma)
+
+    def outputs(self, contents: Contents) -> tuple[Computed, ...]:
+        """The returns."""
+        axes = contents.need_steps(self)
+        contents.need(_needed(contents, self.reward), self)
+        known = contents.arrays.get(self.reward)
+        if known is not None and known.lanes != axes:
+            raise ConfigError(f"Expected scalars per step, got {known} - at batch_transforms, {self}")
+        return (Computed("returns_to_go", "float32", axes),)
+
+    def run(self, values: dict[str, Any], arrays: Mapping[str, Array], draw: tuple[int, int]) -> None:
+        """Fill them in."""
+        job = _Job(values, self.reward)
+        job.put(G_RETURNS, arrays["returns_to_go"])
+        entry(sum_up)(job.words.ctypes.data, self.gamma)
+
+
+@dataclass(frozen=True, slots=True)
+class NormaliseAdvantages(BatchTransform):
+    """Advantages with mean 0 and deviation 1. See `normalise_advantages`."""
+
+    eps: float
+    name: str
+
+    def __post_init__(self) -> None:
+        if not self.eps >= 0.0:
+            raise ConfigError(f"Expected eps of at least 0, got {self.eps!r}")
+
+    def outputs(self, contents: Contents) -> tuple[Computed, ...]:
+        """Nothing new."""
+        contents.need((self.name,), self)
+        known = contents.arrays.get(self.name)
+        if known is not None and known.dtype != "float32":
+            raise ConfigError(f"Expected `float32`, got {known} - at batch_transforms, {self}")
+        return ()
+
+    def run(self, values: dict[str, Any], arrays: Mapping[str, Array], draw: tuple[int, int]) -> None:
+        """Do it in place."""
+        array = as_numpy(values, self.name, np.float32)
+        mask = next((name for name in ("advantage_mask", "mask") if name in values), None)
+        flags = None if mask is None else as_numpy(values, mask, bool)
+        if flags is not None and flags.shape != array.shape:
+            flags = None
+        if not np.shares_memory(array, checked_array(values[self.name], self.name, np.float32)):
+            raise FieldError("Expected contiguous `float32` to normalise in place", at=self.name)
+        entry(standardise)(array.ctypes.data, 0 if flags is None else flags.ctypes.data, array.size, self.eps)
+
+
+def gae(
+    gamma: float = 0.99,
+    lam: float = 0.95,
+    *,
+    values: str = "value",
+    reward: str = "reward",
+    bootstrap: str | None = None,
+    final_values: str | None = None,
+) -> Gae:
+    """Generalised advantage estimation: Schulman et al., "High-Dimensional Continuous Control Using GAE" (2016), eq. 16.
+
+        delta_t = r_t + gamma * V(x_{t+1}) - V(x_t),  A_t = delta_t + gamma * lam * A_{t+1},  R_t = A_t + V(x_t)
+
+    adds "advantages", "returns" (float32) and "advantage_mask" to a batch of rollouts, sequences or episodes. Ends, truncations
+    and the window's end are treated as conduit.kernels.returns says. With lam = 1, A_t = G_t - V(x_t).
+
+    As a step of a loader it takes values that are stored, or made by a `conduit.apply` before it. Called,
+    `conduit.gae(0.99, 0.95)(batch, values=critic(batch["obs"]))`, it takes a tensor.
+
+    Args:
+        gamma: Discount per step, from 0 to 1.
+        lam: From 0 (one step) to 1 (all steps).
+        values: Name of V of each step's observation.
+        reward: Name of the reward.
+        bootstrap: Name of V of the observation after the last step, [B] or [B, N], or None.
+        final_values: Name of V of the true final observation of truncated steps, or None.
+
+    Raises:
+        ConfigError: A rate out of range.
+    """
+    return Gae(float(gamma), float(lam), values, reward, bootstrap, final_values)
+
+
+def vtrace(
+    gamma: float = 0.99,
+    *,
+    lam: float = 1.0,
+    rho_bar: float = 1.0,
+    c_bar: float = 1.0,
+    pg_rho_bar: float = 1.0,
+    values: str = "value",
+    reward: str = "reward",
+    log_ratios: str | None = None,
+    bootstrap: str | None = None,
+    final_values: str | None = None,
+) -> Vtrace:
+    """V-trace: Espeholt et al., "IMPALA" (2018), eq. 1 and section 4.2.
+
+        delta_t = min(rho_bar, w_t) * (r_t + gamma * V(x_{t+1}) - V(x_t)),  w_t = pi(a_t|x_t) / mu(a_t|x_t)
+        v_t = V(x_t) + delta_t + gamma * lam * min(c_bar, w_t) * (v_{t+1} - V(x_{t+1}))
+        A_t = min(pg_rho_bar, w_t) * (r_t + gamma * v_{t+1} - V(x_t))
+
+    adds "advantages", "targets" (v, float32) and "advantage_mask". Ends are treated as with `gae`; on policy with lam = 1 the
+    targets are GAE's returns.
+
+    Args:
+        gamma: Discount per step, from 0 to 1.
+        lam: From 0 to 1.
+        rho_bar: Bound of w in the temporal differences, above 0.
+        c_bar: Bound of w in the traces, above 0 and of at most rho_bar.
+        pg_rho_bar: Bound of w in the advantages, above 0.
+        values: Name of V of each step's observation.
+        reward: Name of the reward.
+        log_ratios: Name of log w, or None: on policy.
+        bootstrap: Name of V of the observation after the last step, [B] or [B, N], or None.
+        final_values: Name of V of the true final observation of truncated steps, or None.
+
+    Raises:
+        ConfigError: A rate out of range.
+    """
+    return Vtrace(
+        float(gamma),
+        float(lam),
+        float(rho_bar),
+        float(c_bar),
+        float(pg_rho_bar),
+        values,
+        reward,
+        log_ratios,
+        bootstrap,
+        final_values,
+    )
+
+
+def returns_to_go(gamma: float = 1.0, *, reward: str = "reward") -> ReturnsToGo:
+    """The discounted sum of a step's own and all later rewards of its episode that the window has: "returns_to_go", float32.
+
+    As Chen et al., "Decision Transformer" (2021), condition on. Nothing is added behind a truncation or the window's end; with
+    values to bootstrap from, take `gae(gamma, 1.0)`'s "returns".
+
+    Args:
+        gamma: From 0 to 1.
+        reward: Name of the reward.
+
+    Raises:
+        ConfigError: gamma out of range.
+    """
+    return ReturnsToGo(float(gamma), reward)
+
+
+def normalise_advantages(*, eps: float = 1e-8, name: str = "advantages") -> NormaliseAdvantages:
+    """(A - mean) / (deviation + eps) over the batch's steps that have one ("advantage_mask", else "mask"), in place.
+
+    The deviation is the population's, so a single step gives 0 and not NaN.
+
+    Args:
+        eps: At least 0.
+        name: What is normalised, float32.
+
+    Raises:
+        ConfigError: A negative eps.
+    """
+    return NormaliseAdvantages(float(eps), name)

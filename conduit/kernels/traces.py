@@ -1,0 +1,148 @@
+"""Backwards over the steps of a batch: the kernels behind conduit.kernels.returns, which says what they compute.
+
+All work on [B, T, N] (N = 1 for sequences) described by a job, without the interpreter lock, in float64 inside.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from conduit.jit import inner, kernel
+from conduit.store.atomics import peek_f32, peek_i64, peek_u8, poke_f32, poke_u8
+
+G_BATCH, G_TICKS, G_ENVS, G_REWARD, G_VALUES, G_TERMINATED, G_TRUNCATED, G_MASK, G_FIRST, G_LENGTHS = range(0, 80, 8)
+G_BOOTSTRAP, G_FINALS, G_RATIOS, G_ADVANTAGES, G_RETURNS, G_USED = range(80, 128, 8)
+"""Words of a job: sizes, then addresses (0: not given): float32 [B, T, N] rewards, values, final values, log ratios, advantages,
+returns; bool [B, T, N] flags, mask, firsts, used steps; int64 [B] lengths; float32 [B, N] bootstrap."""
+G_WORDS = 16
+
+_ENDED, _NEXT, _KNOWN, _UNKNOWN = 0, 1, 2, 3
+
+
+@inner
+def _flag(job, word, at):  # type: ignore[no-untyped-def]
+    return peek_u8(peek_i64(job + word) + at) != 0
+
+
+@inner
+def _continues(job, at, t, length, envs):  # type: ignore[no-untyped-def]
+    """True when the cell behind in time is the next step of the same episode."""
+    after = at + envs
+    return t + 1 < length and _flag(job, G_MASK, after) and not _flag(job, G_FIRST, after)
+
+
+@inner
+def _successor(job, at, t, length, envs, column):  # type: ignore[no-untyped-def]
+    """How a step goes on, and the value of its successor."""
+    if _flag(job, G_TERMINATED, at):
+        return _ENDED, 0.0
+    if _flag(job, G_TRUNCATED, at):
+        finals = peek_i64(job + G_FINALS)
+        if finals != 0:
+            return _KNOWN, peek_f32(finals + 4 * at)
+        if t + 1 < length and not _flag(job, G_MASK, at + envs):
+            return _KNOWN, peek_f32(peek_i64(job + G_VALUES) + 4 * (at + envs))
+    elif _continues(job, at, t, length, envs):
+        return _NEXT, peek_f32(peek_i64(job + G_VALUES) + 4 * (at + envs))
+    bootstrap = peek_i64(job + G_BOOTSTRAP)
+    if t == length - 1 and bootstrap != 0:
+        return _KNOWN, peek_f32(bootstrap + 4 * column)
+    return _UNKNOWN, 0.0
+
+
+@inner
+def _length(job, sample, ticks):  # type: ignore[no-untyped-def]
+    lengths = peek_i64(job + G_LENGTHS)
+    return ticks if lengths == 0 else min(peek_i64(lengths + 8 * sample), ticks)
+
+
+@inner
+def _skip(job, at):  # type: ignore[no-untyped-def]
+    poke_f32(peek_i64(job + G_ADVANTAGES) + 4 * at, 0.0)
+    poke_f32(peek_i64(job + G_RETURNS) + 4 * at, 0.0)
+    poke_u8(peek_i64(job + G_USED) + at, 0)
+
+
+@kernel("int64(int64, float64, float64, float64, float64, float64, float64)", nogil=True)
+def trace(job, gamma, lam, rho_bar, c_bar, pg_rho_bar, corrected):  # type: ignore[no-untyped-def]
+    """GAE (corrected = 0) or V-trace (corrected = 1) of a batch."""
+    ticks, envs = peek_i64(job + G_TICKS), peek_i64(job + G_ENVS)
+    rewards, values = peek_i64(job + G_REWARD), peek_i64(job + G_VALUES)
+    ratios = peek_i64(job + G_RATIOS)
+    for sample in range(peek_i64(job + G_BATCH)):
+        length = _length(job, sample, ticks)
+        for env in range(envs):
+            carried = 0.0
+            for back in range(ticks):
+                t = ticks - 1 - back
+                at = (sample * ticks + t) * envs + env
+                if t >= length or not _flag(job, G_MASK, at):
+                    _skip(job, at)
+                    carried = 0.0
+                    continue
+                kind, after = _successor(job, at, t, length, envs, sample * envs + env)
+                value = peek_f32(values + 4 * at)
+                if kind == _UNKNOWN:
+                    _skip(job, at)
+                    poke_f32(peek_i64(job + G_RETURNS) + 4 * at, value)
+                    carried = 0.0
+                    continue
+                if kind != _NEXT:
+                    carried = 0.0
+                delta = peek_f32(rewards + 4 * at) + gamma * after - value
+                if corrected == 0.0:
+                    carried = delta + gamma * lam * carried
+                    advantage = carried
+                else:
+                    ratio = 1.0 if ratios == 0 else np.exp(peek_f32(ratios + 4 * at))
+                    advantage = min(pg_rho_bar, ratio) * (delta + gamma * carried)
+                    carried = min(rho_bar, ratio) * delta + gamma * lam * min(c_bar, ratio) * carried
+                poke_f32(peek_i64(job + G_ADVANTAGES) + 4 * at, advantage)
+                poke_f32(peek_i64(job + G_RETURNS) + 4 * at, carried + value)
+                poke_u8(peek_i64(job + G_USED) + at, 1)
+    return 0
+
+
+@kernel("int64(int64, float64)", nogil=True)
+def sum_up(job, gamma):  # type: ignore[no-untyped-def]
+    """Returns-to-go of a batch, into G_RETURNS."""
+    ticks, envs = peek_i64(job + G_TICKS), peek_i64(job + G_ENVS)
+    for sample in range(peek_i64(job + G_BATCH)):
+        length = _length(job, sample, ticks)
+        for env in range(envs):
+            carried = 0.0
+            for back in range(ticks):
+                t = ticks - 1 - back
+                at = (sample * ticks + t) * envs + env
+                if t >= length or not _flag(job, G_MASK, at):
+                    carried = 0.0
+                else:
+                    ended = _flag(job, G_TERMINATED, at) or _flag(job, G_TRUNCATED, at)
+                    if ended or not _continues(job, at, t, length, envs):
+                        carried = 0.0
+                    carried = peek_f32(peek_i64(job + G_REWARD) + 4 * at) + gamma * carried
+                poke_f32(peek_i64(job + G_RETURNS) + 4 * at, carried)
+    return 0
+
+
+@kernel("int64(int64, int64, int64, float64)", nogil=True)
+def standardise(values, mask, count, eps):  # type: ignore[no-untyped-def]
+    """(x - mean) / (deviation + eps) over the masked ones of float32 [count], in place; returns how many there are."""
+    used = 0
+    total = 0.0
+    for i in range(count):
+        if mask == 0 or peek_u8(mask + i) != 0:
+            used += 1
+            total += peek_f32(values + 4 * i)
+    if used == 0:
+        return 0
+    mean = total / used
+    spread = 0.0
+    for i in range(count):
+        if mask == 0 or peek_u8(mask + i) != 0:
+            spread += (peek_f32(values + 4 * i) - mean) ** 2
+    deviation = np.sqrt(spread / used)
+    for i in range(count):
+        if mask == 0 or peek_u8(mask + i) != 0:
+            poke_f32(values + 4 * i, (peek_f32(values + 4 * i) - mean) / (deviation + eps))
+    return used

@@ -1,0 +1,64 @@
+"""A writer's share in its table's running statistics: committed rows, counted page by page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from conduit.errors import ConfigError
+from conduit.kernels.reference import from_bfloat16
+from conduit.store.table import TableView
+from conduit.store.words import FINAL, W_BASE, W_LOCAL, W_PAGE
+
+if TYPE_CHECKING:
+    from conduit.plane.stream import Stream
+
+Array = np.ndarray[Any, Any]
+
+
+class Tally:
+    """Adds a stream's rows to the statistics: when its page is full, at `flush` and at `close`.
+
+    Every committed row is counted once, halos not again. Left out: of observation-only rows what is no observation, kept final
+    observations, and values that are not finite.
+
+    Args:
+        table: The writer's table.
+
+    Raises:
+        ConfigError: The table keeps no statistics.
+    """
+
+    def __init__(self, table: TableView) -> None:
+        if not table.statistics.fields:
+            raise ConfigError(
+                f"Expected table {table.layout.name!r} to keep statistics: create it with statistics=(<field>, ...), or open "
+                "the writer with statistics=False"
+            )
+        self._table = table
+        self._from = 0
+
+    def skip(self, stream: Stream) -> None:
+        """Begin behind the rows that the stream's page already has."""
+        self._from = stream.words[W_LOCAL // 8]
+
+    def take(self, stream: Stream) -> None:
+        """Count what the stream has committed since."""
+        local = stream.words[W_LOCAL // 8]
+        if stream.words[W_PAGE // 8] < 0 or local <= self._from or self._table.segment.closed:
+            return
+        base = stream.words[W_BASE // 8]
+        rows = slice(base + self._from, base + local)
+        self._from = local
+        is_step = (self._table.meta["link"][rows] & FINAL) == 0
+        values = {}
+        for name in self._table.statistics.fields:
+            field = self._table.layout.schema[name]
+            array = self._table.columns[name][rows]
+            array = array if field.observation else array[is_step]
+            array = from_bfloat16(array) if field.dtype == "bfloat16" else array
+            if array.dtype.kind == "f":
+                array = array[np.isfinite(array).reshape(len(array), -1).all(1)]
+            values[name] = array
+        self._table.statistics.update(values)

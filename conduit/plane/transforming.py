@@ -1,0 +1,133 @@
+"""What surrounds a loader's fused pass: statistics before it, checks and updates after it, steps on the whole batch last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from conduit.errors import ConfigError, FieldError
+from conduit.kernels import augment, reference
+from conduit.kernels.plan import Output, Plan
+from conduit.kernels.rows import D_REFUSED
+from conduit.store.table import TableView
+
+Array = np.ndarray[Any, Any]
+
+
+class Transforming:
+    """The state of a loader's transforms, shared by its buffers.
+
+    Args:
+        table: The table.
+        plan: The loader's.
+        seed: The loader's.
+
+    Attributes:
+        prepares: Whether `before` has anything to do.
+        inspects: Whether `after` has.
+
+    Raises:
+        ConfigError: A field is to be normalised for which the table keeps no statistics.
+    """
+
+    def __init__(self, table: TableView, plan: Plan, seed: int) -> None:
+        self._table = table
+        self._plan = plan
+        self._names = table.layout.schema.names
+        self._seed = seed
+        self._draw = np.zeros(2, np.int64)
+        self._draw[0] = np.uint64(seed % 2**64).astype(np.int64)
+        self._scales: dict[str, Array] = {}
+        self._stamps: dict[str, int] = {}
+        self._eps: dict[str, float] = {}
+        for output in plan.outputs:
+            name = output.field.name
+            if output.normalise is None or name in self._scales:
+                continue
+            if name not in table.statistics.fields:
+                raise ConfigError(
+                    f"Expected table {table.layout.name!r} to keep statistics of the field, it keeps those of "
+                    f"{list(table.statistics.fields)}: create it with statistics=({name!r},) - at transform[{name!r}]"
+                )
+            self._scales[name] = np.zeros((2, *output.field.shape))
+            self._eps[name] = output.normalise.eps
+        self._updates = [output for output in plan.outputs if output.name == f"_{output.field.name}"]
+        self._indicators = [(i, output) for i, output in enumerate(plan.outputs) if output.classes]
+        self._moves = any(output.shift is not None for output in plan.outputs)
+        self.prepares = self._moves or bool(self._scales)
+        self.inspects = bool(self._indicators or self._updates)
+
+    def describe(self, output: Output, column: Array, out: int, index: int) -> Array:
+        """The descriptor of an output's row operation; `column` is its field's, `out` and `index` are addresses."""
+        scales = self._scales.get(output.field.name)
+        return augment.describe(
+            output,
+            column.ctypes.data,
+            column.strides[0],
+            out,
+            index,
+            self._plan.batch_size,
+            pick=augment.pick_of(output, self._names),
+            random=self._draw.ctypes.data,
+            statistics=(0, 0) if scales is None else (scales[0].ctypes.data, scales[1].ctypes.data),
+        )
+
+    def before(self, number: int) -> None:
+        """Get ready for batch `number`: its moves, and one reading of the statistics."""
+        if self._moves:
+            self._draw[1] = number
+        statistics = self._table.statistics
+        for name, scales in self._scales.items():
+            stamp = statistics.stamp(name)
+            if self._stamps.get(name) == stamp:
+                continue
+            moments = statistics.read(name)
+            scales[0] = moments.mean
+            if moments.count == 0:
+                scales[1] = 1.0
+            else:
+                with np.errstate(divide="ignore"):  # eps may be 0, and then the user's infinities are meant
+                    scales[1] = 1.0 / np.sqrt(moments.variance + self._eps[name])
+            self._stamps[name] = stamp
+
+    def after(self, arrays: Mapping[str, Array], index: Mapping[str, Array], operations: Array) -> None:
+        """Look at what was gathered.
+
+        Args:
+            arrays: The batch's.
+            index: {rows of an output: row numbers} of the batch.
+            operations: Descriptors of the row operations, in the plan's order.
+
+        Raises:
+            FieldError: A class out of range, or a value that statistics cannot take.
+        """
+        for i, output in self._indicators:
+            if operations[i, D_REFUSED // 8]:
+                operations[i, D_REFUSED // 8] = 0
+                _check_classes(output, arrays[output.name], index[output.rows])
+        for output in self._updates:
+            values = arrays[output.name]
+            self._table.statistics.update({output.field.name: values[index[output.rows] >= 0]})
+
+    def finish(self, values: dict[str, Any], arrays: Mapping[str, Array], number: int) -> None:
+        """Run the steps on the whole batch, `values` by name; `arrays` is the memory behind them."""
+        for step in self._plan.batchwise:
+            step.run(values, arrays, (self._seed, number))
+
+
+def _check_classes(output: Output, array: Array, index: Array) -> None:
+    """Refuse values out of range; those of rows that were overwritten and drawn again are counted too, and are not here."""
+    off, on = augment.indicators(output)
+    if off == on:
+        return
+    beside = np.asarray(off, np.float32)
+    absent = reference.to_bfloat16(beside) if output.transform.dtype == "bfloat16" else beside.astype(array.dtype)
+    lacks = (array == absent).all(-1) & (index >= 0).reshape(*index.shape, *(1 for _ in output.field.shape))
+    if lacks.any():
+        raise FieldError(
+            f"Expected classes from 0 to {output.classes - 1}, got others in {int(lacks.sum())} of the batch's "
+            f"{lacks.size} values: raise n in conduit.one_hot(n), or shift them to begin at 0",
+            at=output.name,
+        )

@@ -1,0 +1,295 @@
+"""Running mean and variance of a table's fields, in shared memory: any number of processes update, any number read.
+
+Each participant adds to a seat of its own, so updates need no lock and none is lost: a seat holds (count, mean, M2) twice, and
+an update fills the copy that is not current, then stores the new version (release). Killed anywhere, it leaves the last
+version in place, and the seat's next owner goes on from it. A reader copies a seat, looks again whether its version is the
+same, and merges all seats; what it gets is a triple that belongs together.
+
+Merging is exact in count and as stable as Welford's method: Chan, Golub and LeVeque, "Updating Formulae and a Pairwise
+Algorithm for Computing Sample Variances" (1979):
+
+    n = n_a + n_b,  d = mean_b - mean_a,  mean = mean_a + d * n_b / n,  M2 = M2_a + M2_b + d^2 * n_a * n_b / n
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from conduit.errors import ConfigError, FieldError, WaitTimeout
+from conduit.field import Field
+from conduit.jit import entry, inner, kernel
+from conduit.schema import Schema
+from conduit.store.atomics import (
+    copy_bytes,
+    fence_acquire,
+    fence_full,
+    load_acquire,
+    load_relaxed,
+    peek_f64,
+    peek_i64,
+    poke_f64,
+    store_release,
+    zero_bytes,
+)
+from conduit.store.words import LINE
+
+if TYPE_CHECKING:
+    from conduit.store.table import TableView
+
+Array = np.ndarray[Any, Any]
+
+_ATTEMPTS = 1 << 20
+
+
+def _align(size: int) -> int:
+    return -(-size // LINE) * LINE
+
+
+def copy_bytes_of(field: Field) -> int:
+    """Bytes of one (count, mean, M2) of a field's elements, float64, padded."""
+    return _align(8 * (1 + 2 * int(np.prod(field.shape, dtype=np.int64))))
+
+
+def seat_bytes(field: Field) -> int:
+    """Bytes of a participant's seat: a line with its version, then two copies."""
+    return LINE + 2 * copy_bytes_of(field)
+
+
+def measured(schema: Schema, names: object) -> tuple[str, ...]:
+    """The fields that a table's `statistics` name, in the schema's order.
+
+    Raises:
+        ConfigError: No tuple of names, a name that is none of the schema's, or a field whose statistics mean nothing.
+    """
+    if not isinstance(names, tuple | list):
+        raise ConfigError(f"Expected a tuple of field names as statistics, got {names!r}")
+    found: set[str] = set()
+    for name in names:
+        below = [field for field in schema.fields if field.name == name or field.name.startswith(f"{name}.")]
+        if not below:
+            raise ConfigError(f"Expected fields among {list(schema.names)}, got {name!r} - at statistics")
+        for field in below:
+            if field.dtype == "bool" or field.ragged:
+                raise ConfigError(
+                    f"Expected numbers of a fixed shape, got {field}: leave it out - at statistics[{field.name!r}]"
+                )
+            found.add(field.name)
+    return tuple(name for name in schema.names if name in found)
+
+
+@inner
+def _merge(into, count, other, other_count, elements):  # type: ignore[no-untyped-def]
+    """Merge (mean, M2) at `other` into that at `into`; both are float64 [2, elements]."""
+    share = other_count / (count + other_count)
+    weight = count * share
+    for j in range(elements):
+        at, spread = into + 8 * j, into + 8 * (elements + j)
+        delta = peek_f64(other + 8 * j) - peek_f64(at)
+        poke_f64(at, peek_f64(at) + delta * share)
+        poke_f64(spread, peek_f64(spread) + peek_f64(other + 8 * (elements + j)) + delta * delta * weight)
+
+
+@kernel("int64(int64, int64, int64, int64, int64, int64)", nogil=True)
+def add(seat, size, elements, values, count, scratch):  # type: ignore[no-untyped-def]
+    """Add `count` values to a seat that nobody else updates meanwhile.
+
+    Args:
+        seat: Address of the seat.
+        size: Bytes of a copy.
+        elements: Elements of the field.
+        values: Address of float64 [count, elements].
+        count: At least 1.
+        scratch: Address of float64 [2, elements].
+    """
+    zero_bytes(scratch, 16 * elements)
+    for i in range(count):
+        for j in range(elements):
+            poke_f64(scratch + 8 * j, peek_f64(scratch + 8 * j) + peek_f64(values + 8 * (elements * i + j)))
+    for j in range(elements):
+        poke_f64(scratch + 8 * j, peek_f64(scratch + 8 * j) / count)
+    for i in range(count):
+        for j in range(elements):
+            delta = peek_f64(values + 8 * (elements * i + j)) - peek_f64(scratch + 8 * j)
+            spread = scratch + 8 * (elements + j)
+            poke_f64(spread, peek_f64(spread) + delta * delta)
+    # the copy that is overwritten now must not be taken for current any more
+    fence_full()
+    version = peek_i64(seat)
+    current = seat + LINE + size * (version & 1)
+    other = seat + LINE + size * (1 - (version & 1))
+    before = peek_f64(current)
+    copy_bytes(other, current, 8 * (1 + 2 * elements))
+    _merge(other + 8, before, scratch, np.float64(count), elements)
+    poke_f64(other, before + count)
+    store_release(seat, version + 1)
+    return version + 1
+
+
+@kernel("int64(int64, int64, int64)")
+def stamp(seats, stride, count):  # type: ignore[no-untyped-def]
+    """A number that every update changes."""
+    total = 0
+    for i in range(count):
+        total += load_relaxed(seats + stride * i)
+    return total
+
+
+@kernel("int64(int64, int64, int64, int64, int64, int64, int64)", nogil=True)
+def gather(seats, stride, count, size, elements, out, scratch):  # type: ignore[no-untyped-def]
+    """Merge all seats into float64 [1 + 2 * elements] at `out`: count, mean, M2.
+
+    Returns:
+        0, or -1 when a seat changed under every attempt to read it.
+    """
+    for j in range(1 + 2 * elements):
+        poke_f64(out + 8 * j, 0.0)
+    for i in range(count):
+        seat = seats + stride * i
+        attempt = 0
+        version = load_acquire(seat)
+        while version != 0:
+            copy_bytes(scratch, seat + LINE + size * (version & 1), 8 * (1 + 2 * elements))
+            fence_acquire()
+            # the next but one update overwrites this copy, and begins once the next one has been stored
+            again = load_relaxed(seat)
+            if again == version:
+                break
+            version = load_acquire(seat)
+            attempt += 1
+            if attempt > _ATTEMPTS:
+                return -1
+        if version != 0:
+            before = peek_f64(out)
+            _merge(out + 8, before, scratch + 8, peek_f64(scratch), elements)
+            poke_f64(out, before + peek_f64(scratch))
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """One consistent reading of a field's running statistics.
+
+    Attributes:
+        count: Values added so far, by all processes.
+        mean: float64 [*shape]; zeros before the first value.
+        variance: float64 [*shape], of the population (M2 / count); zeros before the first value.
+    """
+
+    count: int
+    mean: Array
+    variance: Array
+
+
+class Statistics:
+    """Running statistics of a table's fields, from `Table(..., statistics=("obs",))`; for any thread.
+
+    Args:
+        table: The table as this process maps it.
+        mutex: Keeps apart the threads that share its seat.
+    """
+
+    def __init__(self, table: TableView, mutex: threading.Lock) -> None:
+        self._table = table
+        self._seats = table.segment.layout.spec.max_participants
+        self._mutex = mutex
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Names of the fields that have statistics."""
+        return tuple(self._table.layout.statistics)
+
+    def _field(self, name: str) -> tuple[Field, int]:
+        found = self._table.layout.statistics
+        if name not in found:
+            raise ConfigError(
+                f"Expected a field with statistics ({list(found)}), got {name!r}: create table "
+                f"{self._table.layout.name!r} with statistics=({name!r},)"
+            )
+        return self._table.layout.schema[name], self._table.segment.base + found[name]
+
+    def update(self, values: Mapping[str, Any] | None = None, /, **named: Any) -> None:
+        """Add values of one or more fields; no process waits, and no update is lost.
+
+        Args:
+            values: {dotted name: values}, for names that are no keywords.
+            **named: The same. Values are numbers [*shape] or [..., *shape] of the field's shape.
+
+        Raises:
+            ConfigError: A field has no statistics.
+            FieldError: Wrong shape, no number, NaN or infinite; nothing is added.
+            Closed, Forked: The client or engine has closed.
+        """
+        seat = self._table.check_open()
+        given = [(*self._field(name), value) for name, value in {**(values or {}), **named}.items()]
+        checked = [(field, at, _as_values(field, value)) for field, at, value in given]
+        with self._mutex:
+            for field, at, array in checked:
+                if not len(array):
+                    continue
+                elements = array.shape[1]
+                scratch = np.empty(2 * elements, np.float64)
+                entry(add)(
+                    at + seat_bytes(field) * seat.number,
+                    copy_bytes_of(field),
+                    elements,
+                    array.ctypes.data,
+                    len(array),
+                    scratch.ctypes.data,
+                )
+
+    def stamp(self, name: str) -> int:
+        """A number that changes with every update of a field."""
+        field, at = self._field(name)
+        return entry(stamp)(at, seat_bytes(field), self._seats)
+
+    def read(self, name: str) -> Moments:
+        """The statistics of one field, all participants' together.
+
+        Raises:
+            ConfigError: It has none.
+            WaitTimeout: It was updated faster than it could be read, a million times over.
+            Closed, Forked: The client or engine has closed.
+        """
+        self._table.check_open()
+        field, at = self._field(name)
+        elements = int(np.prod(field.shape, dtype=np.int64))
+        out, scratch = np.empty((2, 1 + 2 * elements), np.float64)
+        result = entry(gather)(
+            at, seat_bytes(field), self._seats, copy_bytes_of(field), elements, out.ctypes.data, scratch.ctypes.data
+        )
+        if result < 0:
+            raise WaitTimeout(f"Expected to read the statistics of {name!r} whole, they changed under every attempt")
+        count = int(out[0])
+        mean, spread = out[1:].reshape(2, *field.shape)
+        return Moments(count, mean.copy(), spread / max(1, count))
+
+
+def _as_values(field: Field, value: Any) -> Array:
+    """Values as float64 [n, elements].
+
+    Raises:
+        FieldError: Shape, dtype, NaN or infinity.
+    """
+    if hasattr(value, "detach"):
+        value = value.detach().cpu().double().numpy()
+    array = np.asarray(value)
+    if array.dtype == np.uint16 and field.dtype == "bfloat16":
+        array = (array.astype(np.uint32) << 16).view(np.float32)
+    rank = array.ndim - len(field.shape)
+    if array.dtype.kind not in "biuf" or rank < 0 or array.shape[rank:] != field.shape:
+        raise FieldError(
+            f"Expected numbers of shape [..., {', '.join(map(str, field.shape))}], got `{array.dtype}` of shape "
+            f"{array.shape}",
+            at=field.name,
+        )
+    values = np.ascontiguousarray(array, np.float64).reshape(-1, int(np.prod(field.shape, dtype=np.int64)))
+    if not np.isfinite(values).all():
+        raise FieldError(
+            "Expected finite values, got NaN or infinity: nothing was added; leave such rows out", at=field.name
+        )
+    return values

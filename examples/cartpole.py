@@ -1,0 +1,78 @@
+"""What the CartPole examples share: environments, exploration, greedy evaluation, steps of a network and of its target, a command line."""
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from torch import nn
+
+
+def make_envs(count: int) -> Any:
+    """CartPole-v1, `count` side by side; each resets itself in the step after its episode's end."""
+    return gymnasium.make_vec("CartPole-v1", num_envs=count, vectorization_mode="vector_entry_point")
+
+
+def explore(rng: np.random.Generator, actions: np.ndarray, chance: float) -> np.ndarray:
+    """The actions, int64 [n], each replaced by a random one with this chance."""
+    return np.where(rng.random(len(actions)) < chance, rng.integers(0, 2, len(actions)), actions)
+
+
+@torch.no_grad()
+def mean_return(policy: Callable[[np.ndarray, Any], tuple[np.ndarray, Any]], seed: int, episodes: int = 20) -> float:
+    """Mean return of episodes side by side, each until its first end.
+
+    Args:
+        policy: From observations float32 [episodes, 4] and its state to actions int64 [episodes] and its next state;
+            the first state is None.
+        seed: Of their starts.
+        episodes: How many.
+    """
+    envs = make_envs(episodes)
+    obs, state = envs.reset(seed=seed)[0], None
+    returns, running = np.zeros(episodes), np.ones(episodes, bool)
+    while running.any():
+        action, state = policy(obs, state)
+        obs, reward, terminated, truncated, _ = envs.step(action)
+        returns += reward * running
+        running &= ~(terminated | truncated)
+    return float(returns.mean())
+
+
+def descend(optimizer: torch.optim.Optimizer, network: nn.Module, loss: torch.Tensor) -> None:
+    """One gradient step, the gradient's norm clipped to 10."""
+    optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(network.parameters(), 10.0)
+    optimizer.step()
+
+
+@torch.no_grad()
+def follow(target: nn.Module, online: nn.Module, rate: float) -> None:
+    """Move the target network's weights towards the online ones, by this part of the way."""
+    torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), rate)
+
+
+def run(train: Callable[[int, int], Iterator[tuple[int, float]]], doc: str, steps: int) -> None:
+    """Train once, as the command line says, and print what greedy evaluations give.
+
+    Args:
+        train: From a seed and a number of environment steps to (steps so far, mean return) of each evaluation.
+        doc: The script's docstring; its first line describes it.
+        steps: The default.
+    """
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=steps, help="environment steps (default %(default)s)")
+    options = parser.parse_args()
+    torch.set_num_threads(1)  # these networks gain nothing from more
+    begun = time.monotonic()
+    scores = []
+    for step, score in train(options.seed, options.steps):
+        scores.append(score)
+        print(f"step {step:6,}  mean return {score:5.1f}", flush=True)
+    best, last = max(scores, default=np.nan), np.mean(scores[-5:] or [np.nan])
+    print(f"best mean return {best:.1f}, of the last evaluations {last:.1f}, {time.monotonic() - begun:.0f} s")

@@ -1,0 +1,142 @@
+"""Learning curves of the CartPole examples over seeds, each beside the same algorithm over plain numpy buffers.
+
+`python examples/curves.py` writes what docs/learning.md shows: per example a JSON file with every evaluation, and a picture
+of mean and spread. `--redraw` makes pictures and verdicts from the files. The criterion was chosen before the runs: learning
+is the same within noise when neither of two numbers per run differs between the buffers beyond chance, by an exact two-sided
+permutation test over all ways to part the runs (p > 0.05): the mean of all evaluations of a run, and of its last five.
+"""
+
+import argparse
+import importlib
+import itertools
+import json
+import os
+import platform
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+EXAMPLES = {
+    "dqn_per_nstep": "DQN, 3-step returns, prioritised, CartPole-v1",
+    "r2d2_cartpole": "Recurrent Q-learning, prioritised sequences, CartPole-v1 without velocities",
+}
+BUFFERS = {"conduit": "{}", "numpy": "reference.{}_numpy"}
+COLORS = {"conduit": "#1f5fa8", "numpy": "#e0812f"}
+LABELS = {"conduit": "Conduit", "numpy": "plain numpy buffers"}
+LAST = 5
+FOLDER = Path(__file__).resolve().parents[1] / "docs" / "learning"
+
+
+def machine() -> dict[str, Any]:
+    """What the runs were made on."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown CPU")
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
+    return {"cpu": model, "cores": os.cpu_count(), **versions}
+
+
+def measure(name: str, seeds: Sequence[int], steps: int | None, path: Path) -> None:
+    """Run an example with every seed over both buffers, one run at a time; the file grows with each."""
+    steps = steps or importlib.import_module(name).STEPS
+    result: dict[str, Any] = {"example": name, "machine": machine(), "steps": steps, "runs": []}
+    for seed, (buffer, module) in itertools.product(seeds, BUFFERS.items()):
+        train = importlib.import_module(module.format(name)).train
+        begun = time.process_time()  # of this process alone, whatever else the machine does
+        evaluations = list(train(seed, steps))
+        seconds = round(time.process_time() - begun, 1)
+        result["runs"].append({"buffer": buffer, "seed": seed, "cpu_seconds": seconds, "evaluations": evaluations})
+        path.write_text(json.dumps(result).replace('{"buffer"', '\n{"buffer"') + "\n")
+        print(name, buffer, seed, f"{seconds} s, mean {np.mean([score for _, score in evaluations]):.1f}", flush=True)
+
+
+def permutation(first: np.ndarray, second: np.ndarray) -> float:
+    """Two-sided p of the difference of means, over all ways to part the values into groups of these sizes."""
+    every = np.concatenate([first, second])
+    parts = np.array(list(itertools.combinations(range(len(every)), len(first))))
+    sums = every[parts].sum(axis=1)
+    means = sums / len(first) - (every.sum() - sums) / len(second)
+    return float(np.mean(np.abs(means) >= abs(first.mean() - second.mean()) - 1e-9))
+
+
+def scores_of(result: dict[str, Any]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Steps [evaluations], and the scores of each buffer [seeds, evaluations]."""
+    scores = {
+        buffer: np.array(
+            [[score for _, score in run["evaluations"]] for run in result["runs"] if run["buffer"] == buffer]
+        )
+        for buffer in BUFFERS
+    }
+    return np.array([step for step, _ in result["runs"][0]["evaluations"]]), scores
+
+
+def judge(result: dict[str, Any]) -> dict[str, Any]:
+    """For each number of a run: mean and standard deviation by buffer, difference and p; and whether all is the same."""
+    _, scores = scores_of(result)
+    verdict: dict[str, Any] = {}
+    for what, part in (("all evaluations", slice(None)), (f"last {LAST}", slice(-LAST, None))):
+        values = {buffer: one[:, part].mean(axis=1) for buffer, one in scores.items()}
+        first, second = values["conduit"], values["numpy"]
+        error = np.sqrt(first.var(ddof=1) / len(first) + second.var(ddof=1) / len(second))
+        verdict[what] = {
+            **{
+                buffer: [round(float(one.mean()), 1), round(float(one.std(ddof=1)), 1)]
+                for buffer, one in values.items()
+            },
+            "difference": round(float(first.mean() - second.mean()), 1),
+            "standard_error": round(float(error), 1),
+            "p": round(permutation(first, second), 3),
+        }
+    return verdict | {"same": all(one["p"] > 0.05 for one in verdict.values())}
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """Both buffers in one picture: the mean over seeds, a standard deviation around it, and every run."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    steps, scores = scores_of(result)
+    figure = Figure(figsize=(8, 4.6), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    for buffer, one in scores.items():
+        mean, spread = one.mean(axis=0), one.std(axis=0, ddof=1)
+        axes.plot(steps, one.T, color=COLORS[buffer], linewidth=0.6, alpha=0.35)
+        axes.fill_between(steps, mean - spread, np.minimum(mean + spread, 500), color=COLORS[buffer], alpha=0.18, lw=0)
+        axes.plot(steps, mean, color=COLORS[buffer], linewidth=2.2, label=f"{LABELS[buffer]}, mean of {len(one)} seeds")
+    axes.axhline(500, color="#9aa4af", linewidth=1, linestyle="--", zorder=1)
+    axes.set(xlim=(0, steps[-1]), ylim=(0, 515), xlabel="environment steps", ylabel="mean return of 20 greedy episodes")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="#e4e8ec", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.legend(loc="lower right", frameon=False)
+    axes.set_title(EXAMPLES[result["example"]], fontsize=11, fontweight="bold", loc="left")
+    figure.savefig(path)
+
+
+def main() -> None:
+    """Measure, judge, draw."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("examples", nargs="*", default=list(EXAMPLES), help="which ones (default: all)")
+    parser.add_argument("--seeds", type=int, default=5, help="how many, from 0 (default %(default)s)")
+    parser.add_argument("--steps", type=int, help="environment steps per run (default: the example's)")
+    parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the results")
+    parser.add_argument("--redraw", action="store_true", help="take the runs from the files")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    options.out.mkdir(parents=True, exist_ok=True)
+    for name in options.examples:
+        path = options.out / f"{name}.json"
+        if not options.redraw:
+            measure(name, range(options.seeds), options.steps, path)
+        result = json.loads(path.read_text())
+        draw(result, path.with_suffix(".png"))
+        print(name, json.dumps(judge(result), indent=1))
+
+
+if __name__ == "__main__":
+    main()

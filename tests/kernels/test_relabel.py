@@ -1,0 +1,196 @@
+"""Hindsight: goals and rewards against the reference, on whole episodes and parts of them."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import conduit
+from conduit.errors import ConfigError, FieldError
+from conduit.jit import entry
+from conduit.kernels import reference_returns as reference
+from conduit.kernels import relabel
+from conduit.kernels.batchwise import with_batch_transforms
+from conduit.kernels.plan import make_plan
+
+SCHEMA = conduit.Schema(
+    [
+        conduit.Field("obs.observation", "float32", (1,), observation=True),
+        conduit.Field("obs.achieved_goal", "float32", (2,), observation=True),
+        conduit.Field("obs.desired_goal", "float32", (2,), observation=True),
+        conduit.Field("reward", "float32", casting="same_kind"),
+    ]
+)
+
+
+def closeness(achieved, goals):
+    return -np.abs(achieved - goals).sum(-1)
+
+
+def one_number(achieved, goals):
+    return 0.0
+
+
+@settings(max_examples=60)
+@given(
+    lengths=st.lists(st.integers(0, 12), min_size=1, max_size=6),
+    length=st.integers(1, 12),
+    after=st.booleans(),
+    strategy=st.sampled_from(relabel.STRATEGIES),
+    ratio=st.sampled_from([0.0, 0.3, 0.8, 1.0]),
+    seed=st.integers(0, 2**62),
+    batch=st.integers(0, 2**40),
+)
+def test_steps_and_goals_are_chosen_as_the_reference_does(lengths, length, after, strategy, ratio, seed, batch):
+    lengths = np.array(lengths, np.int64)
+    places = np.full((len(lengths), length), 12345, np.int64)
+    number = relabel.STRATEGIES.index(strategy)
+    threshold = round(ratio * 2**62)
+    count = entry(relabel.choose)(
+        seed, batch, len(lengths), length, lengths.ctypes.data, after, number, threshold, places.ctypes.data
+    )
+    wanted = reference.hindsight_places((seed, batch), lengths, length, int(after), strategy, ratio)
+    np.testing.assert_array_equal(places, wanted)
+    assert count == (wanted >= 0).sum()
+    steps = np.minimum(lengths, length)
+    for sample, t in zip(*np.nonzero(places >= 0), strict=True):
+        place = places[sample, t]
+        low = {"future": t + after, "final": steps[sample] - 1, "episode": after}[strategy]
+        assert low <= place < steps[sample]
+
+
+def test_later_steps_are_equally_likely():
+    lengths = np.full(4000, 6, np.int64)
+    places = reference.hindsight_places((1, 2), lengths[:1], 6, 0, "future", 1.0)
+    places = np.empty((4000, 6), np.int64)
+    entry(relabel.choose)(1, 2, 4000, 6, lengths.ctypes.data, 0, 0, 1 << 62, places.ctypes.data)
+    for t in range(6):
+        counts = np.bincount(places[:, t] - t, minlength=6 - t)
+        expected = 4000 / (6 - t)
+        assert ((counts - expected) ** 2 / expected).sum() < 25
+
+
+@pytest.fixture
+def engine(engine_name):
+    table = conduit.Table(SCHEMA, 2000, max_length=12)
+    with conduit.Engine.create(engine_name, {"replay": table}) as engine:
+        rng = np.random.default_rng(2)
+        with engine.writer("replay") as writer:
+            for episode in range(40):
+                goal = rng.normal(size=2).astype(np.float32)
+                length = 1 + episode % 12
+                for t in range(length):
+                    obs = {
+                        "observation": np.array([t], np.float32),
+                        "achieved_goal": np.array([episode, t], np.float32),
+                        "desired_goal": goal,
+                    }
+                    writer.append(obs=obs, reward=-7.0, terminated=t == length - 1, final=obs)
+        yield engine
+
+
+WINDOWS = [conduit.Episode(12), conduit.Sequence(5)]
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=lambda window: type(window).__name__)
+@pytest.mark.parametrize("outcome", ["next", "same"])
+@pytest.mark.parametrize("strategy", relabel.STRATEGIES)
+def test_relabelled_steps_have_the_goal_and_the_reward_of_what_was_achieved(engine, window, outcome, strategy):
+    rule = conduit.hindsight(closeness, strategy=strategy, outcome=outcome, ratio=0.7)
+    options = {"batch_size": 32, "window": window, "format": "numpy", "seed": 9}
+    plain = engine.loader("replay", **options).next()
+    batch = engine.loader("replay", **options, batch_transforms=(rule,)).next()
+    after = int(outcome == "next")
+    length = plain["mask"].shape[1]
+    places = reference.hindsight_places((9, 0), plain["lengths"], length, after, strategy, 0.7)
+    np.testing.assert_array_equal(batch["relabelled"], places >= 0)
+    assert 0.4 < batch["relabelled"][plain["mask"]].mean() < 0.9
+    assert not batch["relabelled"][~plain["mask"]].any()
+    achieved = plain["obs.achieved_goal"]
+    goals, rewards = plain["obs.desired_goal"].copy(), plain["reward"].copy()
+    for sample, t in zip(*np.nonzero(places >= 0), strict=True):
+        goals[sample, t] = achieved[sample, places[sample, t]]
+        assert goals[sample, t, 0] == achieved[sample, t, 0]  # of the same episode
+        rewards[sample, t] = -np.abs(achieved[sample, t + after] - goals[sample, t]).sum()
+    np.testing.assert_array_equal(batch["obs.desired_goal"], goals)
+    np.testing.assert_array_equal(batch["reward"], rewards)
+    np.testing.assert_array_equal(batch["obs.achieved_goal"], achieved)
+
+
+def test_tensors_are_relabelled_in_place_and_batches_can_be_made_again(engine):
+    loader = engine.loader(
+        "replay", batch_size=16, window=conduit.Episode(12), batch_transforms=(conduit.hindsight(closeness),)
+    )
+    first = {name: tensor.clone() for name, tensor in loader.next().items()}
+    assert first["relabelled"].any()
+    assert (first["reward"][first["relabelled"]] <= 0).all()
+    assert (first["reward"][~first["relabelled"] & first["mask"]] == -7).all()
+    assert not torch.equal(loader.next()["relabelled"], first["relabelled"])
+    loader.sampler.batch = 0
+    again = loader.next()
+    for name, tensor in first.items():
+        assert torch.equal(again[name], tensor)
+
+
+def test_returns_can_be_made_of_relabelled_rewards(engine):
+    rules = (conduit.hindsight(closeness, ratio=1.0), conduit.returns_to_go())
+    batch = engine.loader(
+        "replay", batch_size=16, window=conduit.Episode(12), format="numpy", batch_transforms=rules
+    ).next()
+    np.testing.assert_allclose(batch["returns_to_go"][:, 0], batch["reward"].sum(1), rtol=1e-6)
+
+
+def test_a_reward_function_of_another_shape_is_refused_by_name(engine):
+    loader = engine.loader(
+        "replay", batch_size=4, window=conduit.Episode(12), batch_transforms=(conduit.hindsight(one_number, ratio=1.0),)
+    )
+    with pytest.raises(FieldError, match="one_number"):
+        loader.next()
+
+
+REFUSED = [
+    ("transitions", conduit.Transition(), {}, "steps of one episode"),
+    ("across", conduit.Sequence(5, across=True), {}, "steps of one episode"),
+    ("rollouts", conduit.Rollout(5, 1), {}, "steps of one episode"),
+    ("no-field", conduit.Episode(12), {"goal": "obs.goal"}, "obs.goal"),
+    ("shapes", conduit.Episode(12), {"goal": "obs.observation"}, "one shape"),
+    ("vector-reward", conduit.Episode(12), {"reward": "obs.observation"}, "scalars"),
+]
+
+
+@pytest.mark.parametrize(
+    ("window", "options", "message"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED]
+)
+def test_what_cannot_be_relabelled_is_refused_when_the_loader_is_opened(engine, window, options, message):
+    with pytest.raises(ConfigError, match=message):
+        engine.loader(
+            "replay", batch_size=4, window=window, batch_transforms=(conduit.hindsight(closeness, **options),)
+        )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"strategy": "past"}, {"ratio": 1.5}, {"outcome": "last"}, {"goal": "obs.achieved_goal"}],
+    ids=lambda options: next(iter(options)),
+)
+def test_bad_options_are_refused(options):
+    with pytest.raises(ConfigError):
+        conduit.hindsight(closeness, **options)
+    with pytest.raises(ConfigError, match="def"):
+        conduit.hindsight(lambda achieved, goals: goals)
+
+
+def test_fingerprints_tell_reward_functions_and_strategies_apart():
+    plan = make_plan(SCHEMA, 4, conduit.Episode(12))
+    rules = [
+        conduit.hindsight(closeness),
+        conduit.hindsight(one_number),
+        conduit.hindsight(closeness, strategy="final"),
+        conduit.hindsight(closeness, ratio=0.5),
+    ]
+    plans = [with_batch_transforms(plan, (rule,)) for rule in rules]
+    assert len({plan.fingerprint for plan in plans}) == len(rules)
+    assert pickle.loads(pickle.dumps(plans[0])).fingerprint == plans[0].fingerprint

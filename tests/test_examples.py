@@ -1,0 +1,205 @@
+"""The examples run as they stand: briefly here, and what they print says that they trained."""
+
+import importlib
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import conduit
+
+pytest.importorskip("gymnasium")
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = ROOT / "examples"
+TRAINED = ["dqn_per_nstep", "r2d2_cartpole"]
+
+
+def run(*command, cwd=ROOT):
+    done = subprocess.run(
+        [sys.executable, "-W", "error", *command],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        timeout=150,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+def segments():
+    return {entry.name for entry in Path("/dev/shm").iterdir() if re.search(r"\.(dqn|r2d2)-\d+$", entry.name)}
+
+
+def evaluations(printed):
+    return [float(score) for score in re.findall(r"^step .* mean return +([\d.]+)$", printed, re.MULTILINE)]
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_an_example_trains_prints_its_result_and_leaves_nothing(name):
+    before = segments()
+    printed = run(EXAMPLES / f"{name}.py", "--steps", "3000", "--seed", "1")
+    scores = evaluations(printed)
+    assert len(scores) == 3
+    assert max(scores) > 25.0, "random play has about 22, a policy of one action 9"
+    assert re.search(rf"^best mean return {max(scores)}, of the last evaluations [\d.]+, \d+ s$", printed, re.MULTILINE)
+    assert segments() <= before
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_reference_runs_the_same_way(name):
+    printed = run("-m", f"reference.{name}_numpy", "--steps", "2000", cwd=EXAMPLES)
+    assert len(evaluations(printed)) == 2
+    assert "best mean return" in printed
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_an_example_stays_short(name):
+    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 150
+
+
+def test_curves_measure_judge_and_draw(tmp_path):
+    pytest.importorskip("matplotlib")
+    printed = run(EXAMPLES / "curves.py", "dqn_per_nstep", "--seeds", "2", "--steps", "1000", "--out", tmp_path)
+    result = json.loads((tmp_path / "dqn_per_nstep.json").read_text())
+    assert [(one["seed"], one["buffer"]) for one in result["runs"]] == [
+        (0, "conduit"), (0, "numpy"), (1, "conduit"), (1, "numpy"),
+    ]  # fmt: skip
+    assert re.search(r'"p": [\d.]+', printed)
+    assert '"same": ' in printed
+    assert (tmp_path / "dqn_per_nstep.png").stat().st_size > 10_000
+
+
+@pytest.fixture(scope="module")
+def curves():
+    pytest.importorskip("matplotlib")
+    specification = importlib.util.spec_from_file_location("curves", EXAMPLES / "curves.py")
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def test_the_permutation_test_counts_every_split(curves):
+    # of the 6 ways to part four values into pairs two are as far apart as these
+    assert curves.permutation(np.array([1.0, 2.0]), np.array([3.0, 4.0])) == pytest.approx(2 / 6, abs=1e-3)
+    assert curves.permutation(np.array([1.0, 4.0]), np.array([2.0, 3.0])) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_the_recorded_curves_hold_what_the_page_says(curves, name):
+    result = json.loads((ROOT / "docs" / "learning" / f"{name}.json").read_text())
+    verdict = curves.judge(result)
+    page = (ROOT / "docs" / "learning.md").read_text()
+    assert verdict["same"]
+    for what in ("all evaluations", "last 5"):
+        one = verdict[what]
+        for mean, deviation in (one["conduit"], one["numpy"]):
+            assert f"{mean} ± {deviation}" in page
+        assert f"p = {one['p']}" in page
+
+
+@pytest.fixture
+def load(monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    return importlib.import_module
+
+
+class Play:
+    """Random play on CartPole, by ticks of a few environments; `final` marks those that only show an episode's end."""
+
+    def __init__(self, envs, ticks):
+        self.envs, self.ticks = envs, ticks
+
+    def __iter__(self):
+        rng = np.random.default_rng(0)
+        obs, _ = self.envs.reset(seed=0)
+        final = np.zeros(self.envs.num_envs, bool)
+        for _ in range(self.ticks):
+            action = rng.integers(0, 2, self.envs.num_envs)
+            after, reward, terminated, truncated, _ = self.envs.step(action)
+            yield obs, action, reward, terminated, truncated, after, final
+            obs, final = after, terminated | truncated
+
+
+def test_both_buffers_of_the_dqn_hold_the_same_transitions(load, engine_name):
+    example, reference = load("dqn_per_nstep"), load("reference.dqn_per_nstep_numpy")
+    settings = example.Settings(capacity=4_000)
+    envs = load("cartpole").make_envs(settings.envs)
+    replay = reference.Replay(0, settings)
+    schema = conduit.Schema.from_spaces(envs.single_observation_space, envs.single_action_space)
+    table = conduit.Table(
+        schema, 4_000, max_n_step=3, num_envs=settings.envs, priorities=conduit.Priorities(alpha=settings.alpha)
+    )
+    window = conduit.Transition(n_step=settings.n_step, gamma=settings.gamma)
+    with (
+        conduit.Engine.create(engine_name, tables={"replay": table}) as engine,
+        engine.writer("replay", num_envs=settings.envs, autoreset="next_step") as writer,
+        engine.loader(
+            "replay", batch_size=128, window=window, sampling=conduit.Prioritised(), format="numpy"
+        ) as loader,
+    ):
+        for obs, action, reward, terminated, truncated, after, _ in Play(envs, 400):
+            writer.append(obs=obs, action=action, reward=reward, terminated=terminated, truncated=truncated)
+            replay.append(obs, action, reward, after, terminated, truncated)
+        rows = {row.tobytes(): i for i, row in enumerate(replay.columns["obs"][: replay.written])}
+        drawn = set()
+        for _ in range(200):
+            batch = loader.next()
+            at = [rows[row.tobytes()] for row in batch["obs"]]
+            drawn.update(at)
+            for name in ("action", "terminated"):
+                assert np.array_equal(batch[name], replay.columns[name][at])
+            for name in ("reward", "discount"):
+                np.testing.assert_allclose(batch[name], replay.columns[name][at], rtol=1e-6)
+            assert np.array_equal(batch["next_obs"], replay.columns["next_obs"][at])
+    assert len(drawn) > 0.99 * replay.written
+
+
+def test_both_buffers_of_the_recurrent_agent_hold_the_same_sequences(load, engine_name):
+    example, reference = load("r2d2_cartpole"), load("reference.r2d2_cartpole_numpy")
+    settings = example.Settings(capacity=4_000, length=12, burn_in=3)
+    envs = load("cartpole").make_envs(settings.envs)
+    replay = reference.Replay(0, settings)
+    schema = conduit.Schema.from_example({"obs": np.zeros(2, np.float32), "action": 0, "reward": np.float32(0)})
+    table = conduit.Table(
+        schema, 4_000, max_length=settings.length, num_envs=settings.envs, priorities=conduit.Priorities()
+    )
+    window = conduit.Sequence(settings.length, burn_in=settings.burn_in, overlap=settings.burn_in + 1)
+    transform = {"reward": conduit.scale(settings.reward_scale)}
+    with (
+        conduit.Engine.create(engine_name, tables={"replay": table}) as engine,
+        engine.writer("replay", num_envs=settings.envs, autoreset="next_step") as writer,
+        engine.loader(
+            "replay",
+            batch_size=128,
+            window=window,
+            sampling=conduit.Prioritised(),
+            transform=transform,
+            format="numpy",
+        ) as loader,
+    ):
+        for obs, action, reward, terminated, truncated, _, final in Play(envs, 400):
+            seen = example.seen(obs)
+            writer.append(obs=seen, action=action, reward=reward, terminated=terminated, truncated=truncated)
+            replay.append(seen, action, reward, terminated, truncated, final)
+        starts = np.flatnonzero(replay.mass)
+        rows = {replay.obs.reshape(-1, 2)[start].tobytes(): start for start in starts}
+        drawn = set()
+        for _ in range(60):
+            batch = loader.next()
+            at = [rows[row.tobytes()] for row in batch["obs"][:, 0]]
+            drawn.update(at)
+            for name, wanted in replay.gather(np.array(at)).items():
+                assert np.array_equal(batch[name], wanted), name
+    # what is not drawn lies within a sequence's length of the newest step
+    newest = replay.written - settings.length
+    assert {start for start in starts if start // settings.envs < newest} <= drawn
