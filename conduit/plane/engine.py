@@ -278,7 +278,7 @@ class Engine(Client):
                 f"Expected engine {name!r} to have lost its owner, but the owner is alive: attach instead"
             )
         engine = cls(segment)
-        segment.mark_open()
+        segment.take_over()
         engine.recover()
         return engine
 

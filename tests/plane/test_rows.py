@@ -90,13 +90,14 @@ def test_flags_that_a_step_does_not_assign_are_false_and_one_bool_stands_for_all
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
-        ("obs", np.zeros(4), "Expected `float32`, got `float64`"),
-        ("obs", np.zeros((2, 3), np.float32), r"Expected shape \(2, 4\)"),
-        ("action", [1.5, 2], "Expected `int64`"),
-        ("terminated", np.zeros(2, np.int8), "Expected `bool`, got `int8`"),
-        ("truncated", [True], r"Expected shape \(2,\)"),
-        ("rewards", 1.0, "Expected one of obs, action, reward, terminated, truncated, got 'rewards'"),
+        ("obs", lambda lead: np.zeros((*lead, 4)), "Expected `float32`, got `float64`"),
+        ("obs", lambda lead: np.zeros((*lead, 3), np.float32), r"Expected shape \(.*2, 4\), got \(.*2, 3\)"),
+        ("action", lambda lead: np.full(lead, 1.5).tolist(), "Expected `int64`, got list"),
+        ("terminated", lambda lead: np.zeros(lead, np.int8), "Expected `bool`, got `int8`"),
+        ("truncated", lambda lead: [True], r"Expected shape .*, got \(1,\)"),
+        ("rewards", lambda lead: 1.0, "Expected one of obs, action, reward, terminated, truncated, got 'rewards'"),
     ],
+    ids=["dtype", "shape", "list", "flag dtype", "flag shape", "unknown"],
 )
 @pytest.mark.parametrize("how", ["attribute", "name"])
 @pytest.mark.parametrize("form", ["step", "rollout"])
@@ -104,20 +105,20 @@ def test_a_whole_field_is_assigned_with_the_checks_of_append(make, unchanged, na
     engine = make()
     writer = engine.writer("replay", num_envs=2)
     writer.append(**TICK)
-    if form == "rollout":
-        expected = expected.replace(r"\(2,", r"\(3, 2,").replace(r"\(3, 2,\)", r"\(3, 2\)")
-        if isinstance(value, np.ndarray) and name == "obs" and value.ndim == 1:
-            value = np.zeros((3, 2, 4))
-        if name == "action":
-            value = [value] * 3
-        if name == "terminated":
-            value = np.zeros((3, 2), np.int8)
+
+    def assign(rows, lead):
+        if how == "attribute":
+            setattr(rows, name, value(lead))
+        else:
+            rows[name] = value(lead)
+
     with unchanged(engine), pytest.raises(FieldError, match=f"{expected}.* - at `{name}`"):
-        with writer.step() if form == "step" else writer.rollout(3) as rows:
-            if how == "attribute":
-                setattr(rows, name, value)
-            else:
-                rows[name] = value
+        if form == "step":
+            with writer.step() as row:
+                assign(row, (2,))
+        else:
+            with writer.rollout(3) as slab:
+                assign(slab, (3, 2))
 
 
 def test_a_step_without_the_final_observation_of_an_end_is_discarded(make, unchanged):
@@ -448,7 +449,7 @@ def test_the_bare_handle_s_commit_is_refused_without_a_final_observation_and_the
 
 @pytest.mark.parametrize("on_full", ["raise", "wait"])
 def test_without_a_free_page_the_bare_handle_returns_a_row_behind_the_table_and_commits_nothing_twice(make, on_full):
-    engine = make(capacity=24, page_rows=8)
+    engine = make(capacity=20, page_rows=8)
     view = engine._views["replay"]
     holders = [engine.writer("replay") for _ in range(view.layout.pages - 1)]
     for holder in holders:

@@ -66,7 +66,7 @@ class TableMachine(RuleBasedStateMachine):
         stack, n_step = windows
         halo = stack - 1 + n_step
         rows = 2 * (2 * halo + 4) + spare
-        table = conduit.Table(SCHEMA, (pages - 1) * rows, page_rows=rows, max_stack=stack, max_n_step=n_step)
+        table = conduit.Table(SCHEMA, (pages - 1) * (rows - halo), page_rows=rows, max_stack=stack, max_n_step=n_step)
         self.name = f"t{os.getpid()}-machine{next(self.numbers)}"
         self.engine = conduit.Engine.create(self.name, {"replay": table}, max_participants=8)
         self.clients = [conduit.attach(self.name), conduit.attach(self.name)]
