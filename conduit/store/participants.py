@@ -148,6 +148,15 @@ class Participants:
             holder.disarm()
         self._segment.release_locks()
 
+    @property
+    def seated(self) -> bool:
+        """False once this process may not touch what the seat owns: forked, left, or its lock was given back.
+
+        Garbage collection gives the lock back before it finalizes writers and leases that lie in the same cycle; by then
+        their pages may be another participant's.
+        """
+        return self.number >= 0 and not self.forked and self._segment.lock_fd >= 0
+
     def check(self) -> None:
         """Refuse use in a forked child.
 
@@ -162,7 +171,7 @@ class Participants:
 
     def leave(self) -> None:
         """Give the seat back; the caller has finished its pages. Idempotent."""
-        if self.number >= 0 and not self.forked:
+        if self.seated:
             self._recover(self.number)
             self._lines[self.number, LINE_PID] = 0
             unlock(self._segment.lock_fd, self.number)
@@ -225,5 +234,7 @@ class Participants:
             line = self._lines[number].copy()
             alive = number == self.number or held(self._segment.lock_fd, number, 1)
             name = line.view(np.uint8)[LINE_NAME * 8 :].tobytes().split(b"\0")[0].decode("utf-8", "replace")
-            found.append(Participant(number, int(line[LINE_PID]), name, alive, int(line[LINE_SINCE]), int(line[LINE_ROWS])))
+            found.append(
+                Participant(number, int(line[LINE_PID]), name, alive, int(line[LINE_SINCE]), int(line[LINE_ROWS]))
+            )
         return found

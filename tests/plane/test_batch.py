@@ -61,7 +61,7 @@ TORCH_ONLY = {
 
 @pytest.mark.parametrize(
     ("loader", "keeper"),
-    [({"format": format}, keeper) for format in ("torch", "numpy") for keeper in KEEPERS]
+    [({"format": kind}, keeper) for kind in ("torch", "numpy") for keeper in KEEPERS]
     + [({"format": "torch"}, keeper) for keeper in TORCH_ONLY],
     indirect=["loader"],
 )
@@ -110,9 +110,7 @@ def test_batches_that_are_kept_stay_as_they_were_and_one_too_many_is_an_error(lo
 
 
 def test_a_released_batch_s_memory_is_reused_although_it_is_still_referred_to(loader):
-    kept = []
-    for _ in range(3):
-        kept.append(loader.next())
+    kept = [loader.next() for _ in range(3)]
     where = [address(batch) for batch in kept]
     kept[1].release()
     assert address(loader.next()) == where[1]

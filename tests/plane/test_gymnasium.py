@@ -249,7 +249,7 @@ def test_an_end_whose_final_observation_the_environment_forgot_is_refused_at_the
         writer = engine.writer("replay", num_envs=2, autoreset="same_step")
         obs, _ = envs.reset(seed=0)
         envs.action_space.seed(0)
-        with pytest.raises(conduit.errors.FieldError, match="final observation of an episode that ends here"):
+        with pytest.raises(conduit.errors.FieldError, match="final observation of an episode that ends here"):  # noqa: PT012 - some step of many
             for _ in range(20):
                 action = envs.action_space.sample()
                 following, reward, terminated, truncated, _ = envs.step(action)

@@ -5,7 +5,7 @@ import pytest
 
 import conduit
 from conduit import Field, Schema
-from conduit.errors import CapacityError
+from conduit.errors import Busy, CapacityError
 from conduit.store import words
 from tests.plane.conftest import CARTPOLE
 
@@ -275,4 +275,29 @@ def test_the_oldest_page_goes_first_and_a_leased_one_stays(make):
     fill(8)
     assert (view.pages()[:, 0] >> words.GENERATION_SHIFT).tolist() == [2, 2, 1, 1]
     assert view.rows_evicted == 9 + 8
-    assert conduit.attach(engine.name).loader("replay", batch_size=1, min_rows=1).next()
+    assert engine.loader("replay", batch_size=1, min_rows=1).next()
+
+
+def test_a_lease_holds_the_page_of_its_own_table_only(engine_name):
+    """Hazards name pages among those of all tables."""
+    tables = {name: conduit.Table(CARTPOLE, 27, page_rows=10) for name in ("first", "second")}
+    row = {"obs": np.zeros(4, np.float32), "action": 0, "reward": 0.0}
+    with conduit.Engine.create(engine_name, tables) as engine:
+        writers = [engine.writer(name, on_full="raise") for name in tables]
+        for writer in writers:
+            for _ in range(40):
+                writer.append(**row)
+        leases = [engine._views["second"].lease(page) for page in range(4)]
+        for _ in range(100):
+            writers[0].append(**row)
+        with pytest.raises(Busy):  # noqa: PT012 - some row of the page
+            for _ in range(10):
+                writers[1].append(**row)
+        view = engine._views["second"]
+        before = view.pages()[:, 0] >> words.GENERATION_SHIFT
+        leases[2].end()
+        writers[1].append(**row)
+        raised = (view.pages()[:, 0] >> words.GENERATION_SHIFT) - before
+        assert raised.tolist() == [0, 0, 1, 0]
+        for lease in leases:
+            lease.end()

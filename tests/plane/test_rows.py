@@ -65,7 +65,7 @@ def test_an_exception_in_a_step_discards_it_with_its_flags(make, unchanged):
     engine = make()
     writer = engine.writer("replay")
     writer.append(**GOOD)
-    with unchanged(engine), pytest.raises(KeyError), writer.step() as row:
+    with unchanged(engine), pytest.raises(KeyError), writer.step() as row:  # noqa: PT012 - what leaving the block does is the test
         row.obs[:] = 1
         row.terminated = True
         row.set_final(0, OBS)
@@ -112,7 +112,7 @@ def test_a_whole_field_is_assigned_with_the_checks_of_append(make, unchanged, na
         else:
             rows[name] = value(lead)
 
-    with unchanged(engine), pytest.raises(FieldError, match=f"{expected}.* - at `{name}`"):
+    with unchanged(engine), pytest.raises(FieldError, match=f"{expected}.* - at `{name}`"):  # noqa: PT012 - one form of writing or the other
         if form == "step":
             with writer.step() as row:
                 assign(row, (2,))
@@ -125,7 +125,11 @@ def test_a_step_without_the_final_observation_of_an_end_is_discarded(make, uncha
     engine = make()
     writer = engine.writer("replay", num_envs=2, autoreset="same_step")
     writer.append(**TICK)
-    with unchanged(engine), pytest.raises(FieldError, match=r"pass final=.*environment 1 - at `obs`"), writer.step() as row:
+    with (
+        unchanged(engine),
+        pytest.raises(FieldError, match=r"pass final=.*environment 1 - at `obs`"),
+        writer.step() as row,
+    ):
         row.terminated[1] = True
     writer.append(**TICK)
     assert visible(engine) == 4
@@ -160,16 +164,18 @@ def test_a_wrong_final_observation_is_refused_at_its_call(make, unchanged, call,
                 self.rows.set_final(observation, env)
 
     if form == "rollout":
-        expected = expected.replace("an environment from 0 to 1, got", "a tick below 2 and an environment below 2, got 0,")
-    with unchanged(engine), pytest.raises(FieldError, match=expected):
-        with {"step": writer.step, "rollout": lambda: writer.rollout(2), "bare": writer.bare}[form]() as rows:
-            call(Row(rows))
+        expected = expected.replace(
+            "an environment from 0 to 1, got", "a tick below 2 and an environment below 2, got 0,"
+        )
+    begin = {"step": writer.step, "rollout": lambda: writer.rollout(2), "bare": writer.bare}[form]
+    with unchanged(engine), pytest.raises(FieldError, match=expected), begin() as rows:
+        call(Row(rows))
 
 
 @pytest.mark.parametrize("form", ["step", "rollout", "bare"])
 def test_a_final_observation_is_refused_where_the_next_row_is_it(make, form):
     writer = make().writer("replay", num_envs=1, autoreset="next_step")
-    with pytest.raises(FieldError, match="the row after the end is the final observation - at `final`"):
+    with pytest.raises(FieldError, match="the row after the end is the final observation - at `final`"):  # noqa: PT012 - one form of writing or another
         if form == "step":
             with writer.step() as row:
                 row.set_final(0, OBS)
@@ -245,7 +251,7 @@ def test_writing_after_close_is_refused(make, form, what):
     calls = OTHERS
     if form == "append" and what == "engine":
         # a row goes into memory that nobody looks at any more; the next page's turn notices
-        with pytest.raises(Closed, match="closed by its owner"):
+        with pytest.raises(Closed, match="closed by its owner"):  # noqa: PT012 - some row of many
             for _ in range(1000):
                 writer.append(**GOOD)
     else:
@@ -261,7 +267,9 @@ def test_rows_begun_before_a_close_are_not_committed_after_it(make, unchanged, f
     writer = engine.writer("replay")
     other = engine.writer("replay")
     writer.append(**GOOD)
-    rows = {"step": lambda: writer.step().__enter__(), "rollout": lambda: writer.rollout(2), "bare": writer.bare}[form]()
+    rows = {"step": lambda: writer.step().__enter__(), "rollout": lambda: writer.rollout(2), "bare": writer.bare}[
+        form
+    ]()
     if form == "bare":
         assert rows.row == 1
     writer.close()
@@ -329,7 +337,7 @@ def test_a_rollout_that_does_not_fit_a_page_is_refused_with_the_page_size_it_nee
     with pytest.raises(ConfigError, match=r"at least 1 tick, got 1\.5"):
         writer.rollout(1.5)
     next_step = make(capacity=60, page_rows=20).writer("replay", num_envs=2)
-    with pytest.raises(ConfigError, match="got 20 rows, 0 for final observations and 2 of halo.*page_rows=22"):
+    with pytest.raises(ConfigError, match=r"got 20 rows, 0 for final observations and 2 of halo.*page_rows=22"):
         next_step.rollout(10)
 
 
@@ -344,6 +352,16 @@ def test_an_end_in_a_rollout_without_its_final_observation_is_named_and_the_slab
     slab.set_final(2, 1, OBS)
     slab.commit()
     assert visible(engine) == 6
+
+
+def test_a_rollout_whose_commit_is_refused_on_leaving_its_block_is_discarded(make, unchanged):
+    engine = make()
+    writer = engine.writer("replay")
+    writer.append(**GOOD)
+    with unchanged(engine), pytest.raises(FieldError, match=r"set_final\(1, 0"), writer.rollout(2) as slab:
+        slab.terminated[1] = True
+    writer.append(**GOOD)
+    assert visible(engine) == 2
 
 
 def test_final_observations_never_grow_into_the_rollout_that_they_belong_to(make):
@@ -367,7 +385,7 @@ def test_a_rollout_s_exception_discards_it(make, unchanged):
     engine = make()
     writer = engine.writer("replay")
     writer.append(**GOOD)
-    with unchanged(engine), pytest.raises(KeyError), writer.rollout(3) as slab:
+    with unchanged(engine), pytest.raises(KeyError), writer.rollout(3) as slab:  # noqa: PT012 - what leaving the block does is the test
         slab.obs[:] = 1
         slab.terminated = True
         raise KeyError

@@ -455,7 +455,7 @@ class Publishing(Scene):
 
 @pytest.fixture
 def engine(engine_name) -> Iterator[Engine]:
-    table = conduit.Table(SCHEMA, capacity=3 * PAGE_ROWS, page_rows=PAGE_ROWS, max_stack=2)
+    table = conduit.Table(SCHEMA, capacity=1, page_rows=PAGE_ROWS, max_stack=2)
     weights = {"policy": {"w": np.zeros(8, np.int64)}}
     with Engine.create(engine_name, {"replay": table}, policies=weights, max_participants=3) as made:
         assert made._views["replay"].layout.pages == 4
