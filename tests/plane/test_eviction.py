@@ -89,7 +89,10 @@ def test_no_torn_row_is_handed_out_while_a_writer_runs_flat_out(make, method, ma
     assert batches > 20
     assert last > 500
     # the control: the writer did overwrite rows between their draw and their check
-    assert loader.stats.redrawn > 0
+    redrawn = loader.stats.redrawn
+    assert redrawn > 0
+    loader.close()
+    assert loader.stats.redrawn == redrawn
 
 
 def test_what_a_batch_holds_does_not_change_when_its_rows_are_overwritten(make):

@@ -281,13 +281,25 @@ def test_rows_begun_before_a_close_are_not_committed_after_it(make, unchanged, f
             with pytest.raises(Closed):
                 _ = rows.row
             rows.close()
-        elif form == "step":
+        else:
+            with pytest.raises(Closed, match="or their writer closed"):
+                rows["obs"]
+            with pytest.raises(Closed):
+                rows.reward = 1.0
             with pytest.raises(Closed):
                 rows.__exit__(None, None, None)
-        else:
-            with pytest.raises(Closed):
-                rows.commit()
-            rows.abort()
+
+
+@pytest.mark.parametrize("form", ["step", "rollout"])
+def test_rows_begun_before_the_engine_closed_say_so_when_they_are_committed(make, form):
+    engine = make()
+    client = conduit.attach(engine.name)
+    writer = client.writer("replay")
+    begin = writer.step if form == "step" else lambda: writer.rollout(2)
+    with pytest.raises(Closed, match="closed by its owner"), begin() as rows:  # noqa: PT012 - what leaving the block does is the test
+        rows.obs[...] = 1
+        engine.close()
+    client.close()
 
 
 # rollouts
