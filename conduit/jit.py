@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -130,11 +131,23 @@ inner = numba.njit
 """Decorator for functions that only other kernels call."""
 
 
+def _use_cache(compiled: Any, function: Callable[..., Any]) -> None:
+    try:
+        compiled._cache = _KernelCache(function)
+    except RuntimeError:  # numba found no folder to write to
+        warnings.warn(
+            "Conduit found no writable folder for compiled kernels and compiles them anew in every process, which takes "
+            "seconds: set NUMBA_CACHE_DIR to a folder that this user may write to",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
 @functools.cache
 def entry(dispatcher: Any) -> Callable[..., int]:
     """The compiled entry point of a declared kernel; compiled or loaded from the cache at the first call."""
     args, _ = sigutils.normalize_signature(_SIGNATURES[dispatcher])
-    dispatcher._cache = _KernelCache(dispatcher.py_func)
+    _use_cache(dispatcher, dispatcher.py_func)
     dispatcher.compile(_SIGNATURES[dispatcher])
     return dispatcher.overloads[args].entry_point  # type: ignore[no-any-return]
 
@@ -144,7 +157,7 @@ def address(function: Callable[..., Any], signature: str) -> int:
     """Native address of `function` compiled as a C callback, for kernels that call through a pointer."""
     normalized = sigutils.normalize_signature(signature)
     callback = CFunc(function, normalized, locals={}, options={"nopython": True})
-    callback._cache = _KernelCache(function)
+    _use_cache(callback, function)
     callback.compile()
     _KEPT.append(callback)
     return int(callback.address)

@@ -27,7 +27,7 @@ def _segments() -> set[str]:
 
 
 def _of_another_run(name: str) -> bool:
-    made_by = re.match(re.escape(PREFIX) + r"t(\d+)-\d+", name)
+    made_by = re.match(re.escape(PREFIX) + r"t(\d+)-", name)
     return bool(made_by) and int(made_by[1]) != os.getpid() and Path(f"/proc/{made_by[1]}").exists()
 
 

@@ -60,6 +60,8 @@ def draw(history: History, result: DemoResult, path: Path) -> None:
 
 
 def _returns(axes: Any, history: History, label: str, along: Any) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     episodes, evaluations = history.episodes, history.evaluations
     x = np.array([along(one) for one in episodes])
     scores = np.array([one.score for one in episodes])
@@ -77,6 +79,7 @@ def _returns(axes: Any, history: History, label: str, along: Any) -> None:
     axes.axhline(SOLVED_AT, color=_FAINT, linewidth=1, linestyle="--", zorder=1)
     axes.set_ylim(0, 515)
     axes.set_xlim(left=0)
+    axes.xaxis.set_major_locator(MaxNLocator(6))
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_xlabel(label)
     axes.set_ylabel(f"return ({ENVIRONMENT})")

@@ -49,7 +49,7 @@ class Settings:
     discount: float = 0.99
     target_rate: float = 0.02
     max_grad_norm: float = 10.0
-    rows_per_update: float = 2.0
+    rows_per_update: float = 4.0
     rows_per_version: int = 64
     warmup_rows: int = 1_000
     explore_rows: int = 8_000

@@ -197,6 +197,10 @@ def make_plan(
     """
     if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
         raise ConfigError(f"Expected a batch_size of at least 1, got {batch_size!r}")
+    if transform is not None and not isinstance(transform, Mapping):
+        raise ConfigError(f"Expected a mapping of fields to transforms, got {type(transform).__name__} - at transform")
+    if isinstance(fields, str):
+        raise ConfigError(f"Expected a list of outputs, got the string {fields!r} - at fields")
     window = Transition() if window is None else window
     if not isinstance(window, Transition | Sequence | Episode | Rollout):
         raise ConfigError(f"Expected a window (Transition, Sequence, Episode, Rollout), got {type(window).__name__}")

@@ -269,7 +269,7 @@ class Loader(Delivery):
         Returns:
             bool of that shape; False where the row has been overwritten since, or the id is none of this table's.
         """
-        keys = np.array(ids, np.int64, order="C")
+        keys = np.asarray(ids, np.int64, order="C")
         out = np.zeros(keys.shape, bool)
         entry(cpu.still_valid)(self._table.address, keys.ctypes.data, keys.size, out.ctypes.data)
         return out

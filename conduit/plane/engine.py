@@ -70,10 +70,13 @@ class Client:
         """Schema of a table."""
         return self._view(table).layout.schema
 
-    def _view(self, table: str) -> TableView:
+    def _check_open(self) -> None:
         if self._closed:
             raise Closed(f"Expected an attached client of engine {self.name!r}, this one was closed")
         self._participants.check()
+
+    def _view(self, table: str) -> TableView:
+        self._check_open()
         if table not in self._views:
             raise ConfigError(f"Expected one of the tables {list(self._views)} of engine {self.name!r}, got {table!r}")
         return self._views[table]
@@ -116,6 +119,8 @@ class Client:
         """
         view = self._view(table)
         if schema is not None:
+            if not isinstance(schema, Schema):
+                raise ConfigError(f"Expected a conduit.Schema as schema, got {type(schema).__name__}")
             difference = view.layout.schema.difference(schema)
             if difference is not None:
                 raise SchemaMismatch(
@@ -211,8 +216,7 @@ class Client:
 
     def policy(self, name: str = "policy") -> PolicySlot:
         """The weights slot of this name; one object per client."""
-        if self._closed:
-            raise Closed(f"Expected an attached client of engine {self.name!r}, this one was closed")
+        self._check_open()
         layouts = self._segment.layout.policies
         if name not in layouts:
             raise ConfigError(
@@ -228,7 +232,7 @@ class Client:
 
         Writers that look for a page, and anyone who waits, do this by themselves.
         """
-        self._participants.check()
+        self._check_open()
         return self._participants.recover_dead()
 
     def close(self) -> None:
@@ -313,7 +317,7 @@ class Engine(Client):
                 f"Expected engine {name!r} to have lost its owner, but the owner is alive: attach instead"
             )
         engine = cls(segment)
-        segment.mark_open()
+        segment.take_over()
         engine.recover()
         return engine
 

@@ -69,7 +69,7 @@ class CommitEvery(Ingestion):
     """
 
     def __init__(self, ticks: int) -> None:
-        if ticks < 1:
+        if not isinstance(ticks, int) or ticks < 1:
             raise ConfigError(f"Expected at least 1 tick, got {ticks!r}")
         self._ticks = ticks
 
@@ -103,6 +103,13 @@ class Writer:
         placement: Placement,
         pools: tuple[Pool, ...],
     ) -> None:
+        for what, value, kind in (
+            ("policy", policy, PolicySlot),
+            ("ingestion", ingestion, Ingestion),
+            ("placement", placement, Placement),
+        ):
+            if value is not None and not isinstance(value, kind):
+                raise ConfigError(f"Expected a conduit.{kind.__name__} as {what}, got {type(value).__name__}")
         stream = Stream(
             table, num_envs=num_envs, autoreset=autoreset, timeout=timeout, on_full=on_full, keep_final=keep_final
         )
@@ -116,7 +123,13 @@ class Writer:
         self._schema = schema
         self._words = stream.array
         place(placement, Request(table.layout.name, stream.number, stream.envs, schema.row_bytes), pools)
-        stream.words[W_PUBLISH_EVERY // 8] = max(1, ingestion.publish_every(table.layout.name, stream.envs))
+        ticks = ingestion.publish_every(table.layout.name, stream.envs)
+        if not isinstance(ticks, int) or ticks < 1:
+            raise ConfigError(
+                f"Expected {type(ingestion).__name__}.publish_every to return at least 1 tick for table "
+                f"{table.layout.name!r}, got {ticks!r}"
+            )
+        stream.words[W_PUBLISH_EVERY // 8] = ticks
         if policy is not None:
             policy.bind(stream)
         described = [(field, table.columns[field.name]) for field in schema.fields]
@@ -160,7 +173,7 @@ class Writer:
 
     @version.setter
     def version(self, value: int) -> None:
-        if not 0 <= value < 2**31:
+        if not isinstance(value, int | np.integer) or not 0 <= value < 2**31:
             raise ConfigError(f"Expected a version from 0 to {2**31 - 1}, got {value!r}")
         self._stream.words[W_VERSION // 8] = value
 

@@ -40,7 +40,7 @@ from conduit.store.layout import (
 )
 from conduit.store.locks import LOCK_CREATOR, LOCK_PUBLISHERS, held
 from conduit.store.names import SHM_DIRECTORY, Backing, find, note_path, shm_name
-from conduit.store.participants import _NAME, _PID, _ROWS, _SINCE
+from conduit.store.participants import LINE_NAME, LINE_PID, LINE_ROWS, LINE_SINCE
 from conduit.store.segment import HEADER_CLOSED, HEADER_PID, HEADER_TIME, read_layout, remove_if_dead
 from conduit.store.words import (
     FREE,
@@ -244,16 +244,16 @@ def _participants(fd: int, layout: SegmentLayout, hazards: Words, blocks: list[W
         owned = states[np.isin(states & KIND_MASK, (INIT, OPEN))]
         filling += np.bincount((owned >> OWNER_SHIFT) & OWNER_MASK, minlength=OWNER_MASK + 1)
     found = []
-    for number in np.flatnonzero(lines[:, _PID]).tolist():
+    for number in np.flatnonzero(lines[:, LINE_PID]).tolist():
         line = lines[number]
         found.append(
             ParticipantStatus(
                 number,
-                int(line[_PID]),
-                line[_NAME:].tobytes().split(b"\0")[0].decode("utf-8", "replace"),
+                int(line[LINE_PID]),
+                line[LINE_NAME:].tobytes().split(b"\0")[0].decode("utf-8", "replace"),
                 held(fd, number, 1),
-                int(line[_SINCE]),
-                int(line[_ROWS]),
+                int(line[LINE_SINCE]),
+                int(line[LINE_ROWS]),
                 int(filling[number]),
                 int(np.count_nonzero(hazards[number])),
             )

@@ -215,7 +215,8 @@ class Slab(_Staged):
         """Make all steps visible at once.
 
         Raises:
-            FieldError: A step ends an episode and its final observation was not kept; the slab stays open.
+            FieldError: A step ends an episode and its final observation was not kept; the slab stays open (as a context
+                manager it is discarded).
         """
         place = self._finish(self.ticks)
         if place >= 0:
@@ -232,9 +233,10 @@ class Slab(_Staged):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None and self._row >= 0:
-            self.commit()
-        else:
+        try:
+            if kind is None and self._row >= 0:
+                self.commit()
+        finally:
             self.abort()
 
 

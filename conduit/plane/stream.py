@@ -334,7 +334,7 @@ class Stream:
         self.in_progress = None
         page = self.words[W_PAGE // 8]
         participants = self.table.participants
-        if page < 0 or participants is None or participants.forked:
+        if page < 0 or participants is None or not participants.seated:
             return
         self.publish()
         if self.words[W_LOCAL // 8] == 0:

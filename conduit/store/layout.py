@@ -122,6 +122,12 @@ class Table:
     mean_lengths: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.schema, Schema):
+            raise ConfigError(f"Expected a conduit.Schema, got {type(self.schema).__name__}")
+        if not isinstance(self.capacity, int | str) or isinstance(self.capacity, bool):
+            raise CapacityError(
+                f"Expected a size such as '2 GiB' or '500 MB', or an int for rows, got {self.capacity!r}"
+            )
         for name in ("max_stack", "max_n_step", "max_length", "num_envs"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
@@ -338,12 +344,16 @@ def specify(tables: dict[str, Table], policies: dict[str, tuple[TensorSpec, ...]
     """The specification that is stored in a new segment.
 
     Raises:
-        ConfigError: No table, or a participant count out of range.
+        ConfigError: No table, a name that is none, or a participant count out of range.
         CapacityError: A table's capacity cannot work.
     """
     if not tables and not policies:
         raise ConfigError("Expected at least one table or policy, got none")
-    if not 1 <= participants <= OWNER_MASK:
+    for kind, names in (("tables", tables), ("policies", policies)):
+        for name in names:
+            if not isinstance(name, str) or not name:
+                raise ConfigError(f"Expected names of at least one letter for {kind}, got {name!r}")
+    if not isinstance(participants, int) or not 1 <= participants <= OWNER_MASK:
         raise ConfigError(f"Expected max_participants from 1 to {OWNER_MASK}, got {participants!r}")
     specs = {}
     for name, table in tables.items():

@@ -25,7 +25,7 @@ from conduit.store.layout import HAZARDS_PER_PARTICIPANT
 from conduit.store.locks import held, try_lock, unlock
 from conduit.store.segment import Segment
 
-_PID, _SINCE, _ROWS, _NAME = 0, 1, 2, 4
+LINE_PID, LINE_SINCE, LINE_ROWS, LINE_NAME = 0, 1, 2, 4
 """Words of a participant's line; its process name takes the last 96 bytes."""
 
 _SECOND_LOOK = 0.005
@@ -124,18 +124,18 @@ class Participants:
                 continue
             self._recover(number)
             line = self._lines[number]
-            line[_SINCE] = time.time_ns()
-            line[_ROWS] = 0
+            line[LINE_SINCE] = time.time_ns()
+            line[LINE_ROWS] = 0
             name = Path("/proc/self/comm").read_bytes().strip()[:95]
-            line.view(np.uint8)[_NAME * 8 :] = np.frombuffer(name.ljust(96, b"\0"), np.uint8)
-            line[_PID] = os.getpid()
+            line.view(np.uint8)[LINE_NAME * 8 :] = np.frombuffer(name.ljust(96, b"\0"), np.uint8)
+            line[LINE_PID] = os.getpid()
             return number
         return -1
 
     @property
     def counter(self) -> int:
         """Address of this participant's count of rows written."""
-        return self._lines[self.number, _ROWS:].ctypes.data
+        return self._lines[self.number, LINE_ROWS:].ctypes.data
 
     def watch_fork(self, holder: Disarmable) -> None:
         """Disarm `holder` in forked children; it is not kept alive."""
@@ -147,6 +147,15 @@ class Participants:
         for holder in self._holders:
             holder.disarm()
         self._segment.release_locks()
+
+    @property
+    def seated(self) -> bool:
+        """False once this process may not touch what the seat owns: forked, left, or its lock was given back.
+
+        Garbage collection gives the lock back before it finalizes writers and leases that lie in the same cycle; by then
+        their pages may be another participant's.
+        """
+        return self.number >= 0 and not self.forked and self._segment.lock_fd >= 0
 
     def check(self) -> None:
         """Refuse use in a forked child.
@@ -162,9 +171,9 @@ class Participants:
 
     def leave(self) -> None:
         """Give the seat back; the caller has finished its pages. Idempotent."""
-        if self.number >= 0 and not self.forked:
+        if self.seated:
             self._recover(self.number)
-            self._lines[self.number, _PID] = 0
+            self._lines[self.number, LINE_PID] = 0
             unlock(self._segment.lock_fd, self.number)
         self.number = -1
         _open_handles.discard(self)
@@ -206,11 +215,11 @@ class Participants:
         pages = 0
         self._last_look = time.monotonic()
         with self._recovering:
-            for number in np.flatnonzero(self._lines[:, _PID]).tolist():
+            for number in np.flatnonzero(self._lines[:, LINE_PID]).tolist():
                 if number == self.number or not try_lock(self._segment.lock_fd, number):
                     continue
                 pages += self._recover(number)
-                self._lines[number, _PID] = 0
+                self._lines[number, LINE_PID] = 0
                 unlock(self._segment.lock_fd, number)
         return pages
 
@@ -221,9 +230,11 @@ class Participants:
     def list(self) -> list[Participant]:
         """All seats that are or were in use and not yet cleared."""
         found = []
-        for number in np.flatnonzero(self._lines[:, _PID]).tolist():
+        for number in np.flatnonzero(self._lines[:, LINE_PID]).tolist():
             line = self._lines[number].copy()
             alive = number == self.number or held(self._segment.lock_fd, number, 1)
-            name = line.view(np.uint8)[_NAME * 8 :].tobytes().split(b"\0")[0].decode("utf-8", "replace")
-            found.append(Participant(number, int(line[_PID]), name, alive, int(line[_SINCE]), int(line[_ROWS])))
+            name = line.view(np.uint8)[LINE_NAME * 8 :].tobytes().split(b"\0")[0].decode("utf-8", "replace")
+            found.append(
+                Participant(number, int(line[LINE_PID]), name, alive, int(line[LINE_SINCE]), int(line[LINE_ROWS]))
+            )
         return found

@@ -102,8 +102,9 @@ class Segment:
         """Tell all attached processes that the engine is gone for good."""
         self.words[HEADER_CLOSED // 8] = 1
 
-    def mark_open(self) -> None:
-        """Take it back: the owner died while it closed, and somebody goes on with the segment."""
+    def take_over(self) -> None:
+        """This process is the owner from now on; a death in the middle of a close is taken back."""
+        self.words[HEADER_PID // 8] = os.getpid()
         self.words[HEADER_CLOSED // 8] = 0
 
     def is_current(self) -> bool:

@@ -288,7 +288,7 @@ class Lease:
             return
         hazard, self._hazard = self._hazard, 0
         participants = self._table.participants
-        if participants is not None and not participants.forked:
+        if participants is not None and participants.seated:
             entry(protocol.end_lease)(self._table.address, hazard)
             participants.give_hazard(hazard)
 

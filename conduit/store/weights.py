@@ -169,11 +169,14 @@ class PolicySlot:
         arrays = {}
         for spec in self._layout.tensors:
             value = state_dict[spec.name]
-            shape = tuple(value.shape)
-            if dtype_name(value.dtype) != spec.dtype or shape != spec.shape:
+            try:
+                dtype, shape = dtype_name(value.dtype), tuple(value.shape)
+                found = f"`{dtype}` of shape {shape}"
+            except (AttributeError, TypeError, ValueError):
+                dtype, shape, found = "", (), type(value).__name__
+            if dtype != spec.dtype or shape != spec.shape:
                 raise FieldError(
-                    f"Expected `{spec.dtype}` of shape {spec.shape}, got `{dtype_name(value.dtype)}` of shape {shape}",
-                    at=f"{self._layout.name}.{spec.name}",
+                    f"Expected `{spec.dtype}` of shape {spec.shape}, got {found}", at=f"{self._layout.name}.{spec.name}"
                 )
             arrays[spec.name] = as_array(value)
         return arrays

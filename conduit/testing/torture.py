@@ -189,7 +189,7 @@ def hold_leases(client: Client, statistics: Array, life: int) -> None:
     torn = np.zeros(_PAGE_ROWS, np.uint8)
     while True:
         try:
-            lease = view.lease(chance.randrange(_PAGES))
+            lease = view.lease(chance.randrange(view.layout.pages))
         except Overwritten:
             time.sleep(_PAUSE)
             continue
@@ -221,6 +221,7 @@ class Report:
     """What a run did and found.
 
     Attributes:
+        seed: Of the driver's choices.
         kills: {role: processes killed}.
         stops: Processes that were stopped for a while.
         failures: Tracebacks of processes that ended by themselves, and what was wrong with the table at the end.
@@ -235,6 +236,7 @@ class Report:
         rows_at_end: Rows in the table at the end, all checked.
     """
 
+    seed: int
     kills: dict[str, int] = field(default_factory=dict)
     stops: int = 0
     failures: list[str] = field(default_factory=list)
@@ -262,7 +264,7 @@ class _Crew:
         self._pids = [0] * len(ROLES)
         self._lives = seed * 1_000_000
         self.totals = np.zeros(_STATISTICS, np.int64)
-        self.report = Report()
+        self.report = Report(seed)
         for place in range(len(ROLES)):
             self._start(place)
 

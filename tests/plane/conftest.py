@@ -19,7 +19,7 @@ CARTPOLE = conduit.Schema(
 
 @pytest.fixture
 def make(engine_name):
-    """make(schema, capacity=1000, **Table options) -> Engine; it is closed after the test."""
+    """Create an engine: `make(schema, capacity=1000, **options of its table)`; it is closed after the test."""
     with ExitStack() as stack:
         made = 0
 
@@ -58,8 +58,7 @@ class Snapshot:
 
 @pytest.fixture
 def unchanged():
-    """unchanged(engine) -> context manager: a block after which the table must be as it was."""
-    stack = ExitStack()
+    """A context manager over an engine; after its block the table must be as it was before."""
 
     class Unchanged:
         def __init__(self, engine):
@@ -71,8 +70,7 @@ def unchanged():
         def __exit__(self, *_):
             self.before.check(self.engine)
 
-    with stack:
-        yield Unchanged
+    return Unchanged
 
 
 @pytest.fixture(params=["compiled", "exact"])

@@ -252,9 +252,7 @@ class Model:
                 last = len(stream.places) - 1
                 # the last page's end moves with the stream, and everything behind the others is its own
                 places = enumerate(stream.places)
-                page, generation = next(
-                    (p, g) for k, (p, g, end) in places if k == last or tick < end - self.future
-                )
+                page, generation = next((p, g) for k, (p, g, end) in places if k == last or tick < end - self.future)
                 if not page.is_live() or page.generation != generation:
                     continue
                 for env in range(stream.envs):

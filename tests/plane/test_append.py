@@ -56,7 +56,9 @@ def test_an_integer_beyond_the_field_is_refused(make, path, unchanged, dtype, be
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("value", [0.0, -0.0, 1.5, -3.1415926535, float("inf"), float("-inf"), float("nan"), 7, -(2**40)])
+@pytest.mark.parametrize(
+    "value", [0.0, -0.0, 1.5, -3.1415926535, float("inf"), float("-inf"), float("nan"), 7, -(2**40)]
+)
 def test_floats_are_rounded_as_numpy_rounds_and_nan_and_infinity_are_kept(make, path, dtype, value):
     if dtype == "float16" and value == -(2**40):
         value = -(2**10)
@@ -72,11 +74,11 @@ def test_floats_are_rounded_as_numpy_rounds_and_nan_and_infinity_are_kept(make, 
 def test_a_finite_float_that_would_become_infinite_is_refused(make, path, unchanged, dtype, value):
     engine = make(one("x", dtype))
     writer = engine.writer("replay")
-    with unchanged(engine), pytest.raises(FieldError, match=f"values that fit `{dtype}`.* at `x`"):
+    with unchanged(engine), pytest.raises(FieldError, match=rf"values that fit `{dtype}`.* at `x`"):
         writer.append(x=value)
     vectors = make(one("x", dtype, casting="same_kind"))
     many = vectors.writer("replay", num_envs=3)
-    with unchanged(vectors), pytest.raises(FieldError, match=f"values that fit `{dtype}`.* at `x`"):
+    with unchanged(vectors), pytest.raises(FieldError, match=rf"values that fit `{dtype}`.* at `x`"):
         many.append(x=np.array([0, value, 0], np.float64))
 
 
@@ -118,7 +120,7 @@ def test_a_bfloat16_tensor_is_taken_by_value_and_never_as_its_bits(make, path, d
 def test_an_array_of_uint16_is_no_bfloat16_although_it_looks_like_its_bits(make, path, unchanged):
     engine = make(one("x", "bfloat16", (2,)))
     writer = engine.writer("replay")
-    with unchanged(engine), pytest.raises(FieldError, match="Expected `bfloat16`, got `uint16`.* at `x`"):
+    with unchanged(engine), pytest.raises(FieldError, match=r"Expected `bfloat16`, got `uint16`.* at `x`"):
         writer.append(x=np.ones(2, np.uint16))
     writer.append(x=torch.ones(2, dtype=torch.bfloat16))
     assert stored(engine).tolist() == [[0x3F80, 0x3F80]]
@@ -316,14 +318,14 @@ def test_a_wrong_value_of_many_environments_is_refused_with_its_field(make, path
 def test_a_missing_field_is_named(make, path, unchanged):
     engine = make()
     writer = engine.writer("replay")
-    with unchanged(engine), pytest.raises(FieldError, match="a value for every field.* - at `action`"):
+    with unchanged(engine), pytest.raises(FieldError, match=r"a value for every field.* - at `action`"):
         writer.append(obs=GOOD["obs"], reward=0.0)
 
 
 def test_an_unknown_field_is_named_with_the_one_that_was_meant(make, path, unchanged):
     engine = make()
     writer = engine.writer("replay")
-    with unchanged(engine), pytest.raises(FieldError, match="did you mean `reward`.* - at `rewards`"):
+    with unchanged(engine), pytest.raises(FieldError, match=r"did you mean `reward`.* - at `rewards`"):
         writer.append(**GOOD, rewards=1.0)
 
 
@@ -405,7 +407,10 @@ def test_an_end_without_its_final_observation_is_refused_and_says_how_to_give_it
     engine = make()
     writer = engine.writer("replay")
     writer.append(**GOOD)
-    with unchanged(engine), pytest.raises(FieldError, match=r"pass final=.*keep_final=False.* environment 0 - at `obs`"):
+    with (
+        unchanged(engine),
+        pytest.raises(FieldError, match=r"pass final=.*keep_final=False.* environment 0 - at `obs`"),
+    ):
         writer.append(**GOOD, **{flag: True})
     many = engine.writer("replay", num_envs=2, autoreset="same_step")
     good = {"obs": np.zeros((2, 4), np.float32), "action": np.zeros(2, np.int64), "reward": np.zeros(2)}
@@ -442,7 +447,10 @@ def test_a_wrong_final_observation_is_refused_and_leaves_no_flag_behind(make, pa
         ([None], "Expected 3 entries.* got 1 - at `final`"),
         (np.full(4, None), "Expected 3 entries.* got 4 - at `final`"),
         (np.zeros((2, 4), np.float32), r"Expected shape \(3, 4\), got \(2, 4\) - at `final.obs`"),
-        ([None, np.zeros(4, np.float32), np.zeros(5, np.float32)], r"Expected shape \(4,\), got \(5,\) - at `final.obs`"),
+        (
+            [None, np.zeros(4, np.float32), np.zeros(5, np.float32)],
+            r"Expected shape \(4,\), got \(5,\) - at `final.obs`",
+        ),
     ],
     ids=["list too short", "object array too long", "array too short", "wrong entry"],
 )
@@ -460,7 +468,10 @@ def test_final_is_refused_where_the_next_row_is_the_final_observation(make, path
     writer = engine.writer("replay", num_envs=1)
     good = {"obs": np.zeros((1, 4), np.float32), "action": np.zeros(1, np.int64), "reward": np.zeros(1)}
     writer.append(**good)
-    with unchanged(engine), pytest.raises(FieldError, match="no final observation with autoreset='next_step'.* at `final`"):
+    with (
+        unchanged(engine),
+        pytest.raises(FieldError, match=r"no final observation with autoreset='next_step'.* at `final`"),
+    ):
         writer.append(**good, terminated=np.array([True]), final=good["obs"])
 
 
@@ -468,8 +479,6 @@ def test_a_refused_call_does_not_even_turn_a_full_page(make, path, unchanged):
     engine = make(capacity=24, page_rows=8)
     writer = engine.writer("replay")
     for _ in range(40):
-        while writer._stream.here() >= 0 and engine._views["replay"].pages()[:, 1].max() < 7:
-            writer.append(**GOOD)
         for wrong in (
             {"obs": np.zeros(4)},
             {"action": 0.5},
@@ -480,6 +489,7 @@ def test_a_refused_call_does_not_even_turn_a_full_page(make, path, unchanged):
             with unchanged(engine), pytest.raises(FieldError):
                 writer.append(**GOOD | wrong)
         writer.append(**GOOD)
+    assert engine._views["replay"].rows_evicted > 0
 
 
 def test_the_values_of_a_call_may_be_reused_and_changed_afterwards(make, path):
@@ -496,7 +506,9 @@ def test_the_values_of_a_call_may_be_reused_and_changed_afterwards(make, path):
 def test_both_paths_store_the_same_bytes(make, monkeypatch):
     from conduit.store import objects
 
-    schema = Schema([*CARTPOLE.fields, Field("pixels", "uint8", (5, 30)), Field("done", "bool"), Field("half", "float16")])
+    schema = Schema(
+        [*CARTPOLE.fields, Field("pixels", "uint8", (5, 30)), Field("done", "bool"), Field("half", "float16")]
+    )
     rng = np.random.default_rng(3)
     engines = []
     for supported in (True, False):
@@ -504,7 +516,7 @@ def test_both_paths_store_the_same_bytes(make, monkeypatch):
         engines.append(make(schema))
         single, many = engines[-1].writer("replay"), engines[-1].writer("replay", num_envs=3)
         rng = np.random.default_rng(3)
-        for k in range(30):
+        for _ in range(30):
             for writer, lead in ((single, ()), (many, (3,))):
                 writer.append(
                     obs=rng.random((*lead, 4), np.float32),

@@ -65,7 +65,7 @@ def test_an_exception_in_a_step_discards_it_with_its_flags(make, unchanged):
     engine = make()
     writer = engine.writer("replay")
     writer.append(**GOOD)
-    with unchanged(engine), pytest.raises(KeyError), writer.step() as row:
+    with unchanged(engine), pytest.raises(KeyError), writer.step() as row:  # noqa: PT012 - what leaving the block does is the test
         row.obs[:] = 1
         row.terminated = True
         row.set_final(0, OBS)
@@ -90,13 +90,14 @@ def test_flags_that_a_step_does_not_assign_are_false_and_one_bool_stands_for_all
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
-        ("obs", np.zeros(4), "Expected `float32`, got `float64`"),
-        ("obs", np.zeros((2, 3), np.float32), r"Expected shape \(2, 4\)"),
-        ("action", [1.5, 2], "Expected `int64`"),
-        ("terminated", np.zeros(2, np.int8), "Expected `bool`, got `int8`"),
-        ("truncated", [True], r"Expected shape \(2,\)"),
-        ("rewards", 1.0, "Expected one of obs, action, reward, terminated, truncated, got 'rewards'"),
+        ("obs", lambda lead: np.zeros((*lead, 4)), "Expected `float32`, got `float64`"),
+        ("obs", lambda lead: np.zeros((*lead, 3), np.float32), r"Expected shape \(.*2, 4\), got \(.*2, 3\)"),
+        ("action", lambda lead: np.full(lead, 1.5).tolist(), "Expected `int64`, got list"),
+        ("terminated", lambda lead: np.zeros(lead, np.int8), "Expected `bool`, got `int8`"),
+        ("truncated", lambda lead: [True], r"Expected shape .*, got \(1,\)"),
+        ("rewards", lambda lead: 1.0, "Expected one of obs, action, reward, terminated, truncated, got 'rewards'"),
     ],
+    ids=["dtype", "shape", "list", "flag dtype", "flag shape", "unknown"],
 )
 @pytest.mark.parametrize("how", ["attribute", "name"])
 @pytest.mark.parametrize("form", ["step", "rollout"])
@@ -104,27 +105,31 @@ def test_a_whole_field_is_assigned_with_the_checks_of_append(make, unchanged, na
     engine = make()
     writer = engine.writer("replay", num_envs=2)
     writer.append(**TICK)
-    if form == "rollout":
-        expected = expected.replace(r"\(2,", r"\(3, 2,").replace(r"\(3, 2,\)", r"\(3, 2\)")
-        if isinstance(value, np.ndarray) and name == "obs" and value.ndim == 1:
-            value = np.zeros((3, 2, 4))
-        if name == "action":
-            value = [value] * 3
-        if name == "terminated":
-            value = np.zeros((3, 2), np.int8)
-    with unchanged(engine), pytest.raises(FieldError, match=f"{expected}.* - at `{name}`"):
-        with writer.step() if form == "step" else writer.rollout(3) as rows:
-            if how == "attribute":
-                setattr(rows, name, value)
-            else:
-                rows[name] = value
+
+    def assign(rows, lead):
+        if how == "attribute":
+            setattr(rows, name, value(lead))
+        else:
+            rows[name] = value(lead)
+
+    with unchanged(engine), pytest.raises(FieldError, match=f"{expected}.* - at `{name}`"):  # noqa: PT012 - one form of writing or the other
+        if form == "step":
+            with writer.step() as row:
+                assign(row, (2,))
+        else:
+            with writer.rollout(3) as slab:
+                assign(slab, (3, 2))
 
 
 def test_a_step_without_the_final_observation_of_an_end_is_discarded(make, unchanged):
     engine = make()
     writer = engine.writer("replay", num_envs=2, autoreset="same_step")
     writer.append(**TICK)
-    with unchanged(engine), pytest.raises(FieldError, match=r"pass final=.*environment 1 - at `obs`"), writer.step() as row:
+    with (
+        unchanged(engine),
+        pytest.raises(FieldError, match=r"pass final=.*environment 1 - at `obs`"),
+        writer.step() as row,
+    ):
         row.terminated[1] = True
     writer.append(**TICK)
     assert visible(engine) == 4
@@ -159,16 +164,18 @@ def test_a_wrong_final_observation_is_refused_at_its_call(make, unchanged, call,
                 self.rows.set_final(observation, env)
 
     if form == "rollout":
-        expected = expected.replace("an environment from 0 to 1, got", "a tick below 2 and an environment below 2, got 0,")
-    with unchanged(engine), pytest.raises(FieldError, match=expected):
-        with {"step": writer.step, "rollout": lambda: writer.rollout(2), "bare": writer.bare}[form]() as rows:
-            call(Row(rows))
+        expected = expected.replace(
+            "an environment from 0 to 1, got", "a tick below 2 and an environment below 2, got 0,"
+        )
+    begin = {"step": writer.step, "rollout": lambda: writer.rollout(2), "bare": writer.bare}[form]
+    with unchanged(engine), pytest.raises(FieldError, match=expected), begin() as rows:
+        call(Row(rows))
 
 
 @pytest.mark.parametrize("form", ["step", "rollout", "bare"])
 def test_a_final_observation_is_refused_where_the_next_row_is_it(make, form):
     writer = make().writer("replay", num_envs=1, autoreset="next_step")
-    with pytest.raises(FieldError, match="the row after the end is the final observation - at `final`"):
+    with pytest.raises(FieldError, match="the row after the end is the final observation - at `final`"):  # noqa: PT012 - one form of writing or another
         if form == "step":
             with writer.step() as row:
                 row.set_final(0, OBS)
@@ -244,7 +251,7 @@ def test_writing_after_close_is_refused(make, form, what):
     calls = OTHERS
     if form == "append" and what == "engine":
         # a row goes into memory that nobody looks at any more; the next page's turn notices
-        with pytest.raises(Closed, match="closed by its owner"):
+        with pytest.raises(Closed, match="closed by its owner"):  # noqa: PT012 - some row of many
             for _ in range(1000):
                 writer.append(**GOOD)
     else:
@@ -260,7 +267,9 @@ def test_rows_begun_before_a_close_are_not_committed_after_it(make, unchanged, f
     writer = engine.writer("replay")
     other = engine.writer("replay")
     writer.append(**GOOD)
-    rows = {"step": lambda: writer.step().__enter__(), "rollout": lambda: writer.rollout(2), "bare": writer.bare}[form]()
+    rows = {"step": lambda: writer.step().__enter__(), "rollout": lambda: writer.rollout(2), "bare": writer.bare}[
+        form
+    ]()
     if form == "bare":
         assert rows.row == 1
     writer.close()
@@ -272,13 +281,25 @@ def test_rows_begun_before_a_close_are_not_committed_after_it(make, unchanged, f
             with pytest.raises(Closed):
                 _ = rows.row
             rows.close()
-        elif form == "step":
+        else:
+            with pytest.raises(Closed, match="or their writer closed"):
+                rows["obs"]
+            with pytest.raises(Closed):
+                rows.reward = 1.0
             with pytest.raises(Closed):
                 rows.__exit__(None, None, None)
-        else:
-            with pytest.raises(Closed):
-                rows.commit()
-            rows.abort()
+
+
+@pytest.mark.parametrize("form", ["step", "rollout"])
+def test_rows_begun_before_the_engine_closed_say_so_when_they_are_committed(make, form):
+    engine = make()
+    client = conduit.attach(engine.name)
+    writer = client.writer("replay")
+    begin = writer.step if form == "step" else lambda: writer.rollout(2)
+    with pytest.raises(Closed, match="closed by its owner"), begin() as rows:  # noqa: PT012 - what leaving the block does is the test
+        rows.obs[...] = 1
+        engine.close()
+    client.close()
 
 
 # rollouts
@@ -328,7 +349,7 @@ def test_a_rollout_that_does_not_fit_a_page_is_refused_with_the_page_size_it_nee
     with pytest.raises(ConfigError, match=r"at least 1 tick, got 1\.5"):
         writer.rollout(1.5)
     next_step = make(capacity=60, page_rows=20).writer("replay", num_envs=2)
-    with pytest.raises(ConfigError, match="got 20 rows, 0 for final observations and 2 of halo.*page_rows=22"):
+    with pytest.raises(ConfigError, match=r"got 20 rows, 0 for final observations and 2 of halo.*page_rows=22"):
         next_step.rollout(10)
 
 
@@ -343,6 +364,16 @@ def test_an_end_in_a_rollout_without_its_final_observation_is_named_and_the_slab
     slab.set_final(2, 1, OBS)
     slab.commit()
     assert visible(engine) == 6
+
+
+def test_a_rollout_whose_commit_is_refused_on_leaving_its_block_is_discarded(make, unchanged):
+    engine = make()
+    writer = engine.writer("replay")
+    writer.append(**GOOD)
+    with unchanged(engine), pytest.raises(FieldError, match=r"set_final\(1, 0"), writer.rollout(2) as slab:
+        slab.terminated[1] = True
+    writer.append(**GOOD)
+    assert visible(engine) == 2
 
 
 def test_final_observations_never_grow_into_the_rollout_that_they_belong_to(make):
@@ -366,7 +397,7 @@ def test_a_rollout_s_exception_discards_it(make, unchanged):
     engine = make()
     writer = engine.writer("replay")
     writer.append(**GOOD)
-    with unchanged(engine), pytest.raises(KeyError), writer.rollout(3) as slab:
+    with unchanged(engine), pytest.raises(KeyError), writer.rollout(3) as slab:  # noqa: PT012 - what leaving the block does is the test
         slab.obs[:] = 1
         slab.terminated = True
         raise KeyError
@@ -448,7 +479,7 @@ def test_the_bare_handle_s_commit_is_refused_without_a_final_observation_and_the
 
 @pytest.mark.parametrize("on_full", ["raise", "wait"])
 def test_without_a_free_page_the_bare_handle_returns_a_row_behind_the_table_and_commits_nothing_twice(make, on_full):
-    engine = make(capacity=24, page_rows=8)
+    engine = make(capacity=20, page_rows=8)
     view = engine._views["replay"]
     holders = [engine.writer("replay") for _ in range(view.layout.pages - 1)]
     for holder in holders:

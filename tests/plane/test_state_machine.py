@@ -120,6 +120,11 @@ class TableMachine(RuleBasedStateMachine):
         pairs = self.open_pairs()
         return pairs[number % len(pairs)][:2]
 
+    def expect(self, error, foreseen, text):
+        """An error was to come, and says what it should."""
+        assert foreseen, error
+        assert text in str(error)
+
     def ended(self, stream, ends, tick, env):
         """What a writer says of one row: terminated, truncated."""
         number = (ends >> (2 * (tick * stream.envs + env) % 60)) & 7
@@ -162,8 +167,7 @@ class TableMachine(RuleBasedStateMachine):
                 return
             raise
         except FieldError as error:
-            assert refused, error
-            assert "final observation" in str(error)
+            self.expect(error, refused, "final observation")
             if form in ("step", "bare"):  # these must reserve their row before they can be refused
                 self.model.reserve(stream, stream.envs, reserve)
             return
@@ -255,8 +259,7 @@ class TableMachine(RuleBasedStateMachine):
         try:
             slab = writer.rollout(ticks, max_finals=tail)
         except ConfigError as error:
-            assert not fits
-            assert f"page_rows={count + tail + halo}" in str(error)
+            self.expect(error, not fits, f"page_rows={count + tail + halo}")
             return
         except Busy:
             try:
@@ -285,8 +288,7 @@ class TableMachine(RuleBasedStateMachine):
                         try:
                             slab.set_final(tick, env, observation(final))
                         except FieldError as error:
-                            assert room < staged
-                            assert "raise max_finals" in str(error)
+                            self.expect(error, room < staged, "raise max_finals")
                             slab.abort()
                             return
                         assert room >= staged
@@ -300,7 +302,7 @@ class TableMachine(RuleBasedStateMachine):
             try:
                 slab.commit()
             except FieldError as error:
-                assert "set_final" in str(error)
+                self.expect(error, True, "set_final")
                 slab.abort()
                 return
             raise AssertionError("committed an episode's end without its final observation")
@@ -317,8 +319,8 @@ class TableMachine(RuleBasedStateMachine):
                 row.obs[...] = -1
                 if stream.explicit:
                     row.set_final(0, observation(-1))
-                raise KeyError
-        except KeyError:
+                row.action = "nothing that fits"
+        except FieldError:
             self.model.reserve(stream, stream.envs, stream.envs if stream.explicit else 0)
         except Busy:
             pass
@@ -327,7 +329,7 @@ class TableMachine(RuleBasedStateMachine):
     @rule(number=writers, what=st.sampled_from(["dtype", "shape", "missing", "unknown", "flag", "final"]))
     def refuse(self, number, what):
         """A call that brings something wrong changes nothing, not even the page."""
-        writer, stream = self.pick(number)
+        writer, _ = self.pick(number)
         lead = () if writer.num_envs is None else (writer.num_envs,)
         values = fields(np.zeros(lead, int))
         ends = np.ones(lead, bool)

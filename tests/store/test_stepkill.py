@@ -100,10 +100,13 @@ def write(at):
 
 @kernel("int64(int64)")
 def claim_carelessly(at):
-    """Claim without a look at the leases before the swap: the first page is given back."""
+    """Claim without a look at the leases before the swap: the first page is given back; then write into what was got."""
     claim, table, owner = peek_i64(at), peek_i64(at + 8), peek_i64(at + 16)
+    column = peek_i64(peek_i64(table + T_COLUMNS))
     begin()
     page = call_native_3(claim, table, owner, 1)
+    for row in range(PAGE_ROWS):
+        poke_i64(column + 8 * WORDS * (PAGE_ROWS * page + row), -1)
     finish()
     return page
 
@@ -452,7 +455,7 @@ class Publishing(Scene):
 
 @pytest.fixture
 def engine(engine_name) -> Iterator[Engine]:
-    table = conduit.Table(SCHEMA, capacity=3 * PAGE_ROWS, page_rows=PAGE_ROWS, max_stack=2)
+    table = conduit.Table(SCHEMA, capacity=1, page_rows=PAGE_ROWS, max_stack=2)
     weights = {"policy": {"w": np.zeros(8, np.int64)}}
     with Engine.create(engine_name, {"replay": table}, policies=weights, max_participants=3) as made:
         assert made._views["replay"].layout.pages == 4

@@ -1,0 +1,42 @@
+"""Compiled kernels and their cache: a stale kernel would be worse than none."""
+
+import ast
+from pathlib import Path
+
+import numpy as np
+
+from conduit import jit
+from conduit.store import protocol
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def compiled(path):
+    """Whether a module takes part in kernels: it decorates or compiles with conduit.jit, or defines intrinsics."""
+    tree = ast.parse(path.read_text())
+    return any(
+        isinstance(node, ast.ImportFrom)
+        and (
+            (node.module == "conduit.jit" and any(alias.name in ("kernel", "inner", "address") for alias in node.names))
+            or (node.module == "numba.extending" and any(alias.name == "intrinsic" for alias in node.names))
+        )
+        for node in ast.walk(tree)
+    )
+
+
+def test_every_module_whose_source_is_compiled_renews_the_cache():
+    paths = [path for path in (ROOT / "conduit").rglob("*.py") if "testing" not in path.parts]
+    names = {".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths if compiled(path)}
+    assert names <= set(jit.KERNEL_MODULES)
+    # and words, whose numbers are constants in all of them
+    assert {"conduit.jit", "conduit.store.words"} <= set(jit.KERNEL_MODULES)
+    for name in jit.KERNEL_MODULES:
+        assert ROOT.joinpath(*name.split(".")).with_suffix(".py").exists()
+
+
+def test_an_entry_is_compiled_once_and_takes_addresses_as_integers():
+    word = np.array([7, 0], np.int64)
+    assert jit.entry(protocol.load) is jit.entry(protocol.load)
+    assert jit.entry(protocol.load)(word.ctypes.data) == 7
+    assert jit.entry(protocol.take_ticket)(word.ctypes.data) == 7
+    assert word[0] == 8

@@ -1,0 +1,190 @@
+"""A batch's memory: valid as long as anything made from it lives, reused when nothing does."""
+
+import gc
+import threading
+import time
+import weakref
+
+import numpy as np
+import pytest
+import torch
+
+from conduit import Field, Schema, cast
+from conduit.errors import BuffersBusy
+
+SCHEMA = Schema([Field("obs", "float32", (3,), observation=True), Field("action", "int64"), Field("brain", "bfloat16")])
+
+
+@pytest.fixture
+def loader(make, request):
+    """A loader over 200 rows; parametrised indirectly with more options."""
+    engine = make(SCHEMA)
+    writer = engine.writer("replay")
+    for k in range(201):
+        writer.append(obs=np.full(3, k, np.float32), action=k, brain=float(k % 100))
+    return engine.loader("replay", **{"batch_size": 16, "seed": 2} | getattr(request, "param", {}))
+
+
+def address(batch):
+    value = batch["obs"]
+    return value.data_ptr() if isinstance(value, torch.Tensor) else value.ctypes.data
+
+
+KEEPERS = {
+    "the batch": lambda batch: batch,
+    "a tensor": lambda batch: batch["action"],
+    "the flags": lambda batch: batch["terminated"],
+    "a view": lambda batch: batch["obs"][3:5],
+    "a reshaped view": lambda batch: batch["obs"].reshape(-1),
+    "a view of a view": lambda batch: batch["next_obs"][1:][::2][0],
+    "one element": lambda batch: batch["action"][3:4],
+    "the ids": lambda batch: batch.ids,
+    "the versions": lambda batch: batch.versions,
+    "the dict": dict,
+    "the nest": lambda batch: batch.nest(),
+    "an iterator over values": lambda batch: iter(list(batch.values())),
+    "DLPack of a tensor": lambda batch: batch["obs"].__dlpack__(),
+    "numpy made of it": lambda batch: np.asarray(batch["obs"])[2:],
+    "torch made of it by DLPack": lambda batch: torch.from_dlpack(batch["obs"]),
+    "numpy made of it by DLPack": lambda batch: np.from_dlpack(batch["obs"]),
+    "a memoryview": lambda batch: memoryview(np.asarray(batch["obs"])),
+    "a closure": lambda batch: lambda: batch["obs"],
+    "an autograd graph": lambda batch: (
+        torch.ones(3, requires_grad=True) * torch.as_tensor(np.asarray(batch["obs"]))
+    ).sum(),
+}
+TORCH_ONLY = {
+    "bfloat16 bits": lambda batch: batch["brain"][1:],
+    "the storage": lambda batch: batch["action"].untyped_storage(),
+}
+
+
+@pytest.mark.parametrize(
+    ("loader", "keeper"),
+    [({"format": kind}, keeper) for kind in ("torch", "numpy") for keeper in KEEPERS]
+    + [({"format": "torch"}, keeper) for keeper in TORCH_ONLY],
+    indirect=["loader"],
+)
+def test_memory_is_not_reused_while_anything_made_from_a_batch_lives(loader, keeper):
+    batch = loader.next()
+    where = address(batch)
+    before = bytes(memoryview(np.asarray(batch["obs"])))
+    kept = (KEEPERS | TORCH_ONLY)[keeper](batch)
+    obs_too = keeper in ("the batch", "the dict", "the nest", "a closure")
+    del batch
+    for _ in range(10):
+        assert address(loader.next()) != where
+    if obs_too:
+        whole = kept() if keeper == "a closure" else kept["obs"]
+        assert bytes(memoryview(np.asarray(whole))) == before
+        del whole
+    del kept
+    assert where in {address(loader.next()) for _ in range(4)}
+
+
+def test_a_loop_that_keeps_nothing_goes_round_the_buffers(loader):
+    addresses = [address(loader.next()) for _ in range(12)]
+    assert len(set(addresses)) == 3
+    assert addresses[3:] == addresses[:-3]
+    held = None
+    addresses = []
+    for _ in range(12):
+        held = loader.next()
+        addresses.append(address(held))
+    assert len(set(addresses)) == 3
+
+
+@pytest.mark.parametrize("loader", [{"buffers": 4}], indirect=True)
+def test_batches_that_are_kept_stay_as_they_were_and_one_too_many_is_an_error(loader):
+    kept = [loader.next() for _ in range(4)]
+    copies = [{name: value.clone() for name, value in batch.items()} for batch in kept]
+    with pytest.raises(BuffersBusy, match=r"at most 3 batches.* all 4 buffers.*release\(\).*clone.*more buffers"):
+        loader.next()
+    assert isinstance(BuffersBusy(""), BufferError)
+    del kept[2]
+    for _ in range(20):
+        loader.next()
+    for batch, copy in zip(kept, [copies[0], copies[1], copies[3]], strict=True):
+        for name, value in batch.items():
+            assert torch.equal(value, copy[name])
+
+
+def test_a_released_batch_s_memory_is_reused_although_it_is_still_referred_to(loader):
+    kept = [loader.next() for _ in range(3)]
+    where = [address(batch) for batch in kept]
+    kept[1].release()
+    assert address(loader.next()) == where[1]
+    with pytest.raises(BuffersBusy):
+        # the batch from the reused buffer is gone, but the released one still refers to its memory
+        loader.next()
+
+
+def test_releasing_a_batch_twice_does_not_give_away_the_batch_that_took_its_place(loader):
+    old = loader.next()
+    where = address(old)
+    old.release()
+    new = next(batch for batch in (loader.next() for _ in range(3)) if address(batch) == where)
+    copy = {name: value.clone() for name, value in new.items()}
+    old.release()
+    for _ in range(10):
+        assert address(loader.next()) != where
+    for name, value in new.items():
+        assert torch.equal(value, copy[name])
+    new.release()
+    assert where in {address(loader.next()) for _ in range(3)}
+
+
+@pytest.mark.parametrize("loader", [{"on_busy": "wait", "buffers": 2, "timeout": 20}], indirect=True)
+def test_a_loader_that_waits_takes_the_buffer_that_another_thread_lets_go(loader):
+    kept = [loader.next(), loader.next()]
+    where = address(kept[0])
+    thread = threading.Timer(0.1, lambda: kept.pop(0))
+    thread.start()
+    begun = time.monotonic()
+    batch = loader.next()
+    assert time.monotonic() - begun >= 0.05
+    assert address(batch) == where
+    assert loader.stats.waited_s >= 0.05
+    thread.join()
+
+
+@pytest.mark.parametrize("loader", [{"on_busy": "wait", "buffers": 2, "timeout": 0.05}], indirect=True)
+def test_waiting_for_a_buffer_ends_with_the_timeout(loader):
+    kept = [loader.next(), loader.next()]
+    begun = time.monotonic()
+    with pytest.raises(BuffersBusy):
+        loader.next()
+    assert 0.05 <= time.monotonic() - begun < 5
+    with pytest.raises(BuffersBusy):
+        loader.next(timeout=0)
+    del kept[0]
+    loader.next()
+
+
+def test_batches_outlive_the_loader_the_client_and_the_engine(make):
+    engine = make(SCHEMA)
+    writer = engine.writer("replay")
+    for k in range(50):
+        writer.append(obs=np.full(3, k, np.float32), action=k, brain=0.0)
+    loader = engine.loader("replay", batch_size=8)
+    batch = loader.next()
+    alive = weakref.ref(loader)
+    del loader
+    gc.collect()
+    assert alive() is None
+    engine.close()
+    gc.collect()
+    assert torch.equal(batch["obs"][:, 0].long(), batch["action"])
+
+
+@pytest.mark.parametrize("loader", [{"transform": {"obs": cast("bfloat16")}}], indirect=True)
+def test_tensors_of_a_batch_may_be_written_to_and_share_nothing_with_the_table(loader):
+    batch = loader.next()
+    assert batch["obs"].dtype == torch.bfloat16
+    action = batch["action"].clone()
+    loader.sampler.batch -= 1
+    for value in batch.values():
+        value.zero_()
+    again = loader.next()
+    assert torch.equal(again["action"], action)
+    assert torch.equal(again["obs"][:, 0].long(), action.bfloat16().long())

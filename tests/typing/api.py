@@ -1,0 +1,100 @@
+"""What type checkers make of the public API; read by mypy in test_typing.py, and never run.
+
+`# is T`: the type that mypy reveals. `# error: code`: an error that mypy must report on that line.
+"""
+
+from collections.abc import Sequence
+from typing import reveal_type
+
+import numpy as np
+
+import conduit
+from conduit.plane.placement import Pool, Request
+
+schema = conduit.Schema([conduit.Field("obs", "float32", (4,), observation=True), conduit.Field("action", "int64")])
+reveal_type(schema)  # is conduit.schema.Schema
+reveal_type(schema["obs"].shape)  # is tuple[int, ...]
+reveal_type(schema.difference(schema))  # is str | None
+reveal_type(conduit.Schema.from_example({"obs": 1.0}))  # is conduit.schema.Schema
+
+table = conduit.Table(schema, "2 GiB", num_envs=8)
+conduit.Table(schema, capacity=1.5)  # error: arg-type
+conduit.Table(schema, 100, kind="queue")  # error: arg-type
+
+with conduit.Engine.create("name", tables={"replay": table}, policies={"policy": {"w": np.zeros(3)}}) as engine:
+    reveal_type(engine)  # is conduit.plane.engine.Engine
+    reveal_type(engine.tables)  # is tuple[str, ...]
+conduit.Engine.create("name", tables={"replay": schema})  # error: dict-item
+conduit.Engine.create("name", tables={"replay": table}, backing="file")  # error: arg-type
+reveal_type(conduit.Engine.adopt("name"))  # is conduit.plane.engine.Engine
+
+with conduit.attach("name", timeout=3) as client:
+    reveal_type(client)  # is conduit.plane.engine.Client
+
+writer = client.writer("replay", num_envs=8, autoreset="same_step", timeout=None)
+reveal_type(writer)  # is conduit.plane.ingestion.Writer
+writer.append(obs=np.zeros((8, 4)), action=[0] * 8, terminated=np.zeros(8, bool), final=None)
+client.writer("replay", autoreset="SAME_STEP")  # error: arg-type
+client.writer("replay", 8)  # error: call-arg
+client.writer("replay", on_full="drop")  # error: arg-type
+reveal_type(writer.version)  # is int
+writer.version = "3"  # error: assignment
+
+with writer.step() as row:
+    reveal_type(row)  # is conduit.plane.rows.Step
+    row.obs[:] = 0
+    row["action"][:] = 1
+    row.set_final(0, np.zeros(4))
+with writer.rollout(16, max_finals=4) as slab:
+    reveal_type(slab)  # is conduit.plane.rows.Slab
+    reveal_type(slab.ticks)  # is int
+with writer.bare() as bare:
+    reveal_type(bare.row)  # is int
+    reveal_type(bare.commit())  # is int
+
+loader = client.loader("replay", batch_size=256, transform={"obs": conduit.scale(1 / 255)}, format="numpy")
+reveal_type(loader)  # is conduit.plane.delivery.Loader
+client.loader("replay", 256)  # error: call-arg
+client.loader("replay", batch_size=256, format="jax")  # error: arg-type
+client.loader("replay", batch_size=256, transform={"obs": 1 / 255})  # error: dict-item
+for batch in loader:
+    reveal_type(batch)  # is conduit.plane.batch.Batch
+    reveal_type(batch["obs"])  # is Any
+    reveal_type(batch.nest())  # is dict[str, Any]
+    for name in batch:
+        reveal_type(name)  # is str
+reveal_type(loader.stats.waited_s)  # is float
+reveal_type(loader.plan.fingerprint)  # is str
+
+slot = client.policy()
+reveal_type(slot)  # is conduit.store.weights.PolicySlot
+reveal_type(slot.publish({"w": np.zeros(3)}))  # is int
+weights = slot.poll()
+reveal_type(weights)  # is conduit.store.weights.Weights | None
+_ = weights.arrays  # error: union-attr
+if weights is not None:
+    reveal_type(weights.version)  # is int
+
+
+class Bursts(conduit.Ingestion):
+    def publish_every(self, table: str, num_envs: int) -> int:
+        return 4
+
+
+class First(conduit.Placement):
+    def choose(self, request: Request, pools: Sequence[Pool]) -> Pool:
+        return pools[0]
+
+
+class Wrong(conduit.Ingestion):
+    def publish_every(self, table: str) -> int:  # error: override
+        return 4
+
+
+client.writer("replay", ingestion=Bursts(), placement=First())
+conduit.Ingestion()  # error: abstract
+
+try:
+    loader.next(timeout=0.0)
+except conduit.errors.DataTimeout as error:
+    reveal_type(error.at)  # is str | None
