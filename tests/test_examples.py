@@ -164,14 +164,18 @@ def test_both_buffers_of_the_dqn_hold_the_same_transitions(load, engine_name):
     assert len(drawn) > 0.99 * replay.written
 
 
-def test_both_buffers_of_the_recurrent_agent_hold_the_same_sequences(load, engine_name):
+def test_both_buffers_of_the_recurrent_agent_hold_the_same_sequences_and_probabilities(load, engine_name):
     example, reference = load("r2d2_cartpole"), load("reference.r2d2_cartpole_numpy")
     settings = example.Settings(capacity=4_000, length=12, burn_in=3)
     envs = load("cartpole").make_envs(settings.envs)
     replay = reference.Replay(0, settings)
     schema = conduit.Schema.from_example({"obs": np.zeros(2, np.float32), "action": 0, "reward": np.float32(0)})
     table = conduit.Table(
-        schema, 4_000, max_length=settings.length, num_envs=settings.envs, priorities=conduit.Priorities()
+        schema,
+        4_000,
+        max_length=settings.length,
+        num_envs=settings.envs,
+        priorities=conduit.Priorities(alpha=settings.alpha),
     )
     window = conduit.Sequence(settings.length, burn_in=settings.burn_in, overlap=settings.burn_in + 1)
     transform = {"reward": conduit.scale(settings.reward_scale)}
@@ -191,15 +195,22 @@ def test_both_buffers_of_the_recurrent_agent_hold_the_same_sequences(load, engin
             seen = example.seen(obs)
             writer.append(obs=seen, action=action, reward=reward, terminated=terminated, truncated=truncated)
             replay.append(seen, action, reward, terminated, truncated, final)
+        # no sequence starts among the newest steps: it would run into what is not written yet
+        newest = (replay.written - 1 - np.arange(settings.length - 1)) % replay.ticks
+        replay.mass[newest] = 0.0
         starts = np.flatnonzero(replay.mass)
         rows = {replay.obs.reshape(-1, 2)[start].tobytes(): start for start in starts}
+        rng = np.random.default_rng(0)
         drawn = set()
         for _ in range(60):
             batch = loader.next()
             at = [rows[row.tobytes()] for row in batch["obs"][:, 0]]
-            drawn.update(at)
+            drawn.update(int(start) for start in at)
             for name, wanted in replay.gather(np.array(at)).items():
                 assert np.array_equal(batch[name], wanted), name
-    # what is not drawn lies within a sequence's length of the newest step
-    newest = replay.written - settings.length
-    assert {start for start in starts if start // settings.envs < newest} <= drawn
+            mass = replay.mass.ravel()
+            np.testing.assert_allclose(batch["probabilities"], mass[at] / mass.sum(), rtol=1e-4)
+            priorities = np.exp(rng.normal(size=len(at)))
+            loader.update_priorities(batch.ids, priorities)
+            mass[at] = (priorities + 1e-6) ** settings.alpha
+    assert drawn == set(starts.tolist())

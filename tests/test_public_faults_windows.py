@@ -4,6 +4,8 @@ Each test's docstring names the reports that its family comes from. Most have a 
 against the references); these are the plain cases that a reader can follow by hand.
 """
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -26,7 +28,7 @@ def schema(obs=(), obs_dtype="int64", action=(), reward="float32"):
 
 @pytest.fixture
 def make(engine_name):
-    """make(capacity=1000, **Table options) -> engine."""
+    """Call it with capacity, schema and Table options: an engine with one table."""
     made = []
 
     def create(capacity=1000, spec=None, **options):
@@ -98,7 +100,7 @@ class TestBoundaries:
 
     @pytest.mark.parametrize("how", ["ends", "cuts"])
     def test_returns_stop_at_the_end_of_the_episode_that_step_included(self, make, how):
-        """cpprb#97 #108, tianshou#82 #811, flashbax PR#50: rewards of the next episode leaked in, or the last one was lost."""
+        """In cpprb#97 #108, tianshou#82 #811, flashbax PR#50: rewards of the next episode leaked in, or the last one was lost."""
         engine = make(max_n_step=4)
         with engine.writer("replay") as writer:
             steps(writer, range(40), finals=True, **{how: {11, 23}})
@@ -113,7 +115,7 @@ class TestBoundaries:
             assert found[t]["truncated"] == (how == "cuts" and t + used == 24)
 
     def test_the_discount_is_that_of_the_steps_used(self, make):
-        """cpprb#110, tianshou#153, FastTD3#6: a constant gamma^n behind windows that an episode's end had cut short."""
+        """In cpprb#110, tianshou#153, FastTD3#6: a constant gamma^n behind windows that an episode's end had cut short."""
         engine = make(max_n_step=5)
         with engine.writer("replay") as writer:
             steps(writer, range(30), cuts={9}, finals=True)
@@ -122,13 +124,11 @@ class TestBoundaries:
             np.testing.assert_allclose(found[t]["discount"], GAMMA ** min(5, 10 - t), rtol=1e-6)
 
     def test_the_newest_rows_are_waited_for_or_bootstrapped_never_padded(self, make):
-        """cpprb#114, SB3#261: the rows at the write head came with successors of another lap."""
+        """In cpprb#114, SB3#261: the rows at the write head came with successors of another lap."""
         engine = make(max_n_step=3, capacity=60, page_rows=16)
         with engine.writer("replay") as writer:
-            for upto in (5, 40, 100, 317):
-                start = 0 if upto == 5 else before
+            for start, upto in itertools.pairwise((0, 5, 40, 100, 317)):
                 steps(writer, range(start, upto))
-                before = upto
                 waiting = drawn(engine, window=conduit.Transition(n_step=3, gamma=GAMMA))
                 assert max(waiting) == upto - 4
                 assert all(row["n_steps"] == 3 and row["next_obs"] == t + 3 for t, row in waiting.items())
@@ -141,7 +141,7 @@ class TestBoundaries:
                     np.testing.assert_allclose(row["discount"], GAMMA**used, rtol=1e-6)
 
     def test_frames_stop_at_the_start_of_the_episode(self, make):
-        """tianshou#153, cpprb#114, SB3#1542: a stack that showed the end of the episode before."""
+        """In tianshou#153, cpprb#114, SB3#1542: a stack that showed the end of the episode before."""
         engine = make(max_stack=4)
         with engine.writer("replay") as writer:
             steps(writer, range(1, 40), ends={10, 20}, finals=True)
@@ -154,7 +154,7 @@ class TestBoundaries:
         assert repeat[17]["obs"].tolist() == [14, 15, 16, 17]
 
     def test_windows_never_cross_what_was_evicted(self, make):
-        """flashbax PR#50 #51 #66, cpprb#108: sequences that ran from the newest rows into the oldest ones of the ring."""
+        """In flashbax PR#50 #51 #66, cpprb#108: sequences that ran from the newest rows into the oldest ones of the ring."""
         engine = make(capacity=80, page_rows=20, max_length=6, max_n_step=2)
         with engine.writer("replay") as writer:
             at = 0
@@ -193,7 +193,7 @@ class TestBoundaries:
                 assert not np.isin(row["obs"][1:][row["mask"][1:]], [0, 10, 15, 34]).any()
 
     def test_an_unforeseen_reset_is_not_a_transition(self, make):
-        """envpool#179, cpprb#97 (`on_episode_end` forgotten): `cut` leaves no pair of two episodes behind."""
+        """In envpool#179, cpprb#97 (`on_episode_end` forgotten): `cut` leaves no pair of two episodes behind."""
         engine = make(max_n_step=3)
         with engine.writer("replay", autoreset="next_step") as writer:
             steps(writer, range(10))
@@ -212,7 +212,7 @@ class TestBoundaries:
 
 class TestPriorities:
     def test_alpha_is_applied_once(self, make):
-        """pytorch/rl PR#3925: P(i) is p^alpha over its sum, for updates and for new rows alike."""
+        """In pytorch/rl PR#3925: P(i) is p^alpha over its sum, for updates and for new rows alike."""
         rule = conduit.Priorities(alpha=0.5, eps=0.0)
         engine = make(priorities=rule)
         with engine.writer("replay") as writer:
@@ -221,7 +221,7 @@ class TestPriorities:
                 "replay", batch_size=64, sampling=conduit.Prioritised(), format="numpy", min_rows=1
             ) as loader:
                 batch = loader.next()
-                ids = {t: key for t, key in zip(batch["obs"].tolist(), batch.ids.tolist(), strict=True)}
+                ids = dict(zip(batch["obs"].tolist(), batch.ids.tolist(), strict=True))
                 loader.update_priorities([ids[t] for t in range(4)], [1.0, 4.0, 9.0, 16.0])
                 batch = loader.next()
                 np.testing.assert_allclose(batch["probabilities"], (batch["obs"] + 1) / 10, rtol=1e-6)
@@ -230,7 +230,7 @@ class TestPriorities:
                 assert engine._views["replay"].priorities[:6].tolist()[-1] == 4 * ONE
 
     def test_a_zero_priority_row_is_never_drawn_while_others_are_positive(self, make):
-        """flashbax PR#48 #51 #52: float32 sums drew rows of zero mass."""
+        """In flashbax PR#48 #51 #52: float32 sums drew rows of zero mass."""
         engine = make(capacity=5000, priorities=conduit.Priorities(alpha=1.0, eps=0.0))
         with engine.writer("replay") as writer:
             steps(writer, range(3001))
@@ -254,7 +254,7 @@ class TestPriorities:
                     assert (loader.next()["obs"] % 50 == 0).all()
 
     def test_equal_rows_in_one_update_are_one_row_with_the_last_value(self, make):
-        """tianshou#91: sums that took each duplicate's change drifted for good."""
+        """In tianshou#91: sums that took each duplicate's change drifted for good."""
         engine = make(priorities=conduit.Priorities(alpha=1.0, eps=0.0))
         with engine.writer("replay") as writer:
             steps(writer, range(3))
@@ -268,7 +268,7 @@ class TestPriorities:
                 np.testing.assert_array_equal(batch["probabilities"], np.where(batch["obs"] == 0, 0.75, 0.25))
 
     def test_one_bad_priority_spoils_nothing(self, make):
-        """cpprb#96, tianshou#728: one NaN in a batch made every later sample row 0 with weight NaN."""
+        """In cpprb#96, tianshou#728: one NaN in a batch made every later sample row 0 with weight NaN."""
         engine = make(priorities=conduit.Priorities())
         with engine.writer("replay") as writer:
             steps(writer, range(100))
@@ -286,7 +286,7 @@ class TestPriorities:
                 assert (batch["probabilities"] == 1 / 99).all()
 
     def test_probabilities_and_not_priorities_are_delivered(self, make):
-        """flashbax PR#51: importance weights need P(i), which came as raw priorities."""
+        """In flashbax PR#51: importance weights need P(i), which came as raw priorities."""
         engine = make(priorities=conduit.Priorities())
         with engine.writer("replay") as writer:
             steps(writer, range(11))
@@ -294,7 +294,7 @@ class TestPriorities:
         assert all(row["probabilities"] == 0.1 and row["weights"] == 1 for row in batch.values())
 
     def test_a_late_update_does_not_hit_the_row_that_took_the_place(self, make):
-        """cpprb#96, flashbax PR#58: an index alone names another row after a lap of the ring."""
+        """In cpprb#96, flashbax PR#58: an index alone names another row after a lap of the ring."""
         engine = make(capacity=60, page_rows=20, priorities=conduit.Priorities(alpha=1.0, eps=0.0))
         with engine.writer("replay") as writer:
             steps(writer, range(50))
@@ -322,13 +322,15 @@ class TestTypesAndShapes:
     @pytest.mark.parametrize("shape", [(), (1,), (2, 3)], ids=str)
     @pytest.mark.parametrize("envs", [None, 1, 3])
     def test_shapes_come_out_as_declared_without_lost_or_extra_axes(self, make, shape, envs):
-        """cpprb#112 #130, SB3#720 #1145, tf-agents#723: [B, 1] beside [B] broadcasts to [B, B] without a word."""
+        """In cpprb#112 #130, SB3#720 #1145, tf-agents#723: [B, 1] beside [B] broadcasts to [B, B] without a word."""
         engine = make(spec=schema(shape, "float32", shape), max_n_step=2, max_stack=2, max_length=3, num_envs=envs or 1)
         lead = () if envs is None else (envs,)
         with engine.writer("replay", num_envs=envs) as writer:
             for _ in range(20):
                 reward = 1.0 if envs is None else np.ones(envs, np.float32)
-                writer.append(obs=np.ones(lead + shape, np.float32), action=np.ones(lead + shape, np.int64), reward=reward)
+                writer.append(
+                    obs=np.ones(lead + shape, np.float32), action=np.ones(lead + shape, np.int64), reward=reward
+                )
             for window, axes in (
                 (conduit.Transition(), ()),
                 (conduit.Transition(n_step=2), ()),
@@ -347,7 +349,7 @@ class TestTypesAndShapes:
                         assert name not in batch or tuple(batch[name].shape) == (5,)
 
     def test_dtypes_come_out_as_declared(self, make):
-        """cpprb#128, SB3#1145: integers came as float32, float64 rewards as float32."""
+        """In cpprb#128, SB3#1145: integers came as float32, float64 rewards as float32."""
         engine = make(spec=schema((), "uint8", (), "float64"), max_n_step=3, priorities=conduit.Priorities())
         with engine.writer("replay") as writer:
             for t in range(20):
@@ -373,7 +375,7 @@ class TestTypesAndShapes:
                     assert got == {name: want[name] for name in got}
 
     def test_a_reward_that_cannot_be_summed_is_refused_when_the_loader_is_opened(self, make):
-        """tf-agents#723, cpprb#130: vector or integer rewards went through n-step sums as garbage."""
+        """In tf-agents#723, cpprb#130: vector or integer rewards went through n-step sums as garbage."""
         spec = conduit.Schema([conduit.Field("obs", "int64", (), observation=True), conduit.Field("reward", "int32")])
         engine = make(spec=spec, max_n_step=3)
         with pytest.raises(ConfigError, match="`float32` or `float64` scalar as reward"):

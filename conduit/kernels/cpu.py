@@ -88,7 +88,8 @@ def ask_for(job, slots, count):  # type: ignore[no-untyped-def]
             continue
         source = peek_i64(operation + D_SOURCE)
         stride = peek_i64(operation + D_STRIDE)
-        crosses = 64 % stride != 0
+        # a stride that does not divide a line: a row may lie in two
+        crosses = stride > 64 or (stride & (stride - 1)) != 0
         for i in range(count):
             at = source + stride * peek_i64(index + 8 * peek_i64(slots + 8 * i))
             prefetch(at)

@@ -189,16 +189,16 @@ def sequence_priority(errors: Any, mask: Any = None, eta: float = 0.9) -> Any:
     if hasattr(errors, "detach"):
         import torch
 
-        sizes = errors.detach().abs()
-        sizes = sizes if sizes.is_floating_point() else sizes.to(torch.get_default_dtype())
-        counted = torch.ones_like(sizes, dtype=torch.bool) if mask is None else torch.as_tensor(mask).to(sizes.device)
-        _check_mask(tuple(counted.shape), tuple(sizes.shape))
-        sizes = sizes.where(counted.bool(), sizes.new_zeros(()))
-        counts = counted.bool().sum(-1).clamp(min=1)
-        return eta * sizes.amax(-1) + (1.0 - eta) * (sizes.sum(-1) / counts)
-    sizes = np.abs(np.asarray(errors))
+        magnitudes = errors.detach().abs()
+        magnitudes = magnitudes if magnitudes.is_floating_point() else magnitudes.to(torch.get_default_dtype())
+        steps = torch.ones_like(magnitudes, dtype=torch.bool) if mask is None else torch.as_tensor(mask)
+        steps = steps.to(magnitudes.device).bool()
+        _check_mask(tuple(steps.shape), tuple(magnitudes.shape))
+        magnitudes = magnitudes.where(steps, magnitudes.new_zeros(()))
+        return eta * magnitudes.amax(-1) + (1.0 - eta) * (magnitudes.sum(-1) / steps.sum(-1).clamp(min=1))
+    sizes: Array = np.abs(np.asarray(errors))
     sizes = sizes if sizes.dtype.kind == "f" else sizes.astype(np.float64)
-    counted = np.ones(sizes.shape, bool) if mask is None else np.asarray(mask, bool)
+    counted: Array = np.ones(sizes.shape, bool) if mask is None else np.asarray(mask, bool)
     _check_mask(counted.shape, sizes.shape)
     sizes = np.where(counted, sizes, sizes.dtype.type(0))
     counts = np.maximum(counted.sum(-1), 1)
@@ -207,4 +207,6 @@ def sequence_priority(errors: Any, mask: Any = None, eta: float = 0.9) -> Any:
 
 def _check_mask(mask: tuple[int, ...], errors: tuple[int, ...]) -> None:
     if mask != errors or not errors:
-        raise FieldError(f"Expected errors [..., length] and a mask of the same shape, got {errors} and {mask}", at="mask")
+        raise FieldError(
+            f"Expected errors [..., length] and a mask of the same shape, got {errors} and {mask}", at="mask"
+        )

@@ -292,6 +292,8 @@ def importance_weights(every: Array, drawn: Array, beta: float, normalise: str) 
     Args:
         every: Probabilities of all N rows.
         drawn: Indices of the rows of the batch.
+        beta: The exponent.
+        normalise: As above.
     """
     positive = every[every > 0]
     weights = (len(every) * every[drawn]) ** -beta
@@ -300,7 +302,7 @@ def importance_weights(every: Array, drawn: Array, beta: float, normalise: str) 
 
 
 def sequence_priority(errors: Array, mask: Array, eta: float) -> Array:
-    """eta * max |d| + (1 - eta) * mean |d| over the steps that count, float64 [n]; 0 where none does."""
+    """Eta * max |d| + (1 - eta) * mean |d| over the steps that count, float64 [n]; 0 where none does."""
     out = np.zeros(len(errors))
     for i, (row, counted) in enumerate(zip(errors.astype(np.float64), mask, strict=True)):
         sizes = [abs(d) for d, c in zip(row.tolist(), counted.tolist(), strict=True) if c]

@@ -301,8 +301,8 @@ def resolve_sequence(window, job, slot, row, entry):  # type: ignore[no-untyped-
         poke_i64(peek_i64(window + V_USED) + 8 * slot, used)
     for lane in range(used, length):
         poke_i64(index + 8 * lane, -1)
-        for address in (V_TERMINATED, V_TRUNCATED, V_IS_FIRST, V_MASK, V_LOSS_MASK):
-            _put_flag(peek_i64(window + address), length * slot + lane, 0)
+        for flag in (V_TERMINATED, V_TRUNCATED, V_IS_FIRST, V_MASK, V_LOSS_MASK):
+            _put_flag(peek_i64(window + flag), length * slot + lane, 0)
     return 0
 
 

@@ -29,17 +29,11 @@ from conduit.kernels.traces import (
     G_ADVANTAGES,
     G_BOOTSTRAP,
     G_FINALS,
-    G_FIRST,
-    G_LENGTHS,
-    G_MASK,
     G_RATIOS,
     G_RETURNS,
-    G_REWARD,
-    G_TERMINATED,
-    G_TRUNCATED,
     G_USED,
     G_VALUES,
-    G_WORDS,
+    Job,
     standardise,
     sum_up,
     trace,
@@ -54,45 +48,6 @@ _FLAGS = ("terminated", "truncated", "mask", "is_first")
 def _needed(contents: Contents, *names: str | None) -> tuple[str, ...]:
     lengths = () if isinstance(contents.window, Rollout) else ("lengths",)
     return (*(name for name in names if name is not None), *_FLAGS, *lengths)
-
-
-class _Job:
-    """The words of a job, and the arrays that they point into."""
-
-    def __init__(self, values: Mapping[str, Any], reward: str) -> None:
-        rewards = as_numpy(values, reward, np.float32)
-        if rewards.ndim not in (2, 3):
-            raise FieldError(f"Expected shape [B, T] or [B, T, N], got {rewards.shape}", at=reward)
-        self.shape = rewards.shape
-        self.words = np.zeros(G_WORDS, np.int64)
-        self._kept: list[Array] = []
-        batch, ticks = self.shape[:2]
-        self.words[: G_REWARD // 8] = batch, ticks, self.shape[2] if rewards.ndim == 3 else 1
-        self.put(G_REWARD, rewards)
-        ended = []
-        for word, name in ((G_TERMINATED, "terminated"), (G_TRUNCATED, "truncated")):
-            ended.append(as_numpy(values, name, bool, self.shape))
-            self.put(word, ended[-1])
-        self.put(G_MASK, as_numpy(values, "mask", bool, self.shape) if "mask" in values else np.ones(self.shape, bool))
-        if "is_first" in values:
-            self.put(G_FIRST, as_numpy(values, "is_first", bool, self.shape))
-        else:
-            first = np.zeros(self.shape, bool)
-            first[:, 1:] = (ended[0] | ended[1])[:, :-1]
-            self.put(G_FIRST, first)
-        if "lengths" in values:
-            self.put(G_LENGTHS, as_numpy(values, "lengths", np.int64, (batch,)))
-
-    def put(self, word: int, array: Array) -> Array:
-        """Point a word at an array."""
-        self._kept.append(array)
-        self.words[word // 8] = array.ctypes.data
-        return array
-
-    def put_real(self, word: int, value: Any, name: str, shape: tuple[int, ...] | None = None) -> None:
-        """Point a word at a float32 copy or view of a tensor, where there is one."""
-        if value is not None:
-            self.put(word, checked_array(value, name, np.float32, self.shape if shape is None else shape))
 
 
 def _like(values: Mapping[str, Any], reward: str, made: dict[str, Array]) -> dict[str, Any]:
@@ -147,7 +102,7 @@ class _Advantages(BatchTransform):
     def _compute(
         self, batch: Mapping[str, Any], given: Mapping[str, Any], made: Mapping[str, Array] | None
     ) -> dict[str, Array]:
-        job = _Job(batch, self.reward)
+        job = Job(batch, self.reward)
         shape = job.shape
         job.put_real(G_VALUES, given["values"], self.values)
         job.put_real(G_BOOTSTRAP, given["bootstrap"], "bootstrap", (shape[0], *shape[2:]))
@@ -296,7 +251,7 @@ class ReturnsToGo(BatchTransform):
 
     def run(self, values: dict[str, Any], arrays: Mapping[str, Array], draw: tuple[int, int]) -> None:
         """Fill them in."""
-        job = _Job(values, self.reward)
+        job = Job(values, self.reward)
         job.put(G_RETURNS, arrays["returns_to_go"])
         entry(sum_up)(job.words.ctypes.data, self.gamma)
 

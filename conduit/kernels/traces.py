@@ -5,9 +5,14 @@ All work on [B, T, N] (N = 1 for sequences) described by a job, without the inte
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
+from conduit.errors import FieldError
 from conduit.jit import inner, kernel
+from conduit.kernels.batchwise import Array, as_numpy, checked_array
 from conduit.store.atomics import peek_f32, peek_i64, peek_u8, poke_f32, poke_u8
 
 G_BATCH, G_TICKS, G_ENVS, G_REWARD, G_VALUES, G_TERMINATED, G_TRUNCATED, G_MASK, G_FIRST, G_LENGTHS = range(0, 80, 8)
@@ -146,3 +151,50 @@ def standardise(values, mask, count, eps):  # type: ignore[no-untyped-def]
         if mask == 0 or peek_u8(mask + i) != 0:
             poke_f32(values + 4 * i, (peek_f32(values + 4 * i) - mean) / (deviation + eps))
     return used
+
+
+class Job:
+    """The words of a job, and the arrays that they point into.
+
+    Args:
+        values: A batch with reward, terminated and truncated [B, T] or [B, T, N]; mask, is_first and lengths where they are.
+        reward: Name of the reward.
+
+    Raises:
+        FieldError: Something is missing or of another shape.
+    """
+
+    def __init__(self, values: Mapping[str, Any], reward: str) -> None:
+        rewards = as_numpy(values, reward, np.float32)
+        if rewards.ndim not in (2, 3):
+            raise FieldError(f"Expected shape [B, T] or [B, T, N], got {rewards.shape}", at=reward)
+        self.shape = rewards.shape
+        self.words = np.zeros(G_WORDS, np.int64)
+        self._kept: list[Array] = []
+        batch, ticks = self.shape[:2]
+        self.words[: G_REWARD // 8] = batch, ticks, self.shape[2] if rewards.ndim == 3 else 1
+        self.put(G_REWARD, rewards)
+        ended = []
+        for word, name in ((G_TERMINATED, "terminated"), (G_TRUNCATED, "truncated")):
+            ended.append(as_numpy(values, name, bool, self.shape))
+            self.put(word, ended[-1])
+        self.put(G_MASK, as_numpy(values, "mask", bool, self.shape) if "mask" in values else np.ones(self.shape, bool))
+        if "is_first" in values:
+            self.put(G_FIRST, as_numpy(values, "is_first", bool, self.shape))
+        else:
+            first = np.zeros(self.shape, bool)
+            first[:, 1:] = (ended[0] | ended[1])[:, :-1]
+            self.put(G_FIRST, first)
+        if "lengths" in values:
+            self.put(G_LENGTHS, as_numpy(values, "lengths", np.int64, (batch,)))
+
+    def put(self, word: int, array: Array) -> Array:
+        """Point a word at an array."""
+        self._kept.append(array)
+        self.words[word // 8] = array.ctypes.data
+        return array
+
+    def put_real(self, word: int, value: Any, name: str, shape: tuple[int, ...] | None = None) -> None:
+        """Point a word at a float32 copy or view of a tensor, where there is one."""
+        if value is not None:
+            self.put(word, checked_array(value, name, np.float32, self.shape if shape is None else shape))

@@ -11,8 +11,6 @@ others weigh nothing: sums and counts are of rows that can anchor the window.
 
 from __future__ import annotations
 
-import numpy as np
-
 from conduit.jit import inner, kernel
 from conduit.kernels.cpu import GENERATION_MASK, ROW_BITS, ROW_MASK
 from conduit.kernels.resolve import (
@@ -313,7 +311,7 @@ def update(tree, window, table, ids, leaves, count, span):  # type: ignore[no-un
             ignored += 1
             continue
         # row // rows, without the division
-        page = np.int64(row * inverse)
+        page = int(row * inverse)
         page += ((page + 1) * rows <= row) - (page * rows > row)
         block = block_of(table, page)
         state = load_acquire(block + PAGE_STATE)
@@ -342,10 +340,9 @@ def update(tree, window, table, ids, leaves, count, span):  # type: ignore[no-un
         poke_u32(at, leaf)
         known = tree + P_BYTES * page
         poke_i64(known + P_PENDING, peek_i64(known + P_PENDING) + 1)
-        summed = (
-            peek_i64(known + P_GENERATION) == (state >> GENERATION_SHIFT)
-            and peek_i64(known + P_BEGIN) <= local < peek_i64(known + P_END)
-        )
+        summed = peek_i64(known + P_GENERATION) == (state >> GENERATION_SHIFT) and peek_i64(
+            known + P_BEGIN
+        ) <= local < peek_i64(known + P_END)
         if summed and (dense or may_anchor(window, table, page, local, envs)):
             blocks, groups, _, _ = _sums_of(tree, table, page)
             block_sum, group_sum = blocks + 8 * (local >> _BITS), groups + 8 * (local >> (2 * _BITS))

@@ -136,9 +136,7 @@ def _settle(state, job, slots, begin, end, attempt, total):  # type: ignore[no-u
             tries += 1
             if tries > _TRIES:
                 return False
-            first, second = random_pair(
-                peek_i64(state + S_SEED), peek_i64(state + S_BATCH), lane(slot, attempt, tries)
-            )
+            first, second = random_pair(peek_i64(state + S_SEED), peek_i64(state + S_BATCH), lane(slot, attempt, tries))
             position = scale_to(second if slot & 1 else first, total)
             entry = locate(entries, listed, np.int64(position * density), position)
             row = peek_i64(entry + E_FIRST) + position - peek_i64(entry)

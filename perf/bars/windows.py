@@ -61,40 +61,35 @@ def prioritised() -> Iterator[Bar]:
         errors = rng.random((burst, size))
         held: list[Any] = []
 
-        def draw() -> None:
+        def draw(count: int = burst) -> None:
             held.clear()
-            for _ in range(burst):
-                held.append(loader.next())
-
-        def put_back() -> None:
-            for batch, values in zip(held, errors, strict=True):
-                loader.update_priorities(batch.ids, values)
-
-        def draw_and_read() -> None:
-            held.clear()
-            for _ in range(burst):
+            for _ in range(count):
                 batch = loader.next()
                 _ = [batch[name] for name in TRANSITION]
                 held.append(batch)
 
-        sampling = [Method("conduit", draw_and_read, prepare=lambda: (draw(), put_back()), units=burst)]
-        updating = [Method("conduit", put_back, prepare=draw, units=burst)]
+        def put_back() -> None:
+            for batch, values in zip(held, errors, strict=False):
+                loader.update_priorities(batch.ids, values)
+
+        # a learner updates what it has just drawn, one batch at a time
+        sampling = [Method("conduit", draw, prepare=put_back, units=burst)]
+        updating = [Method("conduit", put_back, prepare=lambda: draw(1))]
         if absent is None:
             flat = {name: c.reshape(-1, *c.shape[2:]) for name, c in log.columns.items()}
             ring = PrioritisedRing(CARTPOLE, flat, log.expected(flat["action"])["next_obs"], PRIORITIES.alpha)
             drawn: list[Any] = []
 
-            def theirs() -> None:
+            def theirs(count: int = burst) -> None:
                 drawn.clear()
-                for _ in range(burst):
-                    drawn.append(ring.sample(0.4))
+                drawn.extend(ring.sample(0.4) for _ in range(count))
 
             def put_back_theirs() -> None:
-                for batch, values in zip(drawn, errors, strict=True):
+                for batch, values in zip(drawn, errors, strict=False):
                     ring.update(batch["indexes"], values)
 
-            sampling.append(Method("cpprb", theirs, prepare=lambda: (theirs(), put_back_theirs()), units=burst))
-            updating.append(Method("cpprb", put_back_theirs, prepare=theirs, units=burst))
+            sampling.append(Method("cpprb", theirs, prepare=put_back_theirs, units=burst))
+            updating.append(Method("cpprb", put_back_theirs, prepare=lambda: theirs(1)))
         for _ in range(40):
             draw()
             put_back()
@@ -184,12 +179,12 @@ def _check_stacks(loader: Any, log: Log, window: Any) -> int:
         while len(rows) < window.stack:
             before = rows[0] - 1
             rows.insert(0, rows[0] if before < 0 or ended[before, lane] else before)
-        np.testing.assert_allclose(subjects.as_numpy(batch["obs"])[i], frames[rows, lane] * np.float64(1 / 255), rtol=1e-6)
+        np.testing.assert_allclose(
+            subjects.as_numpy(batch["obs"])[i], frames[rows, lane] * np.float64(1 / 255), rtol=1e-6
+        )
         last = tick + used - 1
         after = log.finals["obs"][last, lane] if ended[last, lane] and log.finals else frames[last + 1, lane]
-        np.testing.assert_allclose(
-            subjects.as_numpy(batch["next_obs"])[i, -1], after * np.float64(1 / 255), rtol=1e-6
-        )
+        np.testing.assert_allclose(subjects.as_numpy(batch["next_obs"])[i, -1], after * np.float64(1 / 255), rtol=1e-6)
     return len(numbers)
 
 
@@ -347,7 +342,10 @@ def memory() -> Iterator[Bar]:
 
     rng = np.random.default_rng()
     workload = Workload("84x84, one environment", ATARI.parts, rows=1 << 14)
-    with subjects.engine(workload, max_stack=4, max_n_step=3) as (client, name), subjects.filler(client, workload) as writer:
+    with (
+        subjects.engine(workload, max_stack=4, max_n_step=3) as (client, name),
+        subjects.filler(client, workload) as writer,
+    ):
         subjects.fill(writer, workload, rng, rows=workload.rows, ends=1 / 800)
         table = inspect.inspect(name).tables[0]
     pairs = 2 * 4 * 84 * 84 + sum(part.row_bytes for part in ATARI.parts[1:]) + 1

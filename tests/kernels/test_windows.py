@@ -254,7 +254,7 @@ def test_every_window_in_every_autoreset_mode_over_many_pages(autoreset, envs, s
 
 
 def test_one_step_windows_equal_the_plain_loader_bit_for_bit():
-    """n = 1 is the plain table: same draws, same bytes, whatever gamma, padding or the newest rows' rule."""
+    """N = 1 is the plain table: same draws, same bytes, whatever gamma, padding or the newest rows' rule."""
     with History((4, 5, 6), [(2, "next_step", True), (None, "disabled", True)], 6, 10) as world:
         for number in range(30):
             world.do(number, "write", 7, 0b1000110000001010000100000)
@@ -286,13 +286,18 @@ def test_returns_are_summed_in_float64_and_rounded_once(dtype, engine_name):
             writer.append(obs=t, reward=reward if dtype == "float32" else float(reward))
         window = conduit.Transition(n_step=5, gamma=0.99)
         transform = {"reward": conduit.scale(0.5, offset=0.25, dtype=dtype)}
-        for given_, single in ((None, rewards.astype(np.float64)), (transform, rewards.astype(np.float64) * 0.5 + 0.25)):
+        for given_, single in (
+            (None, rewards.astype(np.float64)),
+            (transform, rewards.astype(np.float64) * 0.5 + 0.25),
+        ):
             with engine.loader("replay", batch_size=512, window=window, format="numpy", transform=given_) as loader:
                 batch = loader.next()
                 assert batch["reward"].dtype == dtype
                 assert batch["discount"].dtype == np.float32
                 want = [sum(0.99**k * single[t + k] for k in range(5)) for t in batch["obs"]]
-                np.testing.assert_allclose(batch["reward"], want, rtol=2e-7 if dtype == "float32" else 1e-14, atol=1e-12)
+                np.testing.assert_allclose(
+                    batch["reward"], want, rtol=2e-7 if dtype == "float32" else 1e-14, atol=1e-12
+                )
                 np.testing.assert_array_equal(batch["discount"], np.float32(0.99**5))
 
 

@@ -213,7 +213,7 @@ with conduit.attach({name!r}, timeout=10) as client:
 def test_a_reading_always_belongs_together_even_after_a_kill(wide):
     statistics = wide.statistics("replay")
     head = "import numpy as np, conduit\n"
-    for _ in range(3):
+    for _ in range(2):
         crew = [
             subprocess.Popen(
                 [sys.executable, "-c", head + PAIRS.format(name=wide.name)], stdout=subprocess.PIPE, text=True, cwd=ROOT

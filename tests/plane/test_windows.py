@@ -95,7 +95,7 @@ def check_transitions(batch, n_step, stack, gamma):
     assert (obs == np.concatenate([obs[..., :1], np.repeat(obs[..., 1:2], 5, -1)], -1)).all(), "torn"
     number = obs[:, -1, 1]
     used = batch["n_steps"] if n_step > 1 else np.ones(len(number), np.int64)
-    assert ((1 <= used) & (used <= n_step)).all()
+    assert ((used >= 1) & (used <= n_step)).all()
     ended = batch["terminated"] | batch["truncated"]
     assert (ended | (used == n_step)).all(), "a shorter window only where the episode ends"
     np.testing.assert_array_equal(after[:, -1, 0], obs[:, -1, 0])
@@ -185,7 +185,9 @@ def test_windows_count_on_while_writers_run_flat_out(engine_name, modes, page_ro
     ]
     with conduit.Engine.create(engine_name, {"replay": table}) as engine:
         loaders = [
-            engine.loader("replay", batch_size=32, window=window, sampling=sampling, format="numpy", seed=k, timeout=20.0)
+            engine.loader(
+                "replay", batch_size=32, window=window, sampling=sampling, format="numpy", seed=k, timeout=20.0
+            )
             for k, window in enumerate(windows)
             for sampling in (None, conduit.Prioritised())
         ]

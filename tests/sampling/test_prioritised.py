@@ -28,11 +28,13 @@ SCHEMA = conduit.Schema(
 
 @pytest.fixture
 def table(engine_name):
-    """table(rows, priorities, ends=(), envs=None, **Table options) -> engine whose rows' obs are their numbers, and its writer."""
+    """Call it with rows, priorities, ends and Table options: an engine whose rows' obs are their numbers, and its writer."""
     opened = []
 
     def make(rows, priorities=None, ends=(), capacity=None, **options):
-        spec = conduit.Table(SCHEMA, capacity or 2 * rows + 64, priorities=priorities or conduit.Priorities(), **options)
+        spec = conduit.Table(
+            SCHEMA, capacity or 2 * rows + 64, priorities=priorities or conduit.Priorities(), **options
+        )
         engine = conduit.Engine.create(f"{engine_name}-{len(opened)}", {"replay": spec})
         writer = engine.writer("replay", autoreset="next_step")
         # a writer that nobody holds closes: its last row would be listed then, though it has no successor
@@ -186,14 +188,18 @@ def test_rows_that_begin_no_window_take_no_share(table, window, anchors, stratif
     priorities = rng.pareto(1.0, rows) + 0.1
     with open_loader(engine, 1000, conduit.Prioritised(stratified=False), window=None) as plain:
         ids = ids_by_number(plain, rows, batches=300)
-    with open_loader(engine, 1000, conduit.Prioritised(stratified=stratified, normalise="none"), window=window) as loader:
+    with open_loader(
+        engine, 1000, conduit.Prioritised(stratified=stratified, normalise="none"), window=window
+    ) as loader:
         update = np.flatnonzero(ids >= 0)
         assert set(np.flatnonzero(chosen)) <= set(update)
         loader.next()
         assert loader.update_priorities(ids[update], priorities[update]) == 0
         # the rows behind those that are counted get nothing
         engine._views["replay"].priorities[(int(ids[0]) & (1 << ROW_BITS) - 1) + rows :][:60] = 0
-    with open_loader(engine, 1000, conduit.Prioritised(stratified=stratified, normalise="none"), window=window) as loader:
+    with open_loader(
+        engine, 1000, conduit.Prioritised(stratified=stratified, normalise="none"), window=window
+    ) as loader:
         exact = np.where(chosen, leaves(priorities, rule), 0)
         exact = exact / exact.sum()
         assert deviation(counts_of(loader, rows, 600_000), exact) < 5
@@ -408,7 +414,10 @@ def test_updates_need_an_open_loader_with_priorities(table):
     engine, _ = table(100)
     loader = open_loader(engine, 4)
     ids = loader.next().ids.copy()
-    with engine.loader("replay", batch_size=4, format="numpy") as uniform, pytest.raises(ConfigError, match="uniformly"):
+    with (
+        engine.loader("replay", batch_size=4, format="numpy") as uniform,
+        pytest.raises(ConfigError, match="uniformly"),
+    ):
         uniform.update_priorities(ids, np.ones(4))
     loader.close()
     with pytest.raises(Closed):
