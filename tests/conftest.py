@@ -1,5 +1,6 @@
 """What every test of Conduit shares: names for engines, the check that nothing is left in /dev/shm, Hypothesis profiles."""
 
+import contextlib
 import itertools
 import os
 import re
@@ -7,6 +8,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from conduit.store.segment import HEADER_PID
 
 settings.register_profile("local", deadline=None)
 # The same examples in every run of CI, so that a red run is the change's doing and can be run again elsewhere.
@@ -26,9 +29,22 @@ def _segments() -> set[str]:
     return {name for name in names if not _of_another_run(name)}
 
 
+def _creator(name: str) -> int:
+    with (SHM / name).open("rb") as segment:
+        return int.from_bytes(segment.read(HEADER_PID + 8)[HEADER_PID:], "little")
+
+
 def _of_another_run(name: str) -> bool:
+    """True for a segment of a living process that is none of this run's."""
     made_by = re.match(re.escape(PREFIX) + r"t(\d+)-", name)
-    return bool(made_by) and int(made_by[1]) != os.getpid() and Path(f"/proc/{made_by[1]}").exists()
+    with contextlib.suppress(OSError, ValueError):
+        pid = int(made_by[1]) if made_by else _creator(name)
+        while pid > 1:
+            if pid == os.getpid():
+                return False
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        return True
+    return False
 
 
 @pytest.fixture(scope="session", autouse=True)

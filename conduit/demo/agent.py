@@ -78,6 +78,9 @@ class Agent:
         with torch.no_grad():
             best = self._online(batch["next_obs"]).argmax(dim=1, keepdim=True)
             future = self._target(batch["next_obs"]).gather(1, best).squeeze(1)
+            # Bootstrapped values can feed on themselves: some runs went off to a million and never came back. What is
+            # above every possible return is wrong for certain, and without it the rest recovers.
+            future = future.clamp(0.0, settings.highest_value)
             goal = batch["reward"] + settings.discount * future * ~batch["terminated"]
         value = self._online(batch["obs"]).gather(1, batch["action"].unsqueeze(1)).squeeze(1)
         loss = functional.smooth_l1_loss(value, goal)

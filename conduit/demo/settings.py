@@ -47,7 +47,7 @@ class Settings:
     capacity: int = 100_000
     learning_rate: float = 5e-4
     discount: float = 0.99
-    target_rate: float = 0.02
+    target_rate: float = 0.01
     max_grad_norm: float = 10.0
     rows_per_update: float = 4.0
     rows_per_version: int = 64
@@ -57,6 +57,11 @@ class Settings:
     highest_floor: float = 0.3
     evaluate_every: int = 1_000
     evaluation_episodes: int = 20
+
+    @property
+    def highest_value(self) -> float:
+        """No discounted return is above it: CartPole pays 1 a step and never less than 0."""
+        return 1.0 / (1.0 - self.discount)
 
     @property
     def ticks_per_version(self) -> int:
