@@ -12,46 +12,78 @@ ROOT = Path(__file__).resolve().parents[1]
 
 NAMES = {
     "Batch",
+    "BatchTransform",
     "Client",
     "CommitEvery",
     "Delivery",
     "Engine",
+    "Episode",
     "Field",
     "Ingestion",
     "Loader",
+    "Moments",
     "Placement",
     "PolicySlot",
     "Pool",
+    "Priorities",
+    "Prioritised",
+    "Rollout",
     "Schema",
+    "Sequence",
+    "Statistics",
     "Table",
     "Transform",
+    "Transition",
     "Weights",
     "Writer",
     "__version__",
+    "apply",
     "attach",
     "cast",
+    "clip",
     "errors",
+    "gae",
+    "hindsight",
+    "normalise",
+    "normalise_advantages",
+    "one_hot",
+    "random_shift",
+    "returns_to_go",
     "scale",
+    "sequence_priority",
+    "vtrace",
 }
 
 MEMBERS = {
-    "Batch": "episodes get ids items keys nest release steps values versions",
-    "Client": "close loader name policy recover schema tables writer",
+    "Batch": "episodes get ids items keys nest release steps transform values versions",
+    "BatchTransform": "outputs run",
+    "Client": "close loader name policy recover schema statistics tables writer",
     "CommitEvery": "publish_every",
     "Delivery": "close next",
-    "Engine": "adopt close create loader name policy recover schema tables writer",
-    "Field": "casting dtype itemsize name numpy_dtype observation row_bytes shape",
+    "Engine": "adopt close create loader name policy recover schema statistics tables writer",
+    "Episode": "max_length",
+    "Field": "casting dtype item_bytes itemsize max_length name numpy_dtype observation ragged row_bytes shape",
     "Ingestion": "publish_every",
-    "Loader": "close next stats valid",
+    "Loader": "close next stats update_priorities valid",
+    "Moments": "count mean variance",
     "Placement": "choose",
     "PolicySlot": "bind close poll publish version",
     "Pool": "capacity device name tier",
+    "Priorities": "alpha eps span",
+    "Prioritised": "beta normalise stratified",
+    "Rollout": "num_envs stride ticks",
     "Schema": (
         "difference fields fingerprint flatten flatten_observation from_example from_json from_spaces names nest "
-        "observation_names row_bytes to_json"
+        "observation_names ragged_names row_bytes to_json"
     ),
-    "Table": "capacity check_writer geometry halo_ticks kind max_n_step max_stack num_envs page_rows schema",
-    "Transform": "check_source dtype factor is_affine offset",
+    "Sequence": "across burn_in length overlap pad",
+    "Statistics": "fields read stamp update",
+    "Table": (
+        "arena_items capacity check_window check_writer future_ticks geometry halo_ticks kind max_length "
+        "max_n_step max_stack mean_lengths num_envs page_rows priorities schema statistics"
+    ),
+    "Transform": "check_source dtype factor high is_affine is_cast is_clipped low offset",
+    "Transition": "gamma n_step newest padding stack",
     "Weights": "arrays state_dict version",
     "Writer": "append bare close cut flush rollout step version",
 }
@@ -60,24 +92,28 @@ CALLS = {
     "attach": "name timeout=0.0",
     "cast": "dtype",
     "scale": "factor *offset=0.0 *dtype='float32'",
-    "Field": "name dtype shape=() observation=False casting='no'",
+    "Field": "name dtype shape=() observation=False casting='no' ragged=False",
     "Schema": "fields",
     "Schema.from_spaces": "observation_space action_space reward='float32'",
     "Schema.from_example": "example observation=None",
-    "Table": "schema capacity page_rows=None max_stack=1 max_n_step=1 num_envs=1 kind='replay'",
+    "Table": (
+        "schema capacity page_rows=None max_stack=1 max_n_step=1 max_length=1 num_envs=1 priorities=None "
+        "statistics=() kind='replay' mean_lengths=None"
+    ),
     "Engine.create": "name tables *policies=None *backing='shm' *max_participants=128",
     "Engine.adopt": "name",
     "Client.writer": (
-        "table *num_envs=None *autoreset=None *policy=None *schema=None *timeout=10.0 *on_full='wait' *keep_final=True "
-        "*ingestion=None *placement=None"
+        "table *num_envs=None *autoreset=None *policy=None *schema=None *timeout=10.0 *on_full='wait' "
+        "*keep_final=True *statistics=False *ingestion=None *placement=None"
     ),
     "Client.loader": (
-        "table *batch_size *transform=None *seed=0 *format='torch' *buffers=3 *on_busy='error' *timeout=30.0 *min_rows=None "
-        "*fields=None"
+        "table *batch_size *window=None *sampling=None *transform=None *batch_transforms=() *max_staleness=None "
+        "*policy=None *seed=0 *format='torch' *buffers=3 *on_busy='error' *timeout=30.0 *min_rows=None "
+        "*fields=None *ragged='pad'"
     ),
     "Client.policy": "name='policy'",
     "CommitEvery": "ticks",
-    "Writer.append": "*terminated=False *truncated=False *final=None **fields",
+    "Writer.append": "*terminated=False *truncated=False *final=None *priority=None **fields",
     "Writer.rollout": "ticks *max_finals=None",
     "Loader.next": "timeout=None",
     "Loader.valid": "ids",
@@ -85,6 +121,30 @@ CALLS = {
     "Ingestion.publish_every": "table num_envs",
     "Placement.choose": "request pools",
     "Delivery.next": "timeout=None",
+    "apply": "function",
+    "clip": "low=None high=None",
+    "gae": "gamma=0.99 lam=0.95 *values='value' *reward='reward' *bootstrap=None *final_values=None",
+    "hindsight": (
+        "function *goal='obs.desired_goal' *achieved='obs.achieved_goal' *reward='reward' *strategy='future' "
+        "*ratio=0.8 *outcome='next'"
+    ),
+    "normalise": "*eps=1e-08 *update=False *dtype='float32'",
+    "normalise_advantages": "*eps=1e-08 *name='advantages'",
+    "one_hot": "n *dtype='float32'",
+    "returns_to_go": "gamma=1.0 *reward='reward'",
+    "sequence_priority": "errors mask=None eta=0.9",
+    "vtrace": (
+        "gamma=0.99 *lam=1.0 *rho_bar=1.0 *c_bar=1.0 *pg_rho_bar=1.0 *values='value' *reward='reward' "
+        "*log_ratios=None *bootstrap=None *final_values=None"
+    ),
+    "Transition": "n_step=1 gamma=0.99 stack=1 padding='repeat' newest='wait'",
+    "Sequence": "length burn_in=0 overlap=None across=False pad=True",
+    "Episode": "max_length",
+    "Rollout": "ticks num_envs stride=None",
+    "Prioritised": "beta=0.4 normalise='batch' stratified=True",
+    "Priorities": "alpha=0.6 eps=1e-06 span=131072",
+    "Loader.update_priorities": "ids priorities",
+    "Client.statistics": "table",
 }
 
 
@@ -145,7 +205,7 @@ def test_the_generated_append_has_the_schema_s_fields_as_its_arguments(engine_na
         writer = engine.writer("t")
         assert isinstance(writer, conduit.Writer)
         names = [p.name for p in inspect.signature(writer.append).parameters.values() if not p.name.startswith("_")]
-        assert names == ["obs", "action", "terminated", "truncated", "final"]
+        assert names == ["obs", "action", "terminated", "truncated", "final", "priority"]
         assert writer.append.__doc__
 
 

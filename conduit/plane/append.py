@@ -15,7 +15,10 @@ from conduit.schema import Schema
 
 
 def generate_append(schema: Schema) -> Callable[..., None]:
-    """The method `append(self, *, <fields>, terminated=False, truncated=False, final=None)` for writers of a schema."""
+    """The method `append(self, *, <fields>, terminated, truncated, final, priority)` for writers of a schema.
+
+    A schema with a field named "priority" has no such argument; its new rows get the table's own priority.
+    """
     # names of fields never begin with "_", so the method's own ones do
     plain = not any("." in name or keyword.iskeyword(name) for name in schema.names)
     if plain:
@@ -26,12 +29,15 @@ def generate_append(schema: Schema) -> Callable[..., None]:
         arguments = ""
         values = "".join(f"_flat[{name!r}], " for name in schema.names)
         head = ["_flat = _self._schema.flatten(_rest)"]
+    given = "None" if "priority" in schema.names else "priority"
+    option = "" if given == "None" else "priority=None, "
+    test = "" if given == "None" else "priority is not None or "
     lines = [
-        f"def append(_self, *, {arguments}terminated=False, truncated=False, final=None, **_rest):",
+        f"def append(_self, *, {arguments}terminated=False, truncated=False, final=None, {option}**_rest):",
         *head,
         f"_values = ({values}terminated, truncated)",
-        "if final is not None or _self._append(_self._words, _values) < -1:",
-        "    _self._append_exactly(_values, final)",
+        f"if final is not None or {test}_self._append(_self._words, _values) < -1:",
+        f"    _self._append_exactly(_values, final, {given})",
     ]
     scope = {"_missing": MISSING}
     exec("\n    ".join(lines), scope)  # noqa: S102 - made of the schema's checked names only

@@ -19,6 +19,7 @@ import numpy as np
 from conduit.errors import ConfigError, FieldError
 from conduit.field import Field
 from conduit.jit import entry
+from conduit.kernels.leaves import Leaves
 from conduit.plane.append import generate_append
 from conduit.plane.placement import Placement, Pool, Request, place
 from conduit.plane.rows import Bare, Slab, Step
@@ -148,7 +149,9 @@ class Writer:
 
     # -- writing
 
-    def append(self, *, terminated: Any = False, truncated: Any = False, final: Any = None, **fields: Any) -> None:
+    def append(
+        self, *, terminated: Any = False, truncated: Any = False, final: Any = None, priority: Any = None, **fields: Any
+    ) -> None:
         """Write and commit one step; the fields of the schema are keyword arguments.
 
         Args:
@@ -156,6 +159,8 @@ class Writer:
                 [length, *shape[1:]], or a list of num_envs such arrays.
             terminated: Bool, or bool [num_envs].
             truncated: The same.
+            priority: Real, or real [num_envs], finite and at least 0: the priority of the new rows, in a table that has
+                priorities; default the largest of late.
             final: True final observation of environments that ended with this step, structured like the observation:
                 arrays [num_envs, ...] that are used where an episode ended, or a list or object array with None elsewhere.
 
@@ -223,13 +228,14 @@ class Writer:
 
     # -- the exact path behind the generated append
 
-    def _append_exactly(self, values: tuple[Any, ...], final: Any) -> None:
+    def _append_exactly(self, values: tuple[Any, ...], final: Any, priority: Any) -> None:
         """Turn pages, convert values, keep final observations, explain; all is checked before the page is turned."""
         stream = self._stream
         table, envs = stream.table, stream.envs
         stream.check()
+        leaves = None if priority is None else self._checked_priority(priority)
         if self._schema.ragged_names:
-            self._append_ragged(values, final)
+            self._append_ragged(values, final, leaves)
             return
         code = self._store_row(self._words, values)
         if code == objects.NEED_PAGE:
@@ -251,12 +257,30 @@ class Writer:
                 table.terminated[row : row + envs], table.truncated[row : row + envs] = ends
             for env, observation in finals.items():
                 stream.keep_final(row + env, observation, row + envs)
+            if leaves is not None:
+                stream.prioritise(row, leaves)
             stream.commit(1)
         except BaseException:
             stream.abort(envs)
             raise
 
-    def _append_ragged(self, values: tuple[Any, ...], final: Any) -> None:
+    def _checked_priority(self, priority: Any) -> Array:
+        """Leaves of a tick's priorities, uint32 [envs].
+
+        Raises:
+            FieldError: The table has no priorities, or one is NaN, infinite or negative.
+        """
+        rule = self._stream.table.layout.table.priorities
+        if rule is None:
+            raise FieldError(
+                "Expected no priority: the table has none, create it with priorities=conduit.Priorities(...)",
+                at="priority",
+            )
+        leaves = Leaves(rule, self._stream.envs)
+        leaves.fill(np.reshape(priority, 1) if self.num_envs is None else priority, self._stream.envs)
+        return leaves.array
+
+    def _append_ragged(self, values: tuple[Any, ...], final: Any, leaves: Array | None) -> None:
         """The same for a schema with ragged fields, whose room depends on the values and the final observations."""
         stream = self._stream
         table, envs = stream.table, stream.envs
@@ -287,6 +311,8 @@ class Writer:
             table.terminated[row : row + envs], table.truncated[row : row + envs] = terminated, truncated
             for env, observation in finals.items():
                 stream.keep_final(row + env, observation, row + envs)
+            if leaves is not None:
+                stream.prioritise(row, leaves)
             stream.commit(1)
         except BaseException:
             stream.abort(envs)

@@ -33,6 +33,7 @@ from conduit.store.words import (
     W_NEXT_STEP,
     W_OWNER,
     W_PAGE,
+    W_PRIORITIES_GIVEN,
     W_PUBLISH_EVERY,
     W_REFUSED,
     W_RESERVE,
@@ -222,8 +223,16 @@ class Stream:
         result = entry(writing.commit)(self.address, ticks)
         return -2 - result if result < -1 else -1
 
+    def prioritise(self, row: int, leaves: Array) -> None:
+        """Give the tick at `row`, which is about to be committed, priorities of its own: leaves, uint32 [envs]."""
+        priorities = self.table.priorities
+        if priorities is not None:
+            priorities[row : row + self.envs] = leaves
+            self.words[W_PRIORITIES_GIVEN // 8] = 1
+
     def abort(self, rows: int) -> None:
-        """Forget flags and final observations staged for the next `rows` rows."""
+        """Forget flags, priorities and final observations staged for the next `rows` rows."""
+        self.words[W_PRIORITIES_GIVEN // 8] = 0
         entry(writing.abort)(self.address, rows)
 
     def refuse(self, place: int) -> None:

@@ -73,17 +73,17 @@ def test_casts_that_would_lose_what_a_value_is_are_refused():
 
 def test_a_plan_lists_every_output_in_order():
     plan = make_plan(SCHEMA, 32)
-    assert plan.names == EVERY
-    assert [output.following for output in plan.outputs] == [False] * 5 + [True] * 3
-    assert plan.flags == ("terminated", "truncated")
+    assert plan.names == tuple(EVERY)
+    assert [output.rows for output in plan.outputs] == ["anchor"] * 5 + ["following"] * 3
+    assert [item.name for item in plan.computed] == ["terminated", "truncated"]
     assert plan.outputs[2].numpy_dtype == np.uint16
     assert plan.sample_bytes == 2 * (4 * 84 * 84 + 12 + 2) + 8 + 1
 
 
-def test_fields_are_chosen_in_their_order_with_the_flags_last():
+def test_fields_are_chosen_in_their_order():
     plan = make_plan(SCHEMA, 1, fields=["truncated", "next_obs.pose.0", "action"])
-    assert plan.names == ["next_obs.pose.0", "action", "truncated"]
-    assert make_plan(SCHEMA, 1, fields=iter(["done"])).names == ["done"]
+    assert plan.names == ("truncated", "next_obs.pose.0", "action")
+    assert make_plan(SCHEMA, 1, fields=iter(["done"])).names == ("done",)
 
 
 def test_the_more_exactly_named_transform_wins_whatever_the_order():
@@ -92,7 +92,7 @@ def test_the_more_exactly_named_transform_wins_whatever_the_order():
         {"obs": outer, "obs.pose": middle, "obs.camera": inner},
         {"obs.camera": inner, "obs.pose": middle, "obs": outer},
     ):
-        plan = make_plan(SCHEMA, 1, given)
+        plan = make_plan(SCHEMA, 1, None, given)
         chosen = {output.name.removeprefix("next_"): output.transform for output in plan.outputs}
         assert chosen["obs.camera"] == inner
         assert chosen["obs.pose.0"] == chosen["obs.pose.1"] == middle
@@ -105,9 +105,9 @@ def test_the_fingerprint_tells_plans_apart_and_equal_ones_together():
     plans = [
         make_plan(SCHEMA, 32),
         make_plan(SCHEMA, 33),
-        make_plan(SCHEMA, 32, {"action": cast("int32")}),
-        make_plan(SCHEMA, 32, {"obs.camera": scale(1 / 255)}),
-        make_plan(SCHEMA, 32, {"obs.camera": scale(1 / 256)}),
+        make_plan(SCHEMA, 32, None, {"action": cast("int32")}),
+        make_plan(SCHEMA, 32, None, {"obs.camera": scale(1 / 255)}),
+        make_plan(SCHEMA, 32, None, {"obs.camera": scale(1 / 256)}),
         make_plan(SCHEMA, 32, fields=EVERY[:-1]),
         make_plan(SCHEMA, 32, fields=["action"]),
     ]

@@ -12,7 +12,7 @@ from conduit.store.words import FINAL, FIRST, KEPT, LINK_SHIFT, TERMINATED, TRUN
 
 
 def transformed(values, source, transform):
-    return reference.transform(Output("x", Field("x", source, values.shape[1:]), False, transform), values)
+    return reference.transform(Output("x", Field("x", source, values.shape[1:]), "anchor", (), transform), values)
 
 
 def test_bfloat16_goes_to_float32_and_back_as_torch_has_it():

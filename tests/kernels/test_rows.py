@@ -92,11 +92,13 @@ def run(output, values, index, slots, batch):
     size = output.row_bytes * batch
     out = np.full(size + 2 * GUARD + 64, POISON, np.uint8)
     start = GUARD + -(out.ctypes.data + GUARD) % 64
-    descriptor = rows.describe(output, column.ctypes.data, column.strides[0], out.ctypes.data + start, batch)
     index, slots = np.asarray(index, np.int64), np.asarray(slots, np.int64)
+    descriptor = rows.describe(
+        output, column.ctypes.data, column.strides[0], out.ctypes.data + start, index.ctypes.data, batch
+    )
     before = memory.copy()
     function = _CALL(int(descriptor[0]))
-    assert function(descriptor.ctypes.data, index.ctypes.data, slots.ctypes.data, len(slots)) == 0
+    assert function(descriptor.ctypes.data, slots.ctypes.data, len(slots), 0) == 0
     assert (memory == before).all()
     assert (out[:start] == POISON).all()
     assert (out[start + size :] == POISON).all()
@@ -135,14 +137,14 @@ def test_a_cast_equals_the_reference(source, dtype):
     for k, shape in enumerate(SHAPES):
         if (k + len(source) + len(dtype)) % 3 and shape:
             continue
-        check(Output("x", Field("x", source, shape), False, cast(dtype)), values_of(source, shape, 37, k), k)
+        check(Output("x", Field("x", source, shape), "anchor", (), cast(dtype)), values_of(source, shape, 37, k), k)
 
 
 @pytest.mark.parametrize(("source", "dtype"), list(itertools.product(DTYPES, FLOATS)))
 def test_scaling_equals_the_reference(source, dtype):
     for k, (factor, offset) in enumerate([(1 / 255, 0.0), (2.0, -1.0), (1.0, 0.1), (-3e-5, 1e5)]):
         for shape in (SHAPES[k], SHAPES[-1 - k]):
-            output = Output("x", Field("x", source, shape), False, scale(factor, offset=offset, dtype=dtype))
+            output = Output("x", Field("x", source, shape), "anchor", (), scale(factor, offset=offset, dtype=dtype))
             check(output, values_of(source, shape, 29, k), k)
 
 
@@ -151,14 +153,14 @@ def test_scaling_equals_the_reference(source, dtype):
 )
 def test_rows_of_any_length_are_copied_whole(row_bytes):
     field = Field("x", "uint8", (row_bytes,))
-    check(Output("x", field, False, Transform("uint8")), values_of("uint8", (row_bytes,), 23))
+    check(Output("x", field, "anchor", (), Transform("uint8")), values_of("uint8", (row_bytes,), 23))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_dtype_is_copied_bit_for_bit(dtype):
     for shape in SHAPES:
         values = values_of(dtype, shape, 19)
-        output = Output("x", Field("x", dtype, shape), False, cast(dtype))
+        output = Output("x", Field("x", dtype, shape), "anchor", (), cast(dtype))
         slots = np.arange(19)
         got = run(output, values, slots[::-1].copy(), slots, 19)
         assert got.tobytes() == values[::-1].tobytes()
@@ -170,7 +172,7 @@ def test_every_dtype_is_copied_bit_for_bit(dtype):
 def test_every_one_of_the_65536_halves_is_converted_right(source, dtype, affine):
     values = np.arange(2**16, dtype=np.uint16).view(DTYPES[source]).reshape(512, 128)
     transform = scale(1 / 3, offset=0.25, dtype=dtype) if affine else cast(dtype)
-    check(Output("x", Field("x", source, (128,)), False, transform), values)
+    check(Output("x", Field("x", source, (128,)), "anchor", (), transform), values)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +188,7 @@ def test_every_one_of_the_65536_halves_is_converted_right(source, dtype, affine)
 )
 def test_sixteen_bit_results_are_rounded_as_torch_rounds(source, dtype):
     values = values_of(source, (500,), 200)
-    output = Output("x", Field("x", source, (500,)), False, cast(dtype))
+    output = Output("x", Field("x", source, (500,)), "anchor", (), cast(dtype))
     index = np.arange(200)
     got = run(output, values, index, index, 200)
     wanted = torch.from_numpy(values.copy()).to(getattr(torch, dtype))
@@ -201,7 +203,7 @@ def test_a_large_scaled_image_is_written_past_the_caches_with_the_same_result(so
     elements = int(np.prod(shape))
     batch = rows._STREAM_BYTES // (4 * elements) + 5
     values = values_of(source, shape, 300)
-    output = Output("x", Field("x", source, shape), False, scale(1 / 255, offset=offset))
+    output = Output("x", Field("x", source, shape), "anchor", (), scale(1 / 255, offset=offset))
     assert rows._can_stream(output, batch)
     assert not rows._can_stream(output, batch // 2)
     rng = np.random.default_rng(1)
@@ -216,7 +218,7 @@ def test_a_large_scaled_image_is_written_past_the_caches_with_the_same_result(so
 def test_scaling_in_float32_costs_two_roundings_and_no_more():
     """The factor is rounded to float32, and so is the product."""
     values = np.arange(256, dtype=np.uint8).reshape(2, 128)
-    output = Output("x", Field("x", "uint8", (128,)), False, scale(1 / 255))
+    output = Output("x", Field("x", "uint8", (128,)), "anchor", (), scale(1 / 255))
     got = run(output, values, [0, 1], [0, 1], 2).ravel()
     exact = np.arange(256) * (1 / 255)
     assert (np.abs(got - exact) <= exact * 2.0**-23).all()
@@ -229,11 +231,11 @@ def test_scaling_in_float32_costs_two_roundings_and_no_more():
     dtype=st.sampled_from(FLOATS),
 )
 def test_any_factor_and_offset_give_what_the_reference_gives(factor, offset, source, dtype):
-    output = Output("x", Field("x", source, (5, 3)), False, scale(factor, offset=offset, dtype=dtype))
+    output = Output("x", Field("x", source, (5, 3)), "anchor", (), scale(factor, offset=offset, dtype=dtype))
     check(output, values_of(source, (5, 3), 11))
 
 
 def test_an_empty_list_of_slots_writes_nothing():
-    output = Output("x", Field("x", "float32", (3,)), False, cast("float16"))
+    output = Output("x", Field("x", "float32", (3,)), "anchor", (), cast("float16"))
     got = run(output, values_of("float32", (3,), 4), np.zeros(4), np.zeros(0), 4)
     assert (got.view(np.uint8) == POISON).all()

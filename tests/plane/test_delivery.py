@@ -135,12 +135,12 @@ def test_nested_fields_come_back_nested(make, kind):
     assert batch["obs.camera"] is nested["obs"]["camera"]
 
 
-def test_fields_chooses_what_is_delivered_in_its_order_with_the_flags_last(make):
+def test_fields_chooses_what_is_delivered_in_its_order(make):
     engine = make()
     fill(engine.writer("replay"), 50)
     loader = engine.loader("replay", batch_size=8, fields=["truncated", "next_obs", "reward"], format="numpy")
     batch = loader.next()
-    assert list(batch) == ["next_obs", "reward", "truncated"]
+    assert list(batch) == ["truncated", "next_obs", "reward"]
     np.testing.assert_array_equal(batch["next_obs"][:, 0] % 1, np.where(batch["reward"] % 5 == 4.5, 0.5, 0))
     only = engine.loader("replay", batch_size=8, fields=["terminated"]).next()
     assert list(only) == ["terminated"]

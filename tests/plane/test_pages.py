@@ -93,9 +93,9 @@ def test_a_page_begins_with_a_copy_of_the_last_ticks_of_the_page_before(make, ma
     old, copied = rows_of(engine, 0, 40 - halo, 40), rows_of(engine, 1, 0, halo)
     for name, column in old.items():
         assert copied[name].tobytes() == column.tobytes(), name
-    # each row is drawn from one page: the last n ticks of the old one have moved over, the newest n are not complete yet
+    # each row is drawn from one page: the last n ticks of the old one have moved over; the newest has no successor yet
     split = 40 - max_n_step * envs
-    last = (ticks - max_n_step) * envs
+    last = (ticks - 1) * envs
     assert drawn(engine) == {(k, k + envs, 0 if k < split else 1) for k in range(last)}
     writer.close()
     assert drawn(engine) == {(k, k + envs, 0 if k < split else 1) for k in range((ticks - 1) * envs)}

@@ -7,11 +7,8 @@ from hypothesis import strategies as st
 
 import conduit
 from conduit import Field, Schema
-from conduit.kernels.reference import following_row
 from conduit.sampling import uniform
 from conduit.sampling.uniform import S_SNAPSHOT, Uniform
-from conduit.store.table import META_DTYPE
-from conduit.store.words import FLAG_MASK, LINK_SHIFT
 
 SCHEMA = Schema([Field("obs", "int64", observation=True), Field("x", "float32")])
 
@@ -58,7 +55,7 @@ def table(engine_name):
                     truncated=ended & ~terminated,
                     final=final,
                 )
-                last = tick >= ticks - (1 if close else 2)
+                last = tick == ticks - 1
                 for env in range(envs):
                     key = int(obs[env])
                     if dead[env]:  # a closing row
@@ -147,23 +144,6 @@ def test_the_number_of_candidates_and_the_least_of_them(table):
         engine.loader("t", batch_size=8, min_rows=candidates + 1, timeout=0).next()
 
 
-METAS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, FLAG_MASK)), min_size=1, max_size=12)
-
-
-@given(rows=METAS, committed=st.integers(0, 12), before=st.integers(0, 5))
-def test_the_compiled_rule_for_the_following_row_is_the_reference_s(rows, committed, before):
-    """Links beyond the page, which a reader may meet in a page that is being overwritten, lead nowhere in both."""
-    count = len(rows)
-    committed = min(committed, count)
-    meta = np.zeros(before + count, META_DTYPE)
-    meta["link"][before:] = [link << LINK_SHIFT | flags for link, flags in rows]
-    for local in range(count):
-        link = rows[local][0]
-        wanted = None if local + link >= count else following_row(local, meta[before:], committed)
-        got = uniform.following(meta.ctypes.data, before + local, before + committed, before + count)
-        assert got == (-1 if wanted is None else before + wanted)
-
-
 @given(sizes=st.lists(st.integers(1, 1000), min_size=1, max_size=60), data=st.data())
 def test_every_position_is_found_in_its_range_however_uneven_the_ranges_are(sizes, data):
     sampler = Uniform(0, len(sizes))
@@ -181,7 +161,7 @@ def test_every_position_is_found_in_its_range_however_uneven_the_ranges_are(size
             int(position * len(sizes) / total),
             data.draw(st.integers(0, len(sizes))),
         }:
-            found = uniform._locate(entries, len(sizes), guess, int(position))
+            found = uniform.locate(entries, len(sizes), guess, int(position))
             assert (found - entries) // sampler._snapshot.strides[0] == wanted
 
 
