@@ -99,8 +99,9 @@ def test_a_killed_actor_is_replaced_training_goes_on_and_ctrl_c_leaves_nothing(e
     assert any(f"actor 1 (pid {meddler.killed}) was killed by SIGKILL" in note for note in meddler.notes)
     assert result.rows > 1_000
     assert result.updates > 500
-    # every version was acted upon by the live actors before the next: rows per update stay near what was asked for
-    assert 1.0 < (result.rows - Settings().warmup_rows) / result.updates < 3.0
+    # Every version was acted upon by the live actors before the next. While one of the two is replaced, half the rows come.
+    wanted = Settings().rows_per_update
+    assert 0.4 * wanted < (result.rows - Settings().warmup_rows) / result.updates < 1.5 * wanted
     assert len(meddler.pids) == 3
     assert all(is_gone(pid) for pid in meddler.pids)
     assert actors_of(os.getpid()) == []

@@ -133,7 +133,7 @@ def _rates(axes: Any, history: History) -> None:
     axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.set_xlabel("seconds")
     axes.set_ylabel("per second")
-    axes.legend(loc="lower right", frameon=False, fontsize=9)
+    axes.legend(loc="upper left", frameon=False, fontsize=9)
     axes.set_title("Rows written, batches delivered", fontsize=10, loc="left", color=_INK)
 
 
