@@ -5,7 +5,7 @@ above it:
 
     errors  field  nesting  schema  clock  jit      what everything shares
     store        where rows are: segment, words, protocol, participants, leases, weights
-    kernels      how rows become batches: plans, CPU kernels, the float64 reference
+    kernels      how rows become batches: plans, CPU kernels, the slow reference
     sampling     which windows a batch is made of
     plane        the engine and its control points: ingestion (Writer), placement, delivery (Loader)
     demo  cli    what stands on top; they use the plane, never the store

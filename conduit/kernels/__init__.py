@@ -1,1 +1,1 @@
-"""How rows become batches: plans, CPU kernels, and the float64 reference they are held to. Takes arrays, never stores."""
+"""How rows become batches: plans, CPU kernels, and the slow reference that they are held to. Takes arrays, never stores."""
