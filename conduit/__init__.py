@@ -44,6 +44,7 @@ from conduit.plane.ingestion import Ingestion as Ingestion
 from conduit.plane.ingestion import Writer as Writer
 from conduit.plane.placement import Placement as Placement
 from conduit.plane.placement import Pool as Pool
+from conduit.plane.placement import Request as Request
 from conduit.sampling.prioritised import Prioritised as Prioritised
 from conduit.schema import Field as Field
 from conduit.schema import Schema as Schema
@@ -73,6 +74,7 @@ __all__ = [
     "Pool",
     "Priorities",
     "Prioritised",
+    "Request",
     "Rollout",
     "Schema",
     "Sequence",

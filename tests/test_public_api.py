@@ -27,6 +27,7 @@ NAMES = {
     "Pool",
     "Priorities",
     "Prioritised",
+    "Request",
     "Rollout",
     "Schema",
     "Sequence",
@@ -71,6 +72,7 @@ MEMBERS = {
     "Pool": "capacity device name tier",
     "Priorities": "alpha eps span",
     "Prioritised": "beta normalise stratified",
+    "Request": "num_envs row_bytes stream table",
     "Rollout": "num_envs stride ticks",
     "Schema": (
         "difference fields fingerprint flatten flatten_observation from_example from_json from_spaces names nest "

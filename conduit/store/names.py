@@ -73,11 +73,11 @@ def open_segment(name: str) -> int:
         if str(Path(path).readlink()) != f"/memfd:{shm_name(name)[1:]} (deleted)":
             raise FileNotFoundError(path)
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError as error:
+    except OSError:
         raise EngineNotFound(
             f"Expected a running engine named {name!r}, found none for this user ({SHM_DIRECTORY}{shm_name(name)}): "
             "create it with conduit.Engine.create, or wait for it with attach(..., timeout=seconds)"
-        ) from error
+        ) from None
 
 
 def leads_to(name: str, fd: int) -> bool:
