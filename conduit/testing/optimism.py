@@ -49,7 +49,7 @@ def gather_and_look(job, obs, after, action, reward, torn, counts):  # type: ign
     table = peek_i64(job + J_TABLE)
     slots = peek_i64(job + J_SLOTS)
     count = peek_i64(job + J_BATCH)
-    _gather(job, slots, count)
+    _gather(job, slots, count, 0)
     _write_meta(job, table, slots, count)
     window = peek_i64(job + J_WINDOW)
     terminated, truncated = peek_i64(window + V_TERMINATED), peek_i64(window + V_TRUNCATED)
