@@ -171,7 +171,7 @@ def resolve_transition(window, job, slot, row, entry):  # type: ignore[no-untype
         after = at + link
         ended = word & (TERMINATED | TRUNCATED)
         inline = (word & KEPT) == 0
-        if after >= end or (used > 0 and word & FINAL):
+        if (after >= end and not inline) or (used > 0 and word & FINAL):
             return -1
         if link == 0 and not ended & TERMINATED:
             return -1

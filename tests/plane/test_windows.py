@@ -236,6 +236,20 @@ def test_windows_of_a_writer_that_was_killed_end_where_it_ended(engine_name, env
         assert last["Transitionwait"] <= total - 1
 
 
+def test_the_last_rows_of_a_full_page_that_ends_its_stream_bootstrap_like_any_others(engine_name):
+    table = conduit.Table(SCHEMA, 1000, page_rows=40, max_n_step=5)
+    with conduit.Engine.create(engine_name, {"replay": table}) as engine:
+        with engine.writer("replay") as writer:
+            for number in range(40):
+                writer.append(obs=np.full(6, number), action=number, reward=float(number))
+        window = conduit.Transition(n_step=5, gamma=0.9, newest="bootstrap")
+        with engine.loader("replay", batch_size=512, window=window, format="numpy", min_rows=1) as loader:
+            batch = loader.next()
+        assert set(batch["action"].tolist()) == set(range(39))
+        assert batch["next_obs"].max() == 39
+        assert (batch["n_steps"] == np.minimum(5, 39 - batch["action"])).all()
+
+
 def test_a_loader_narrower_than_its_table_draws_newer_rows(engine_name):
     """Pages that are being written are drawn from up to what this loader's window needs, not what the widest would."""
     table = conduit.Table(SCHEMA, 1000, page_rows=100, **LIMITS)
