@@ -18,7 +18,7 @@ from torch import nn
 
 import conduit
 
-STEPS = 30_000
+STEPS = 24_000
 
 
 def seen(obs: np.ndarray) -> np.ndarray:
@@ -38,18 +38,18 @@ class Settings:
     envs: int = 8
     capacity: int = 30_000
     warmup: int = 1_000
-    steps_per_update: int = 4
+    steps_per_update: int = 2
     batch_size: int = 64
     length: int = 16
     burn_in: int = 4
     reward_scale: float = 0.1  # keeps values in the range that a GRU's outputs reach
-    n_step: int = 3
+    n_step: int = 2
     gamma: float = 0.99
     alpha: float = 0.6
     beta: float = 0.4
-    learning_rate: float = 1e-3
-    target_rate: float = 0.02
-    hidden: int = 64
+    learning_rate: float = 5e-4
+    target_rate: float = 0.01
+    hidden: int = 32
     explore: int = 6_000  # steps over which the chance of a random action falls from 1 to
     floor: float = 0.05
     evaluate_every: int = 1_000
@@ -83,7 +83,7 @@ class Agent:
 
     @torch.no_grad()
     def greedy(self, obs: np.ndarray, state: torch.Tensor | None) -> tuple[np.ndarray, torch.Tensor]:
-        """The best actions, int64 [n], and the state behind these observations, float32 [n, 4]."""
+        """The best actions, int64 [n], and the state behind these observations, float32 [1, n, hidden]."""
         values, state = self.online(torch.from_numpy(seen(obs)).unsqueeze(1), state)
         return values[:, 0].argmax(1).numpy(), state
 
