@@ -122,7 +122,8 @@ def main() -> None:
     """Measure, judge, draw."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("examples", nargs="*", default=list(EXAMPLES), help="which ones (default: all)")
-    parser.add_argument("--seeds", type=int, default=5, help="how many, from 0 (default %(default)s)")
+    parser.add_argument("--seeds", type=int, default=5, help="how many (default %(default)s)")
+    parser.add_argument("--first", type=int, default=0, help="the first seed (default %(default)s)")
     parser.add_argument("--steps", type=int, help="environment steps per run (default: the example's)")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the results")
     parser.add_argument("--redraw", action="store_true", help="take the runs from the files")
@@ -132,7 +133,7 @@ def main() -> None:
     for name in options.examples:
         path = options.out / f"{name}.json"
         if not options.redraw:
-            measure(name, range(options.seeds), options.steps, path)
+            measure(name, range(options.first, options.first + options.seeds), options.steps, path)
         result = json.loads(path.read_text())
         draw(result, path.with_suffix(".png"))
         print(name, json.dumps(judge(result), indent=1))
