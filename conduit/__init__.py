@@ -48,8 +48,11 @@ from conduit.plane.placement import Request as Request
 from conduit.sampling.prioritised import Prioritised as Prioritised
 from conduit.schema import Field as Field
 from conduit.schema import Schema as Schema
-from conduit.store.layout import Priorities as Priorities
-from conduit.store.layout import Table as Table
+from conduit.store.declaration import Priorities as Priorities
+from conduit.store.declaration import Table as Table
+from conduit.store.limits import MinSize as MinSize
+from conduit.store.limits import Queue as Queue
+from conduit.store.limits import SampleToInsertRatio as SampleToInsertRatio
 from conduit.store.statistics import Moments as Moments
 from conduit.store.statistics import Statistics as Statistics
 from conduit.store.weights import PolicySlot as PolicySlot
@@ -68,14 +71,17 @@ __all__ = [
     "Field",
     "Ingestion",
     "Loader",
+    "MinSize",
     "Moments",
     "Placement",
     "PolicySlot",
     "Pool",
     "Priorities",
     "Prioritised",
+    "Queue",
     "Request",
     "Rollout",
+    "SampleToInsertRatio",
     "Schema",
     "Sequence",
     "Statistics",

@@ -17,7 +17,7 @@ from conduit.kernels.rows import D_WORDS
 from conduit.kernels.windows import Transition, lanes
 from conduit.plane.transforming import Transforming
 from conduit.schema import Schema
-from conduit.store.layout import align
+from conduit.store.declaration import align
 from conduit.store.table import TableView
 
 Array = np.ndarray[Any, Any]

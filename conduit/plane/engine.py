@@ -26,7 +26,8 @@ from conduit.plane.stream import Autoreset, OnFull
 from conduit.sampling.prioritised import Prioritised
 from conduit.schema import Schema
 from conduit.store import segment as segments
-from conduit.store.layout import Table, specify
+from conduit.store.declaration import Table
+from conduit.store.layout import specify
 from conduit.store.locks import LOCK_CREATOR, try_lock
 from conduit.store.names import Backing
 from conduit.store.participants import Participants

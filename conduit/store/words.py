@@ -44,6 +44,20 @@ PAGE_UPDATES = 96
 """Leaf priorities stored by learners in this generation: a learner that counts fewer of its own sums the page anew."""
 PAGE_ARENA = 104
 """Bytes of ragged values that belong to rows of this page; a statistic."""
+PAGE_PAST = 112
+"""Rows of this page's earlier generations << 16 | the low bits of the generation that they were added up for."""
+PAGE_EPOCH = 120
+"""The table's epoch when the page was opened: rows of earlier epochs are gone (a reset)."""
+
+# --- side line of a page: what readers write
+SIDE_CONSUMER = 0
+"""Of a queue's page: participant that has claimed rows of it + 1, or 0. Only consumers and recoverers store it."""
+SIDE_CLAIMED = 8
+"""Local row up to which rows have been claimed."""
+SIDE_ACKED = 16
+"""Local row up to which rows have been acknowledged: a page of which all rows have may be reused."""
+SIDE_GONE = 24
+"""Rows of this generation that have been deleted, or sampled as often as they may be."""
 
 # --- table control: lines
 TABLE_TICKET = 0
@@ -59,7 +73,29 @@ TABLE_RECOVERED = 3 * LINE + 24
 """Pages taken back from dead writers."""
 TABLE_RECENT_LEAF = 4 * LINE
 """Largest leaf priority of the current span of updates; at +8 that of the span before, at +16 updates in this span."""
-TABLE_CONTROL_BYTES = 5 * LINE
+TABLE_EPOCH = 5 * LINE
+"""Raised by a reset. This line is read often and stored rarely."""
+TABLE_FROZEN = 5 * LINE + 8
+"""1: the table takes no rows."""
+TABLE_LIMITS = 6 * LINE
+"""Limits in force: a count of changes, its lowest bit choosing one of two copies of (spi, min_size, min_diff, max_diff), float64."""
+TABLE_BASE_INSERTED = 7 * LINE
+"""What counts began from (a restored checkpoint): added to the inserts, samples and deletes counted since."""
+TABLE_BASE_SAMPLED = 7 * LINE + 8
+TABLE_BASE_DELETED = 7 * LINE + 16
+TABLE_DELIVERED_AGAIN = 7 * LINE + 24
+"""Claims of dead consumers that were given back."""
+TABLE_CONTROL_BYTES = 8 * LINE
+
+# --- seat line of a table: what one participant has taken of the table's limits; cumulative over the seat's holders
+SEAT_RESERVED = 0
+"""Samples reserved."""
+SEAT_DELIVERED = 8
+"""Samples delivered; recovery sets SEAT_RESERVED to it."""
+SEAT_GRANTED = 16
+"""Rows granted to writers."""
+SEAT_INSERTED = 24
+"""Rows committed of those; recovery sets SEAT_GRANTED to it."""
 
 # --- table descriptor: private to a process, int64 words, handed to kernels by address
 T_PAGES = 0
@@ -84,7 +120,19 @@ T_FUTURE = 104
 """Ticks of future that every anchor has in its page."""
 T_PRIORITY = 112
 """Address of the leaf priorities, uint32 [rows], or 0."""
-T_WORDS = 15
+T_SIDES = 120
+"""Address of the side line of page 0."""
+T_SEATS = 128
+"""Address of the table's seat lines, one for each participant."""
+T_SEAT_COUNT = 136
+T_SAMPLED = 144
+"""Address of uint32 [rows], how often each row was delivered, or 0."""
+T_MAX_SAMPLED = 152
+T_QUEUE = 160
+"""1: a queue."""
+T_ROLLOUT = 168
+"""Ticks after which a queue's page is complete, or 0."""
+T_WORDS = 22
 
 # --- meta, 16 bytes a row: int32 version | int32 step | uint32 episode | uint32 link << 5 | flags
 META_BYTES = 16
