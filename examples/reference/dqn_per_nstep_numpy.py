@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from cartpole import make_envs, mean_return, run
+from training import make_envs, mean_return, run
 from dqn_per_nstep import STEPS, Agent, Settings
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from cartpole import make_envs, mean_return, run
+from training import make_envs, mean_return, run
 from r2d2_cartpole import STEPS, Agent, Settings, seen
 
 
