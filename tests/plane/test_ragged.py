@@ -227,7 +227,7 @@ class RaggedMachine(RuleBasedStateMachine):
         try:
             with writer.step() as row:
                 fill_step(row, writer.num_envs is None, serials, [(ends, False)] * stream.envs, finals, form)
-                raise Abandoned
+                raise Abandoned  # noqa: TRY301 - the step is to be left by an exception
         except Abandoned:
             self.model.reserve_values(stream, reserve, largest(stream))
         except Busy:
@@ -460,11 +460,10 @@ def test_reserved_values_are_the_arena_itself_and_a_step_reads_what_it_has(make)
                 assert view.rows_visible() == 2 * serial
         with view.lease(0) as lease:
             assert [one.tolist() for one in lease.values("tokens")] == [[k] * n for k in range(3) for n in (3, 5)]
-    with engine.writer("replay") as writer:
-        with writer.step() as step:
-            assert step.reserve("tokens", 4).shape == (4,)
-            assert step.tokens.shape == (4,)
-            assert step.points.shape == (0, 2)
+    with engine.writer("replay") as writer, writer.step() as step:
+        assert step.reserve("tokens", 4).shape == (4,)
+        assert step.tokens.shape == (4,)
+        assert step.points.shape == (0, 2)
 
 
 def test_what_a_step_leaves_out_is_empty_whatever_the_memory_held(make):
