@@ -12,6 +12,7 @@ import pytest
 import conduit
 from conduit.jit import entry, kernel
 from conduit.plane.engine import Client, Engine
+from conduit.sampling import tree
 from conduit.store import protocol, spans, writing
 from conduit.store.atomics import peek_i64, poke_i64
 from conduit.store.layout import HAZARDS_PER_PARTICIPANT
@@ -31,6 +32,7 @@ from conduit.store.words import (
     PAGE_STATE,
     PAGE_STREAM,
     PAGE_TICK,
+    PAGE_UPDATES,
     SEALED,
     STARTING,
     T_COLUMNS,
@@ -69,8 +71,10 @@ from conduit.testing.stepping import (
     call_native_3,
     call_native_4,
     call_native_5,
+    call_native_7,
     finish,
 )
+from tests.sampling.test_prioritised import check_sums
 
 pytestmark = pytest.mark.skipif(bool(reason := stepping.why_not()), reason=str(reason))
 
@@ -180,6 +184,17 @@ def recover_dead(at):
     call_native_2(clear, slots, count)
     finish()
     return pages
+
+
+@kernel("int64(int64)")
+def update_priorities(at):
+    """Give rows new priorities, as a learner that has not drawn yet."""
+    update, sums, table = peek_i64(at), peek_i64(at + 8), peek_i64(at + 16)
+    ids, leaves, count, span = peek_i64(at + 24), peek_i64(at + 32), peek_i64(at + 40), peek_i64(at + 48)
+    begin()
+    ignored = call_native_7(update, sums, 0, table, ids, leaves, count, span)
+    finish()
+    return ignored
 
 
 @kernel("int64(int64)")
@@ -550,15 +565,59 @@ class Publishing(Scene):
                 assert (again.arrays["w"] == 77).all()
 
 
+class Updating(Scene):
+    """A learner updates priorities; another one has summed them before."""
+
+    table = "prioritised"
+    must_meet = frozenset({"", "some leaves, no count", "all leaves, no count", "some counts", "all counts"})
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        options = {"batch_size": 8, "min_rows": 1, "format": "numpy", "timeout": 0.0}
+        self.loader = engine.loader("prioritised", sampling=conduit.Prioritised(), **options)
+        # anchors of two pages
+        self.ids = np.unique(np.concatenate([self.loader.next().ids.copy() for _ in range(20)]))
+        assert len(self.ids) > 5
+        self._sums = self.loader.sampler._tree.copy()
+        self._leaves = self.view.priorities[self.ids & (1 << 40) - 1].copy()
+        self.new = np.arange(1, len(self.ids) + 1).astype(np.uint32)
+
+    def restore(self) -> None:
+        super().restore()
+        self.loader.sampler._tree[:] = self._sums
+
+    def program(self) -> None:
+        _, view = self.attach()
+        sums = np.zeros_like(self._sums)
+        known = sums[: tree.P_BYTES // 8 * view.layout.pages].reshape(view.layout.pages, -1)
+        known[:, tree.P_GENERATION // 8] = -1
+        addresses = (view.address, self.ids.ctypes.data, self.new.ctypes.data)
+        self.run(update_priorities, stepping.native(tree.update), sums.ctypes.data, *addresses, len(self.ids), 1000)
+
+    def at_death(self) -> str:
+        stored = self.view.priorities[self.ids & (1 << 40) - 1] != self._leaves
+        counted = int(self.view.pages()[:, PAGE_UPDATES // 8].sum())
+        if counted:
+            return "all counts" if counted == len(self.ids) else "some counts"
+        return f"{'all' if stored.all() else 'some'} leaves, no count" if stored.any() else ""
+
+    def check(self) -> None:
+        self.engine.recover()
+        self.loader.next().release()
+        check_sums(self.loader.sampler, self.view)
+        check_nothing_leaked(self.view)
+
+
 @pytest.fixture
 def engine(engine_name) -> Iterator[Engine]:
     table = conduit.Table(SCHEMA, capacity=1, page_rows=PAGE_ROWS, max_stack=2)
     weights = {"policy": {"w": np.zeros(8, np.int64)}}
     tables = {"replay": table, "ragged": replace(table, schema=RAGGED)}
+    tables["prioritised"] = replace(table, priorities=conduit.Priorities())
     with Engine.create(engine_name, tables, policies=weights, max_participants=3) as made:
-        assert [view.layout.pages for view in made._views.values()] == [4, 4]
+        assert [view.layout.pages for view in made._views.values()] == [4, 4, 4]
         programs = (write, write_ragged, claim_carelessly, hold_and_let_go, recover_dead, publish_weights)
-        for compiled in (store_observation, store_ragged, *programs):
+        for compiled in (store_observation, store_ragged, update_priorities, *programs):
             entry(compiled)
         yield made
 
@@ -570,6 +629,7 @@ SCENES = {
     "lease and its end": (Leasing, 2),
     "recovery": (Recovering, 5),
     "weights": (Publishing, 2),
+    "update of priorities": (Updating, 11),
 }
 """Each with the step between the boundaries that the normal run takes, from a random one on."""
 
