@@ -45,6 +45,7 @@ from conduit.store.words import (
     PAGE_STATE,
     PAGE_STREAM,
     PAGE_TICK,
+    PAGE_UPDATES,
     POLICY_EVENT,
     SEALED,
     T_CONTROL,
@@ -53,6 +54,7 @@ from conduit.store.words import (
     T_HAZARDS,
     T_PAGE_BASE,
     T_PAGES,
+    T_PRIORITY,
     TABLE_DATA,
     TABLE_EVICTED_ROWS,
     TABLE_RECOVERED,
@@ -256,6 +258,19 @@ def recover(table, owner):  # type: ignore[no-untyped-def]
         wake(control + TABLE_DATA)
         wake(control + TABLE_SPACE)
     return taken
+
+
+@kernel("int64(int64)")
+def outdate_sums(table):  # type: ignore[no-untyped-def]
+    """Let every learner sum its leaf priorities anew, in a table that has some: a dead one may have stored leaves uncounted.
+
+    Its stores came before its death, so whoever acquires the raised counts sees them. To raise them again costs the same
+    sums once more.
+    """
+    if peek_i64(table + T_PRIORITY) != 0:
+        for page in range(peek_i64(table + T_COUNT)):
+            fetch_add(block_of(table, page) + PAGE_UPDATES, 1)
+    return 0
 
 
 @kernel("int64(int64, int64)")

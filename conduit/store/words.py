@@ -41,7 +41,7 @@ PAGE_PREVIOUS = 80
 """Page before this one in the stream + 1, or 0."""
 PAGE_PREVIOUS_GENERATION = 88
 PAGE_UPDATES = 96
-"""Leaf priorities stored by learners in this generation: a learner that counts fewer of its own sums the page anew."""
+"""Leaf priorities stored by learners in this generation, and deaths: a learner that counts fewer of its own sums the page anew."""
 PAGE_ARENA = 104
 """Bytes of ragged values that belong to rows of this page; a statistic."""
 PAGE_PAST = 112
