@@ -172,8 +172,8 @@ class Table:
 
     @property
     def _least_ticks(self) -> int:
-        """Ticks that a page must hold beside its halo."""
-        return _MIN_TICKS if self.rollout_length is None else self.rollout_length
+        """Ticks that a page must hold beside its halo; of a rollout, the observations behind its last tick as well."""
+        return _MIN_TICKS if self.rollout_length is None else self.rollout_length + 1
 
     def check_window(self, history: int, future: int) -> None:
         """Refuse a window that is wider than this table was created for.
@@ -224,9 +224,9 @@ class Table:
                     f"got {page_rows!r}"
                 )
         elif self.rollout_length is not None:
-            # a rollout of each environment, a final observation of each after its last tick, and as many in between
-            # as a quarter of the ticks
-            ticks = self.rollout_length + 1 + self.rollout_length // 4
+            # a rollout of each environment, the observation of each behind its last tick, a final observation of each,
+            # and as many in between as a quarter of the ticks
+            ticks = self.rollout_length + 2 + max(4, self.rollout_length // 4)
             page_rows = ticks * self.num_envs
         else:
             wanted = self.num_envs * max(256, 16 * self.halo_ticks)
@@ -265,6 +265,8 @@ class Table:
         """
         halo = self.halo_ticks * (2 if finals else 1)
         need = (halo + self._least_ticks) * num_envs
+        if finals and self.rollout_length is not None:
+            need += num_envs
         page_rows = self.geometry()[1]
         if need > page_rows:
             what = f"{self.halo_ticks} ticks and as many final observations" if finals else f"{self.halo_ticks} ticks"
