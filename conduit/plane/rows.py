@@ -76,12 +76,9 @@ class _Staged(_Views):
 
     def _start(self, what: str, rows: int, tail: int, lead: tuple[int, ...]) -> None:
         self._stream.check()
-<<<<<<< HEAD
-        self._row = self._stream.here(rows + tail, self._stream.largest_tick())
-=======
         # a rollout of a queue may end with these ticks
-        self._row = self._stream.here(rows, tail + (self._stream.envs if self._stream.rollout else 0))
->>>>>>> queue
+        tail += self._stream.envs if self._stream.rollout else 0
+        self._row = self._stream.here(rows, tail, self._stream.largest_tick())
         self._stream.in_progress = what
         self._rows = rows
         self._lead = lead
