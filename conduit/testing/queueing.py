@@ -91,7 +91,7 @@ def _begin(client: Client, shared: _Shared, life: int, place: int) -> conduit.Wr
     return writer
 
 
-def append_rollouts(client: Client, shared: _Shared, life: int, place: int) -> None:
+def append_rollouts(client: Client, shared: _Shared, life: int, _place: int) -> None:
     """Tick after tick; every third rollout is followed by its observations, and some end early."""
     writer = _begin(client, shared, life, 0)
     obs, action, reward = np.zeros((_ENVS, rows.WORDS), np.int64), np.zeros(_ENVS, np.int64), np.zeros(_ENVS)
@@ -104,13 +104,11 @@ def append_rollouts(client: Client, shared: _Shared, life: int, place: int) -> N
             for env in range(_ENVS):
                 write(behind[env].ctypes.data, life * _ENVS + env, number + 1)
             bootstrap = behind
-        writer.append(
-            obs=obs, action=action, reward=reward, terminated=ends[0], truncated=ends[1], bootstrap=bootstrap
-        )
+        writer.append(obs=obs, action=action, reward=reward, terminated=ends[0], truncated=ends[1], bootstrap=bootstrap)
         shared.written[life] = number + 1
 
 
-def roll_out(client: Client, shared: _Shared, life: int, place: int) -> None:
+def roll_out(client: Client, shared: _Shared, life: int, _place: int) -> None:
     """Whole rollouts in place; every fifth is aborted first."""
     writer = _begin(client, shared, life, 0)
     fill = _ticks(life * _ENVS)
@@ -127,7 +125,7 @@ def roll_out(client: Client, shared: _Shared, life: int, place: int) -> None:
         shared.written[life] = number
 
 
-def append_rows(client: Client, shared: _Shared, life: int, place: int) -> None:
+def append_rows(client: Client, shared: _Shared, life: int, _place: int) -> None:
     """Tick after tick into the queue of rows, with a pause now and then, so that consumers come to its end."""
     writer = _begin(client, shared, life, 1)
     obs, action, reward = np.zeros((_ENVS, rows.WORDS), np.int64), np.zeros(_ENVS, np.int64), np.zeros(_ENVS)
