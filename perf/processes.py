@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import resource
 import signal
 import sys
@@ -130,6 +131,7 @@ def queue_writer(engine: str, envs: int, rollouts: int) -> None:
     """
     import conduit
 
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # the learner takes another one
     with conduit.attach(engine, timeout=10.0) as client, client.writer(TABLE, num_envs=envs, timeout=30.0) as writer:
         ticks = writer.ticks_left
         obs = np.zeros((envs, 4), np.float32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -33,6 +34,9 @@ def hand_over() -> Iterator[Bar]:
         writer = others.start("queue-writer", name, "--envs", str(ENVS), "--repeats", str(2 * 220))
         _hear(writer)
         consumer = stack.enter_context(client.consumer(subjects.TABLE, timeout=20.0))
+        # on one core a writer that goes on writing would hold up the learner that it has woken
+        stack.callback(os.sched_setaffinity, 0, os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
         view = client._views[subjects.TABLE]
         for count in range(2 * 220):
             way = "polled" if count % 2 else "slept"
@@ -68,7 +72,7 @@ def hand_over() -> Iterator[Bar]:
         spread = Spread.of(np.array(times[way], np.float64))
         p95 = float(np.percentile(times[way], 95)) / 1e3
         note = (
-            f"wall time across two processes, {spread.count} rollouts: from before the last append to torch tensors of "
+            f"wall time across two processes on two cores, {spread.count} rollouts: from before the last append to torch tensors of "
             f"{len(FIELDS)} fields; fastest {spread.least / 1e3:.1f} us, p95 {p95:.0f} us"
         )
         yield Bar(
