@@ -6,7 +6,12 @@ result. Indices come from the high half of a 64 x 64-bit product: no division, a
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 
 from conduit.jit import inner, kernel
 from conduit.store.atomics import poke_i64
@@ -17,7 +22,17 @@ _M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _W0, _W1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 
 
-@inner
+@intrinsic
+def words_at(typingctx: Any, at: Any) -> Any:
+    """int64 at an address, to be indexed; loops over such pointers become vector ones, those over addresses do not."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], ir.IntType(64).as_pointer())
+
+    return types.CPointer(types.int64)(types.int64), codegen
+
+
+@inner(forceinline=True)
 def random_pair(seed, draw, lane):  # type: ignore[no-untyped-def]
     """Two times 64 random bits for the counter (draw, lane) under a 64-bit seed; all three are taken as uint64."""
     k0 = np.uint64(seed) & _LOW

@@ -109,11 +109,12 @@ class Prioritised:
 
 
 @inner
-def _try_again(state, job, slot, entries, listed, total, attempt):  # type: ignore[no-untyped-def]
-    """Draw from the whole mass until a row anchors the window; returns its place among `entries`, or -1.
+def _try_again(state, job, at, entries, listed, total, attempt):  # type: ignore[no-untyped-def]
+    """Draw the slot at address `at` from the whole mass until a row anchors the window; False when none is found.
 
     The whole mass, for slots of a stratum too: each row is then drawn in proportion to its leaf, whichever rows are refused.
     """
+    slot = peek_i64(at)
     table = peek_i64(job + J_TABLE)
     window = peek_i64(job + J_WINDOW)
     rows = peek_i64(table + T_ROWS)
@@ -128,12 +129,12 @@ def _try_again(state, job, slot, entries, listed, total, attempt):  # type: igno
         page = peek_i64(entry_ + E_PAGE)
         block, position = find_block(tree, table, page, position - peek_i64(entry_ + E_START))
         local, leaf = find_row(tree, window, table, page, block, position)
-        row = page * rows + local
-        if local >= 0 and call_5(peek_i64(window + V_RESOLVE), window, job, slot, row, entry_) >= 0:
-            poke_i64(peek_i64(job + J_ROWS) + 8 * slot, row)
+        poke_i64(peek_i64(job + J_ROWS) + 8 * slot, page * rows + local)
+        poke_i64(peek_i64(job + J_GENERATIONS) + 8 * slot, entry_)
+        if local >= 0 and call_5(peek_i64(window + V_RESOLVE), window, job, at, 1, 0) > 0:
             poke_f64(peek_i64(state + Q_PROBABILITIES) + 8 * slot, leaf / total)
-            return entry_
-    return -1
+            return True
+    return False
 
 
 def _draw(state, job, slots, count, attempt):  # type: ignore[no-untyped-def]
@@ -198,14 +199,21 @@ def _draw(state, job, slots, count, attempt):  # type: ignore[no-untyped-def]
             poke_i64(after_at + 8 * slot, after)
             poke_f64(probabilities + 8 * slot, leaf / total)
         ask_for(job, slots + 8 * start, here)
+    done = stop = 0
+    while done < count:
+        if stop <= done:
+            stop = done
+            while stop < count and peek_f64(probabilities + 8 * peek_i64(slots + 8 * stop)) > 0.0:
+                stop += 1
+        if stop > done:
+            done += call_5(peek_i64(window + V_RESOLVE), window, job, slots + 8 * done, stop - done, 0)
+        if done < count and (done < stop or peek_f64(probabilities + 8 * peek_i64(slots + 8 * done)) <= 0.0):
+            if not _try_again(state, job, slots + 8 * done, entries, listed, total, attempt):
+                return -1
+            done += 1
     for i in range(count):
         slot = peek_i64(slots + 8 * i)
         entry_ = peek_i64(entry_at + 8 * slot)
-        refused = peek_f64(probabilities + 8 * slot) <= 0.0
-        if refused or call_5(peek_i64(window + V_RESOLVE), window, job, slot, peek_i64(row_at + 8 * slot), entry_) < 0:
-            entry_ = _try_again(state, job, slot, entries, listed, total, attempt)
-            if entry_ < 0:
-                return -1
         poke_i64(page_at + 8 * slot, peek_i64(entry_ + E_PAGE))
         poke_i64(entry_at + 8 * slot, peek_i64(entry_ + E_GENERATION))
     return count
