@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from conduit.jit import address, inner
-from conduit.kernels.cpu import J_GENERATIONS, J_ROWS
+from conduit.kernels.cpu import J_GENERATIONS, J_ROWS, ask_for
 from conduit.kernels.plan import Plan
 from conduit.kernels.windows import Episode, Rollout, Sequence, Transition, Window, need
 from conduit.store.atomics import (
@@ -264,7 +264,10 @@ def resolve_transitions(window, job, slots, count, unused):  # type: ignore[no-u
             presumed = (other | (peek_u32(metas + META_BYTES * after + 12) & FIRST)) == 0
         if presumed:
             _put_transition(window, metas, envs, slot, row, after - envs, after, 0, n, total, discount)
-        elif not _walk_transition(window, slot, row, entry):
+        elif _walk_transition(window, slot, row, entry):
+            # what was asked for is not what follows it
+            ask_for(job, slots + 8 * i, 1)
+        else:
             return i
     return count
 
