@@ -6,12 +6,7 @@ result. Indices come from the high half of a 64 x 64-bit product: no division, a
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from conduit.jit import inner, kernel
 from conduit.store.atomics import poke_i64
@@ -20,16 +15,6 @@ _LOW = np.uint64(0xFFFFFFFF)
 _32 = np.uint64(32)
 _M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _W0, _W1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
-
-
-@intrinsic
-def words_at(typingctx: Any, at: Any) -> Any:
-    """int64 at an address, to be indexed; loops over such pointers become vector ones, those over addresses do not."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.inttoptr(args[0], ir.IntType(64).as_pointer())
-
-    return types.CPointer(types.int64)(types.int64), codegen
 
 
 @inner(forceinline=True)

@@ -225,64 +225,76 @@ def _walk_transition(window, slot, row, entry):  # type: ignore[no-untyped-def]
     return True
 
 
-def resolve_transitions(window, job, slots, count, unused):  # type: ignore[no-untyped-def]
-    """Window Transition.
+def _transitions(item: int, scaled: bool) -> Any:
+    """The resolver of transitions whose returns sum up rewards of `item` bytes (0: none), `scaled` where they are transformed.
 
     Most transitions lie inside an episode: n steps, each linked to the row one tick on. That is presumed, all steps are read
     at once, so that their cache misses overlap, and only a row of which it is not true is walked link by link.
     """
-    # read once: nothing that is stored below can change them, which a compiler cannot know
-    metas = peek_i64(peek_i64(window + V_TABLE) + T_META)
-    row_at, entry_at = peek_i64(job + J_ROWS), peek_i64(job + J_GENERATIONS)
-    oldest = peek_i64(window + V_OLDEST)
-    base = peek_i64(window + V_REWARD)
-    stride, double = peek_i64(window + V_REWARD_STRIDE), peek_i64(window + V_REWARD_DOUBLE) != 0
-    factor, offset = peek_f64(window + V_REWARD_FACTOR), peek_f64(window + V_REWARD_OFFSET)
-    low, high = peek_f64(window + V_REWARD_LOW), peek_f64(window + V_REWARD_HIGH)
-    n = peek_i64(window + V_N)
-    gamma = peek_f64(window + V_GAMMA)
-    for i in range(count):
-        slot = peek_i64(slots + 8 * i)
-        row = peek_i64(row_at + 8 * slot)
-        entry = peek_i64(entry_at + 8 * slot)
-        envs = peek_i64(entry + E_ENVS)
-        after = row + n * envs
-        presumed = after < peek_i64(entry + E_LIMIT) and peek_i32(metas + META_BYTES * row) >= oldest
-        total, discount = 0.0, gamma
-        if presumed:
-            at = metas + META_BYTES * row + 12
-            ordinary = envs << LINK_SHIFT
-            other = (peek_u32(at) & ~FIRST) ^ ordinary
-            if base != 0:
-                total += _reward(base, stride, double, factor, offset, low, high, row)
-            for k in range(1, n):
-                at += META_BYTES * envs
-                other |= peek_u32(at) ^ ordinary
-                if base != 0:
-                    total += discount * _reward(base, stride, double, factor, offset, low, high, row + k * envs)
-                discount *= gamma
-            presumed = (other | (peek_u32(metas + META_BYTES * after + 12) & FIRST)) == 0
-        if presumed:
-            _put_transition(window, metas, envs, slot, row, after - envs, after, 0, n, total, discount)
-        elif _walk_transition(window, slot, row, entry):
-            # what was asked for is not what follows it
-            ask_for(job, slots + 8 * i, 1)
-        else:
-            return i
-    return count
+
+    @inner(forceinline=True)
+    def reward_at(at, factor, offset, low, high):  # type: ignore[no-untyped-def]
+        if not scaled:
+            return peek_f64(at) if item == 8 else peek_f32(at)
+        return _reward(at, 0, item == 8, factor, offset, low, high, 0)
+
+    def resolve(window, job, slots, count, unused):  # type: ignore[no-untyped-def]
+        # read once: nothing that is stored below can change them, which a compiler cannot know
+        metas = peek_i64(peek_i64(window + V_TABLE) + T_META)
+        row_at, entry_at = peek_i64(job + J_ROWS), peek_i64(job + J_GENERATIONS)
+        oldest = peek_i64(window + V_OLDEST)
+        base, stride = peek_i64(window + V_REWARD), peek_i64(window + V_REWARD_STRIDE)
+        factor, offset = peek_f64(window + V_REWARD_FACTOR), peek_f64(window + V_REWARD_OFFSET)
+        low, high = peek_f64(window + V_REWARD_LOW), peek_f64(window + V_REWARD_HIGH)
+        n = peek_i64(window + V_N)
+        gamma = peek_f64(window + V_GAMMA)
+        for i in range(count):
+            slot = peek_i64(slots + 8 * i)
+            row = peek_i64(row_at + 8 * slot)
+            entry = peek_i64(entry_at + 8 * slot)
+            envs = peek_i64(entry + E_ENVS)
+            after = row + n * envs
+            presumed = after < peek_i64(entry + E_LIMIT) and peek_i32(metas + META_BYTES * row) >= oldest
+            total, discount = 0.0, gamma
+            if presumed:
+                ordinary = envs << LINK_SHIFT
+                at, reward = metas + META_BYTES * row + 12, base + stride * row
+                other = (peek_u32(at) & ~FIRST) ^ ordinary
+                if item:
+                    total += reward_at(reward, factor, offset, low, high)
+                for _ in range(n - 1):
+                    at += META_BYTES * envs
+                    other |= peek_u32(at) ^ ordinary
+                    if item:
+                        reward += stride * envs
+                        total += discount * reward_at(reward, factor, offset, low, high)
+                    discount *= gamma
+                presumed = (other | (peek_u32(at + META_BYTES * envs) & FIRST)) == 0
+            if presumed:
+                _put_transition(window, metas, envs, slot, row, after - envs, after, 0, n, total, discount)
+            elif _walk_transition(window, slot, row, entry):
+                # what was asked for is not what follows it
+                ask_for(job, slots + 8 * i, 1)
+            else:
+                return i
+        return count
+
+    return resolve
 
 
 @inner
 def ask_ahead(window, metas, row, envs):  # type: ignore[no-untyped-def]
     """Prefetch what a transition's steps are resolved from; returns the row that it most likely reads besides its own."""
     n = peek_i64(window + V_N)
-    for k in range(n + 1):
-        prefetch(metas + META_BYTES * (row + k * envs))
     reward = peek_i64(window + V_REWARD)
-    if reward != 0:
-        stride = peek_i64(window + V_REWARD_STRIDE)
-        for k in range(n):
-            prefetch(reward + stride * (row + k * envs))
+    stride = peek_i64(window + V_REWARD_STRIDE)
+    at = row
+    for _ in range(n):
+        prefetch(metas + META_BYTES * at)
+        if reward != 0:
+            prefetch(reward + stride * at)
+        at += envs
+    prefetch(metas + META_BYTES * at)
     return row + max(1, n) * envs
 
 
@@ -391,17 +403,21 @@ def _in_turn(one: Any) -> Any:
     return resolve
 
 
-_RESOLVERS: dict[type[Window], Any] = {
-    Transition: resolve_transitions,
-    Sequence: _in_turn(resolve_sequence),
-    Episode: _in_turn(resolve_sequence),
-    Rollout: _in_turn(resolve_rollout),
-}
+_TRANSITIONS = {(item, scaled): _transitions(item, scaled) for item in (0, 4, 8) for scaled in (False, True)}
+_SEQUENCES, _ROLLOUTS = _in_turn(resolve_sequence), _in_turn(resolve_rollout)
 
 
-def resolver(window: Window) -> int:
-    """Native address of a window's resolver."""
-    return address(_RESOLVERS[type(window)], SIGNATURE)
+def resolver(window: Window, item: int, scaled: bool) -> int:
+    """Native address of a window's resolver.
+
+    Args:
+        window: The window.
+        item: Bytes of a reward that a transition sums up, 0 for none.
+        scaled: Whether it is transformed before.
+    """
+    if isinstance(window, Transition):
+        return address(_TRANSITIONS[item, scaled and item > 0], SIGNATURE)
+    return address(_ROLLOUTS if isinstance(window, Rollout) else _SEQUENCES, SIGNATURE)
 
 
 def describe_window(plan: Plan, table: int, reward: tuple[int, int, int], addresses: dict[int, int]) -> Array:
@@ -419,7 +435,9 @@ def describe_window(plan: Plan, table: int, reward: tuple[int, int, int], addres
     window = plan.window
     words = np.zeros(V_WORDS, np.int64)
     reals = words.view(np.float64)
-    values = {V_RESOLVE: resolver(window), V_TABLE: table, V_NEED: need(window)[1], V_EVERY: 1, V_STACK: 1, **addresses}
+    scaled = plan.reward is not None and not plan.reward.is_cast
+    values = {V_TABLE: table, V_NEED: need(window)[1], V_EVERY: 1, V_STACK: 1, **addresses}
+    values[V_RESOLVE] = resolver(window, reward[2] if reward[0] else 0, scaled)
     if isinstance(window, Transition):
         values |= {
             V_N: window.n_step,

@@ -16,11 +16,6 @@ from conduit.kernels.cpu import GENERATION_MASK, ROW_BITS, ROW_MASK
 from conduit.kernels.leaves import to_leaves
 from conduit.kernels.resolve import (
     E_BYTES,
-    E_ENVS,
-    E_FIRST,
-    E_GENERATION,
-    E_LIMIT,
-    E_PAGE,
     E_START,
     V_ENVS,
     V_EVERY,
@@ -28,6 +23,7 @@ from conduit.kernels.resolve import (
     V_NEED,
     may_anchor,
 )
+from conduit.sampling.pages import list_page, rows_to_draw
 from conduit.store.atomics import (
     fetch_add,
     load_acquire,
@@ -162,39 +158,25 @@ def refresh(tree, window, table, entries):  # type: ignore[no-untyped-def]
         Pages listed, sum of all leaves, rows that can anchor the window, rows in all.
     """
     rows = peek_i64(table + T_ROWS)
-    future = peek_i64(table + T_FUTURE)
     need = peek_i64(window + V_NEED)
     total = 0
     listed = 0
     candidates = 0
     offered = 0
     for page in range(peek_i64(table + T_COUNT)):
-        block = block_of(table, page)
-        word = load_acquire(block + PAGE_STATE)
-        kind = word & KIND_MASK
         known = tree + P_BYTES * page
-        if kind != OPEN and kind != SEALED:
-            _forget(known)
-            continue
-        committed = min(load_acquire(block + PAGE_COMMITTED), rows)
-        envs = load_relaxed(block + PAGE_ENVS)
-        end = committed
-        if kind == OPEN:
-            end -= need * envs
-        elif load_relaxed(block + PAGE_ENDED) == 0:
-            end -= future * envs
-        begin = max(0, load_relaxed(block + PAGE_FIRST))
+        begin, end, committed, generation, envs = rows_to_draw(table, page, need)
         if end <= begin:
             _forget(known)
             continue
-        updates = load_acquire(block + PAGE_UPDATES)
-        same = peek_i64(known + P_GENERATION) == (word >> GENERATION_SHIFT) and peek_i64(known + P_BEGIN) == begin
+        updates = load_acquire(block_of(table, page) + PAGE_UPDATES)
+        same = peek_i64(known + P_GENERATION) == generation and peek_i64(known + P_BEGIN) == begin
         if same and peek_i64(known + P_UPDATES) == updates and peek_i64(known + P_END) <= end:
             if peek_i64(known + P_END) < end:
                 _add_rows(tree, window, table, page, peek_i64(known + P_END), end)
         else:
             _sum_anew(tree, window, table, page, begin, end)
-        poke_i64(known + P_GENERATION, word >> GENERATION_SHIFT)
+        poke_i64(known + P_GENERATION, generation)
         poke_i64(known + P_BEGIN, begin)
         poke_i64(known + P_END, end)
         poke_i64(known + P_UPDATES, updates)
@@ -202,13 +184,7 @@ def refresh(tree, window, table, entries):  # type: ignore[no-untyped-def]
         offered += end - begin
         if peek_i64(known + P_SUM) == 0:
             continue
-        entry = entries + E_BYTES * listed
-        poke_i64(entry + E_START, total)
-        poke_i64(entry + E_PAGE, page)
-        poke_i64(entry + E_FIRST, page * rows + begin)
-        poke_i64(entry + E_LIMIT, page * rows + committed)
-        poke_i64(entry + E_GENERATION, word >> GENERATION_SHIFT)
-        poke_i64(entry + E_ENVS, envs)
+        list_page(entries + E_BYTES * listed, total, page, rows, begin, committed, generation, envs)
         total += peek_i64(known + P_SUM)
         listed += 1
     poke_i64(entries + E_BYTES * listed + E_START, total)

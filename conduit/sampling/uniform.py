@@ -14,33 +14,21 @@ import numpy as np
 
 from conduit.jit import address, inner
 from conduit.kernels.cpu import J_FOLLOWING, J_GENERATIONS, J_PAGES, J_ROWS, J_TABLE, J_WINDOW, ask_for
-from conduit.kernels.philox import random_pair, scale_to, words_at
+from conduit.kernels.philox import random_pair, scale_to
 from conduit.kernels.resolve import (
     E_BYTES,
     E_ENVS,
     E_FIRST,
     E_GENERATION,
-    E_LIMIT,
     E_PAGE,
-    E_START,
     V_NEED,
     V_RESOLVE,
     ask_ahead,
 )
-from conduit.store.atomics import call_5, load_acquire, load_relaxed, peek_i64, poke_i64
-from conduit.store.protocol import block_of
+from conduit.sampling.pages import list_page, rows_to_draw
+from conduit.store.atomics import call_5, peek_i64, poke_i64, words_at
 from conduit.store.words import (
-    GENERATION_SHIFT,
-    KIND_MASK,
-    OPEN,
-    PAGE_COMMITTED,
-    PAGE_ENDED,
-    PAGE_ENVS,
-    PAGE_FIRST,
-    PAGE_STATE,
-    SEALED,
     T_COUNT,
-    T_FUTURE,
     T_META,
     T_ROWS,
 )
@@ -61,40 +49,17 @@ def lane(slot, attempt, tries):  # type: ignore[no-untyped-def]
 
 @inner
 def look(state, table, need):  # type: ignore[no-untyped-def]
-    """List the pages that have candidates for windows that need `need` ticks of future; returns the number of candidates.
-
-    A page that is being written is sampled up to its newest complete window. When it is sealed and its stream goes on, its
-    last ticks (as many as the widest window of the table needs) belong to the next page, which has them as its halo.
-    """
+    """List the pages that have candidates for windows that need `need` ticks of future; returns the number of candidates."""
     entries = peek_i64(state + S_SNAPSHOT)
     rows = peek_i64(table + T_ROWS)
-    future = peek_i64(table + T_FUTURE)
     total = 0
     listed = 0
     for page in range(peek_i64(table + T_COUNT)):
-        block = block_of(table, page)
-        word = load_acquire(block + PAGE_STATE)
-        kind = word & KIND_MASK
-        if kind != OPEN and kind != SEALED:
+        begin, end, committed, generation, envs = rows_to_draw(table, page, need)
+        if end <= begin:
             continue
-        committed = min(load_acquire(block + PAGE_COMMITTED), rows)
-        end = committed
-        envs = load_relaxed(block + PAGE_ENVS)
-        if kind == OPEN:
-            end -= need * envs
-        elif load_relaxed(block + PAGE_ENDED) == 0:
-            end -= future * envs
-        first = max(0, load_relaxed(block + PAGE_FIRST))
-        if end <= first:
-            continue
-        entry = entries + E_BYTES * listed
-        poke_i64(entry + E_START, total)
-        poke_i64(entry + E_PAGE, page)
-        poke_i64(entry + E_FIRST, page * rows + first)
-        poke_i64(entry + E_LIMIT, page * rows + committed)
-        poke_i64(entry + E_GENERATION, word >> GENERATION_SHIFT)
-        poke_i64(entry + E_ENVS, envs)
-        total += end - first
+        list_page(entries + E_BYTES * listed, total, page, rows, begin, committed, generation, envs)
+        total += end - begin
         listed += 1
     poke_i64(entries + E_BYTES * listed, total)
     poke_i64(state + S_PAGES, listed)
