@@ -61,6 +61,8 @@ class Stream:
         autoreset: How environments reset.
         hands_over: True where final observations are handed over, instead of being the next row.
         tally: What adds its rows to the table's statistics, or None.
+        largest_tick: Items that a tick's ragged values take at their longest, final observations included, int64 [ragged fields];
+            None without such fields. A page that was just turned always has as many (conduit.store.arenas).
         words: int64 words (words.W_*) as a memoryview; `array` is the same as an array, `address` its address.
     """
 
@@ -95,6 +97,7 @@ class Stream:
         self.lead = () if num_envs is None else (num_envs,)
         self.autoreset = autoreset
         self.hands_over = autoreset != "next_step"
+        self.largest_tick = self._largest_tick()
         self.number = table.new_stream()
         self._timeout = timeout
         self._on_full = on_full
@@ -350,11 +353,7 @@ class Stream:
         view: Array = self.table.arenas[name][self.words[W_PAGE // 8], start : start + length]
         return view
 
-    def largest_tick(self) -> Array | None:
-        """Items that a tick's ragged values take at their longest, final observations included: int64 [ragged fields].
-
-        None without such fields. A page that was just turned always has as many (conduit.store.arenas).
-        """
+    def _largest_tick(self) -> Array | None:
         fields = [self.schema[name] for name in self.schema.ragged_names]
         if not fields:
             return None
