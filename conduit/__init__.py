@@ -34,6 +34,8 @@ from conduit.kernels.windows import Rollout as Rollout
 from conduit.kernels.windows import Sequence as Sequence
 from conduit.kernels.windows import Transition as Transition
 from conduit.plane.batch import Batch as Batch
+from conduit.plane.claim import Claim as Claim
+from conduit.plane.consuming import Consumer as Consumer
 from conduit.plane.delivery import Delivery as Delivery
 from conduit.plane.delivery import Loader as Loader
 from conduit.plane.engine import Client as Client
@@ -48,8 +50,11 @@ from conduit.plane.placement import Request as Request
 from conduit.sampling.prioritised import Prioritised as Prioritised
 from conduit.schema import Field as Field
 from conduit.schema import Schema as Schema
-from conduit.store.layout import Priorities as Priorities
-from conduit.store.layout import Table as Table
+from conduit.store.declaration import Priorities as Priorities
+from conduit.store.declaration import Table as Table
+from conduit.store.limits import MinSize as MinSize
+from conduit.store.limits import Queue as Queue
+from conduit.store.limits import SampleToInsertRatio as SampleToInsertRatio
 from conduit.store.statistics import Moments as Moments
 from conduit.store.statistics import Statistics as Statistics
 from conduit.store.weights import PolicySlot as PolicySlot
@@ -60,22 +65,27 @@ __version__ = "0.1.0"
 __all__ = [
     "Batch",
     "BatchTransform",
+    "Claim",
     "Client",
     "CommitEvery",
+    "Consumer",
     "Delivery",
     "Engine",
     "Episode",
     "Field",
     "Ingestion",
     "Loader",
+    "MinSize",
     "Moments",
     "Placement",
     "PolicySlot",
     "Pool",
     "Priorities",
     "Prioritised",
+    "Queue",
     "Request",
     "Rollout",
+    "SampleToInsertRatio",
     "Schema",
     "Sequence",
     "Statistics",

@@ -21,14 +21,17 @@ NAMES = {
     "Field",
     "Ingestion",
     "Loader",
+    "MinSize",
     "Moments",
     "Placement",
     "PolicySlot",
     "Pool",
     "Priorities",
     "Prioritised",
+    "Queue",
     "Request",
     "Rollout",
+    "SampleToInsertRatio",
     "Schema",
     "Sequence",
     "Statistics",
@@ -66,14 +69,17 @@ MEMBERS = {
     "Field": "casting dtype item_bytes itemsize max_length name numpy_dtype observation ragged row_bytes shape",
     "Ingestion": "publish_every",
     "Loader": "close next stats update_priorities valid",
+    "MinSize": "limits min_size",
     "Moments": "count mean variance",
     "Placement": "choose",
-    "PolicySlot": "bind close poll publish version",
+    "PolicySlot": "bind close poll publish version wait",
     "Pool": "capacity device name tier",
     "Priorities": "alpha eps span",
     "Prioritised": "beta normalise stratified",
+    "Queue": "limits size",
     "Request": "num_envs row_bytes stream table",
     "Rollout": "next_obs num_envs stride ticks",
+    "SampleToInsertRatio": "error_buffer limits min_size samples_per_insert",
     "Schema": (
         "difference fields fingerprint flatten flatten_observation from_example from_json from_spaces names nest "
         "observation_names ragged_names row_bytes to_json"
@@ -81,8 +87,9 @@ MEMBERS = {
     "Sequence": "across burn_in length next_obs overlap pad",
     "Statistics": "fields read stamp update",
     "Table": (
-        "arena_items capacity check_window check_writer future_ticks geometry halo_ticks kind max_length "
-        "max_n_step max_stack mean_lengths num_envs page_rows priorities schema statistics"
+        "arena_items capacity check_window check_writer future_ticks geometry halo_ticks kind limiter max_length "
+        "max_n_step max_stack max_times_sampled mean_lengths num_envs page_rows priorities rollout_length schema "
+        "statistics"
     ),
     "Transform": "check_source dtype factor high is_affine is_cast is_clipped low offset",
     "Transition": "gamma n_step newest padding stack",
@@ -100,7 +107,7 @@ CALLS = {
     "Schema.from_example": "example observation=None",
     "Table": (
         "schema capacity page_rows=None max_stack=1 max_n_step=1 max_length=1 num_envs=1 priorities=None "
-        "statistics=() kind='replay' mean_lengths=None"
+        "statistics=() kind='replay' mean_lengths=None rollout_length=None limiter=None max_times_sampled=None"
     ),
     "Engine.create": "name tables *policies=None *backing='shm' *max_participants=128",
     "Engine.adopt": "name",

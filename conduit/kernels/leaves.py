@@ -15,7 +15,7 @@ from numba.extending import intrinsic
 
 from conduit.errors import ConfigError, FieldError
 from conduit.jit import entry, inner, kernel
-from conduit.store.layout import Priorities
+from conduit.store.declaration import Priorities
 
 Array = np.ndarray[Any, Any]
 

@@ -30,13 +30,13 @@ from conduit.plane.status import (
     TableStatus,
 )
 from conduit.schema import Field
+from conduit.store.declaration import row_stride
 from conduit.store.layout import (
     HAZARDS_PER_PARTICIPANT,
     MAGIC,
     SegmentLayout,
     TableLayout,
     WeightsLayout,
-    row_stride,
 )
 from conduit.store.locks import LOCK_CREATOR, LOCK_PUBLISHERS, held
 from conduit.store.names import SHM_DIRECTORY, Backing, find, note_path, shm_name

@@ -77,7 +77,9 @@ class _Staged(_Views):
 
     def _start(self, what: str, rows: int, tail: int, lead: tuple[int, ...]) -> None:
         self._stream.check()
-        self._row = self._stream.here(rows + tail, self._stream.largest_tick)
+        # a rollout of a queue may end with these ticks
+        tail += self._stream.envs if self._stream.rollout else 0
+        self._row = self._stream.here(rows, tail, self._stream.largest_tick)
         self._stream.in_progress = what
         self._rows = rows
         self._lead = lead
@@ -245,21 +247,26 @@ class Slab(_Staged):
     As a context manager it commits on leaving and discards on an exception.
     """
 
-    __slots__ = ("_ticks",)
+    __slots__ = ("_ends", "_ticks")
 
     def __init__(self, stream: Stream, ticks: int, max_finals: int | None) -> None:
         _check_plain(stream, "rollout")
         super().__init__(stream)
+        self._ends = False
         if not isinstance(ticks, int) or ticks < 1:
             raise ConfigError(f"Expected at least 1 tick, got {ticks!r}")
+        if stream.rollout and ticks > stream.rollout:
+            raise ConfigError(f"Expected at most the {stream.rollout} ticks of the queue's rollouts, got {ticks}")
         rows = ticks * stream.envs
         tail = 0 if not stream.hands_over else max(stream.envs, rows // 4) if max_finals is None else max_finals
         layout = stream.table.layout
         halo = layout.table.halo_ticks * stream.envs * (2 if stream.hands_over else 1)
-        if rows + tail + halo > layout.page_rows:
+        behind = stream.envs if stream.rollout else 0
+        if rows + tail + halo + behind > layout.page_rows:
             raise ConfigError(
                 f"Expected a rollout that fits a page of {layout.page_rows} rows, got {rows} rows, {tail} for final "
-                f"observations and {halo} of halo: create the table with page_rows={rows + tail + halo} or more"
+                f"observations and {halo} of halo{f', {behind} for a bootstrap' if behind else ''}: create the table with "
+                f"page_rows={rows + tail + halo + behind} or more"
             )
         self._ticks = ticks
         self._start("rollout", rows, tail, (ticks, *stream.lead))
@@ -291,6 +298,23 @@ class Slab(_Staged):
             raise FieldError(
                 f"Expected set_final({tick}, {env}, observation) for the episode that ends there", at="final"
             )
+        if self._ends:
+            self._stream.end_rollout()
+
+    def bootstrap(self, observation: Any) -> None:
+        """Keep the observations [num_envs, ...] behind the last step: the queue's rollout ends with this slab's commit.
+
+        After an environment's end with autoreset "same_step" it is the first of the new episode; the final one goes by
+        `set_final`.
+
+        Raises:
+            FieldError: The table is no queue of rollouts, a key or value does not fit, or they are kept already.
+        """
+        self._check()
+        if self._ends:
+            raise FieldError("Expected the observations behind a rollout once", at="bootstrap")
+        self._stream.keep_bootstrap(self.ticks, self._stream.checked_bootstrap(observation))
+        self._ends = True
 
     def abort(self) -> None:
         """Discard all steps; idempotent."""

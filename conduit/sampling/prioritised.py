@@ -52,7 +52,7 @@ from conduit.store.atomics import (
     poke_f64,
     poke_i64,
 )
-from conduit.store.layout import Priorities
+from conduit.store.declaration import Priorities
 from conduit.store.protocol import block_of
 from conduit.store.words import PAGE_ENVS, T_COUNT, T_META, T_PRIORITY, T_ROWS
 

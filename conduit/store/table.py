@@ -13,7 +13,8 @@ from conduit.clock import Deadline
 from conduit.errors import Closed, Overwritten
 from conduit.jit import entry
 from conduit.store import protocol
-from conduit.store.layout import TableLayout, row_stride
+from conduit.store.declaration import row_stride
+from conduit.store.layout import TableLayout
 from conduit.store.participants import Participants
 from conduit.store.segment import Segment
 from conduit.store.statistics import Statistics
@@ -36,11 +37,18 @@ from conduit.store.words import (
     T_HAZARD_COUNT,
     T_HAZARDS,
     T_HISTORY,
+    T_MAX_SAMPLED,
     T_META,
     T_PAGE_BASE,
     T_PAGES,
     T_PRIORITY,
+    T_QUEUE,
+    T_ROLLOUT,
     T_ROWS,
+    T_SAMPLED,
+    T_SEAT_COUNT,
+    T_SEATS,
+    T_SIDES,
     T_TERMINATED,
     T_TRUNCATED,
     T_WORDS,
@@ -73,6 +81,7 @@ class TableView:
         terminated, truncated: bool [rows].
         meta: META_DTYPE [rows].
         priorities: Leaf priorities, uint32 [rows] (kernels.leaves), or None.
+        sampled: How often each row was delivered, uint32 [rows], or None.
         descriptor: int64 words (words.T_*) whose address kernels take as `table`.
     """
 
@@ -104,6 +113,10 @@ class TableView:
         if layout.table.priorities is not None:
             self.priorities = segment.array(layout.priority, (rows,), np.dtype(np.uint32))
             pairs.append((segment.base + layout.priority, 4))
+        self.sampled: Array | None = None
+        if layout.table.max_times_sampled is not None:
+            self.sampled = segment.array(layout.sampled, (rows,), np.dtype(np.uint32))
+            pairs.append((segment.base + layout.sampled, 4))
         self._pairs = np.array(pairs, np.int64)
         self.descriptor = np.zeros(T_WORDS, np.int64)
         for offset, value in (
@@ -122,6 +135,13 @@ class TableView:
             (T_PRIORITY, segment.base + layout.priority if self.priorities is not None else 0),
             (T_HISTORY, layout.table.max_stack - 1),
             (T_FUTURE, layout.table.future_ticks),
+            (T_SIDES, segment.base + layout.sides),
+            (T_SEATS, segment.base + layout.seats),
+            (T_SEAT_COUNT, segment.layout.spec.max_participants),
+            (T_SAMPLED, segment.base + layout.sampled if self.sampled is not None else 0),
+            (T_MAX_SAMPLED, layout.table.max_times_sampled or 0),
+            (T_QUEUE, layout.table.kind == "queue"),
+            (T_ROLLOUT, layout.table.rollout_length or 0),
         ):
             self.descriptor[offset // 8] = value
         self.address = self.descriptor.ctypes.data

@@ -44,6 +44,29 @@ PAGE_UPDATES = 96
 """Leaf priorities stored by learners in this generation, and deaths: a learner that counts fewer of its own sums the page anew."""
 PAGE_ARENA = 104
 """Bytes of ragged values that belong to rows of this page; a statistic."""
+PAGE_PAST = 112
+"""Rows of this page's earlier generations << 16 | the low bits of the generation that they were added up for."""
+PAGE_EPOCH = 120
+"""The table's epoch when the page was opened: rows of earlier epochs are gone (a reset)."""
+
+# --- side line of a page: what readers write
+SIDE_CLAIM = 0
+"""Of a queue's page, one word:  low bits of the generation << 44 | position << 12 | consumer
+    consumer    participant that has claimed rows of the page + 1, or 0
+    position    local row up to which rows are claimed; without a consumer, up to which they are acknowledged
+"""
+SIDE_ACKED = 8
+"""Local row up to which rows have been acknowledged. The store of it is the acknowledgement; the claim is ended after it."""
+SIDE_RETURNED = 16
+"""A claim that was given back, or whose consumer died, as it was in SIDE_CLAIM: its rows may have been delivered before."""
+SIDE_GONE = 24
+"""Rows of this generation that have been deleted, or sampled as often as they may be."""
+SIDE_BOOTSTRAP = 32
+"""Written by the page's owner: committed rows << 32 | local row + 1 of the observations that follow the last of them, or 0.
+It counts only where the page has just as many rows: its writer may have died before it committed them."""
+CONSUMER_MASK = 4095
+POSITION_SHIFT, POSITION_MASK = 12, (1 << 32) - 1
+TAG_SHIFT, TAG_MASK = 44, (1 << 19) - 1
 
 # --- table control: lines
 TABLE_TICKET = 0
@@ -59,7 +82,33 @@ TABLE_RECOVERED = 3 * LINE + 24
 """Pages taken back from dead writers."""
 TABLE_RECENT_LEAF = 4 * LINE
 """Largest leaf priority of the current span of updates; at +8 that of the span before, at +16 updates in this span."""
-TABLE_CONTROL_BYTES = 5 * LINE
+TABLE_EPOCH = 5 * LINE
+"""Raised by a reset. This line is read often and stored rarely."""
+TABLE_FROZEN = 5 * LINE + 8
+"""1: the table takes no rows."""
+TABLE_LIMITS = 6 * LINE
+"""Limits in force: a count of changes, its lowest bit choosing one of two copies of (spi, min_size, min_diff, max_diff), float64."""
+TABLE_BASE_INSERTED = 7 * LINE
+"""What counts began from (a restored checkpoint): added to the inserts, samples and deletes counted since."""
+TABLE_BASE_SAMPLED = 7 * LINE + 8
+TABLE_BASE_DELETED = 7 * LINE + 16
+TABLE_DELIVERED_AGAIN = 7 * LINE + 24
+"""Claims of dead consumers that were given back."""
+TABLE_CONTROL_BYTES = 8 * LINE
+
+# --- control line of a weights slot: the latest version, then
+POLICY_EVENT = 64
+"""Eventcount: readers wait here for a version."""
+
+# --- seat line of a table: what one participant has taken of the table's limits; cumulative over the seat's holders
+SEAT_RESERVED = 0
+"""Samples reserved."""
+SEAT_DELIVERED = 8
+"""Samples delivered; recovery sets SEAT_RESERVED to it."""
+SEAT_GRANTED = 16
+"""Rows granted to writers."""
+SEAT_INSERTED = 24
+"""Rows committed of those; recovery sets SEAT_GRANTED to it."""
 
 # --- table descriptor: private to a process, int64 words, handed to kernels by address
 T_PAGES = 0
@@ -84,7 +133,19 @@ T_FUTURE = 104
 """Ticks of future that every anchor has in its page."""
 T_PRIORITY = 112
 """Address of the leaf priorities, uint32 [rows], or 0."""
-T_WORDS = 15
+T_SIDES = 120
+"""Address of the side line of page 0."""
+T_SEATS = 128
+"""Address of the table's seat lines, one for each participant."""
+T_SEAT_COUNT = 136
+T_SAMPLED = 144
+"""Address of uint32 [rows], how often each row was delivered, or 0."""
+T_MAX_SAMPLED = 152
+T_QUEUE = 160
+"""1: a queue."""
+T_ROLLOUT = 168
+"""Ticks after which a queue's page is complete, or 0."""
+T_WORDS = 22
 
 # --- meta, 16 bytes a row: int32 version | int32 step | uint32 episode | uint32 link << 5 | flags
 META_BYTES = 16
@@ -105,7 +166,7 @@ W_ENVS = 40
 W_VERSION = 48
 W_TAIL = 56
 W_RESERVE = 64
-"""Tail rows that one tick may need: N where final observations are handed over, else 0."""
+"""Tail rows that one tick may need: N where final observations are handed over, and N where it may end a rollout."""
 W_NEXT_STEP = 72
 """1: the row after an ended one is its final observation (Gymnasium's NEXT_STEP)."""
 W_ENV_STATE = 80
@@ -138,7 +199,14 @@ W_PRIORITIES_GIVEN = 208
 W_ARENAS = 216
 """Address of the arenas of the ragged fields (A_*), back to back."""
 W_ARENA_COUNT = 224
-W_WORDS = 29
+W_ROWS = 232
+"""Rows of a page."""
+W_LIMIT = 240
+"""Rows of the page that this writer may fill, tail included: those of one rollout, or more than there are."""
+W_LAST = 248
+"""Page that was finished before there was a next one + 1 (queues), or 0; and its generation."""
+W_LAST_GENERATION = 256
+W_WORDS = 33
 
 # --- arena of a ragged field, as a writer sees it: private to a process, int64 words
 A_SPANS = 0

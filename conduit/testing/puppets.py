@@ -22,7 +22,7 @@ import numpy as np
 
 from conduit.jit import entry
 from conduit.plane import engine as engines
-from conduit.store.layout import Table
+from conduit.store.declaration import Table
 from conduit.testing import rows
 
 Method = Literal["fork", "spawn", "forkserver"]

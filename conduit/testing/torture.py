@@ -30,7 +30,7 @@ from conduit.errors import Overwritten
 from conduit.jit import _SIGNATURES, entry
 from conduit.plane.delivery import Loader
 from conduit.plane.engine import Client, Engine
-from conduit.store.layout import Table
+from conduit.store.declaration import Table
 from conduit.testing import optimism, rows
 from conduit.testing.invariants import (
     check_each_row_is_drawn_from_one_page,

@@ -15,7 +15,7 @@ from conduit.field import DTYPES
 from conduit.kernels import reference, rows
 from conduit.kernels.plan import Output
 from conduit.kernels.transforms import FLOATS, Transform
-from conduit.store.layout import row_stride
+from conduit.store.declaration import row_stride
 
 POISON = 0xA5
 GUARD = 256

@@ -19,7 +19,7 @@ reveal_type(conduit.Schema.from_example({"obs": 1.0}))  # is conduit.schema.Sche
 
 table = conduit.Table(schema, "2 GiB", num_envs=8)
 conduit.Table(schema, capacity=1.5)  # error: arg-type
-conduit.Table(schema, 100, kind="queue")  # error: arg-type
+conduit.Table(schema, 100, kind="stack")  # error: arg-type
 
 with conduit.Engine.create("name", tables={"replay": table}, policies={"policy": {"w": np.zeros(3)}}) as engine:
     reveal_type(engine)  # is conduit.plane.engine.Engine

@@ -1,0 +1,276 @@
+"""A table as its user declares it: schema, size, the widest window, how rows are kept, limited and prioritised.
+
+What follows from it alone, pages and rows per page, is worked out here, so that a table that cannot work is refused when it
+is declared; where its bytes lie is conduit.store.layout's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from conduit.errors import CapacityError, ConfigError
+from conduit.schema import Field, Schema
+from conduit.store.arenas import arena_items, check_mean_lengths, row_share
+from conduit.store.limits import Limiter, checked_limiter
+from conduit.store.statistics import measured
+from conduit.store.words import LINE, META_BYTES, SPAN_BYTES
+
+MIN_PAGES = 4
+MAX_PAGES = 65536
+_MIN_TICKS = 4
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+
+def align(offset: int, to: int = LINE) -> int:
+    """`offset` rounded up to a multiple of `to`."""
+    return -(-offset // to) * to
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes meant by a text such as "2 GiB", "512MB" or "4096 B".
+
+    Raises:
+        CapacityError: The text is no size.
+    """
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
+    if match is None or match[2].upper() not in _UNITS:
+        raise CapacityError(f"Expected a size such as '2 GiB' or '500 MB', or an int for rows, got {text!r}")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def row_stride(field: Field) -> int:
+    """Bytes from one row of a field to the next; a ragged field has one word per row, its values lie in an arena."""
+    if field.ragged:
+        return SPAN_BYTES
+    return field.row_bytes if field.row_bytes < LINE else align(field.row_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Priorities:
+    """How a table turns priorities into probabilities: P(i) = p_i / sum p, p_i = (|priority| + eps)^alpha.
+
+    p is stored as an integer, a multiple of 2^-20 up to 2^12 (larger ones are stored as that), so that sums are exact.
+
+    Attributes:
+        alpha: Exponent, at least 0; 0 is uniform.
+        eps: Added to every priority; with 0, rows of priority 0 are never drawn while others are positive.
+        span: New rows get the largest priority among the last one to two spans of so many updates.
+    """
+
+    alpha: float = 0.6
+    eps: float = 1e-6
+    span: int = 1 << 17
+
+    def __post_init__(self) -> None:
+        if not (0.0 <= self.alpha < float("inf") and 0.0 <= self.eps < float("inf")):
+            raise ConfigError(f"Expected alpha and eps of at least 0, got {self.alpha!r} and {self.eps!r}")
+        if not isinstance(self.span, int) or self.span < 1:
+            raise ConfigError(f"Expected a span of at least 1 update, got {self.span!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table to create: its schema, its size, and the widest window it must be able to serve.
+
+    Attributes:
+        schema: Fields of a row.
+        capacity: Rows (int) or bytes ("2 GiB"). In rows: at least that many steps of one writer of `num_envs` environments
+            stay, halos not counted; final observations that are kept beside their steps do count. In bytes: an upper bound
+            for pages and their words.
+        page_rows: Rows per page, or None to choose. Pages are what is evicted at once, so a table has at least 4; a
+            writer of N environments fills N rows per tick, and its pages must hold a handful of ticks.
+        max_stack: Longest frame stack, in ticks, that windows may ask for (inclusive).
+        max_n_step: Longest n-step return, in ticks, that windows may ask for (inclusive).
+        max_length: Longest sequence, episode or rollout, in ticks, that windows may ask for (inclusive); one more than that
+            where they ask for `next_obs`.
+        num_envs: Environments per writer that page size is chosen for; writers may have fewer or more.
+        priorities: How rows are prioritised, or None for a table without priorities.
+        mean_lengths: {ragged field: mean length that its arenas are made for}; half of the largest length where it is
+            missing. A page closes when its rows or one of its arenas run out, so a capacity in rows is kept for values
+            that are no longer than this on average.
+        statistics: Fields whose running mean and variance are kept (`Client.statistics`, `conduit.normalise`); a dotted name's
+            parent stands for all below it.
+        kind: "replay": the oldest page is evicted when no page is free. "queue": every row is delivered once, to one of any
+            number of consumers (`Client.consumer`), and writers wait while the queue is full.
+        rollout_length: For a queue: rows are delivered as rollouts of so many ticks of all environments of their writer,
+            in one piece; None delivers them as they come, in ticks.
+        limiter: How sampling and inserting keep step (conduit.SampleToInsertRatio, MinSize, Queue); None for no limit.
+        max_times_sampled: A row is gone once it has been delivered so often; None for no limit.
+    """
+
+    schema: Schema
+    capacity: int | str
+    page_rows: int | None = None
+    max_stack: int = 1
+    max_n_step: int = 1
+    max_length: int = 1
+    num_envs: int = 1
+    priorities: Priorities | None = None
+    statistics: tuple[str, ...] = ()
+    kind: Literal["replay", "queue"] = "replay"
+    mean_lengths: Mapping[str, float] | None = None
+    rollout_length: int | None = None
+    limiter: Limiter | None = None
+    max_times_sampled: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.schema, Schema):
+            raise ConfigError(f"Expected a conduit.Schema, got {type(self.schema).__name__}")
+        if not isinstance(self.capacity, int | str) or isinstance(self.capacity, bool):
+            raise CapacityError(
+                f"Expected a size such as '2 GiB' or '500 MB', or an int for rows, got {self.capacity!r}"
+            )
+        for name in ("max_stack", "max_n_step", "max_length", "num_envs"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ConfigError(f"Expected {name} of at least 1, got {value!r}")
+        self._check_kind()
+        checked_limiter(self.limiter)
+        times = self.max_times_sampled
+        if times is not None and (not isinstance(times, int) or isinstance(times, bool) or times < 1):
+            raise ConfigError(f"Expected max_times_sampled of at least 1, or None, got {times!r}")
+        check_mean_lengths(self.schema, self.mean_lengths)
+        measured(self.schema, self.statistics)
+        self.geometry()
+
+    def _check_kind(self) -> None:
+        if self.kind not in ("replay", "queue"):
+            raise ConfigError(f"Expected kind 'replay' or 'queue', got {self.kind!r}")
+        length = self.rollout_length
+        if self.kind == "replay":
+            if length is not None:
+                raise ConfigError(
+                    f"Expected rollout_length for kind='queue' only, got {length!r}: a replay table serves rollouts as "
+                    "windows, conduit.Rollout, and needs max_length"
+                )
+            return
+        if length is not None and (not isinstance(length, int) or isinstance(length, bool) or length < 1):
+            raise ConfigError(f"Expected rollout_length of at least 1 tick, or None, got {length!r}")
+        for name, least in (("max_stack", 1), ("max_n_step", 1), ("max_length", 1)):
+            if getattr(self, name) != least:
+                raise ConfigError(
+                    f"Expected no {name} for kind='queue', got {getattr(self, name)}: a queue delivers rows, not windows"
+                )
+        for name in ("priorities", "max_times_sampled"):
+            if getattr(self, name) is not None:
+                raise ConfigError(f"Expected no {name} for kind='queue': each row is delivered once, in order")
+
+    @property
+    def halo_ticks(self) -> int:
+        """Ticks that a page copies from the page before it; a queue's rows are delivered once and never copied."""
+        return self.max_stack - 1 + self.future_ticks
+
+    @property
+    def future_ticks(self) -> int:
+        """Ticks behind its anchor that the widest window needs."""
+        return 0 if self.kind == "queue" else max(self.max_n_step, self.max_length - 1)
+
+    @property
+    def _least_ticks(self) -> int:
+        """Ticks that a page must hold beside its halo; of a rollout, the observations behind its last tick as well."""
+        return _MIN_TICKS if self.rollout_length is None else self.rollout_length + 1
+
+    def check_window(self, history: int, future: int) -> None:
+        """Refuse a window that is wider than this table was created for.
+
+        Args:
+            history: Ticks it needs before its anchor.
+            future: Ticks it needs behind it.
+
+        Raises:
+            ConfigError: It is wider.
+        """
+        if history > self.max_stack - 1:
+            raise ConfigError(
+                f"Expected a stack of at most {self.max_stack}, got {history + 1}: create the table with "
+                f"max_stack={history + 1}"
+            )
+        if future > self.future_ticks:
+            raise ConfigError(
+                f"Expected a window of at most {self.future_ticks} ticks behind its first, got {future}: create the table "
+                f"with max_n_step={future} (transitions) or max_length={future + 1} (sequences, episodes, rollouts; with "
+                "next_obs=True they need one tick more than they are long)"
+            )
+
+    def arena_items(self, page_rows: int) -> dict[str, int]:
+        """{ragged field: items that the arena of a page of `page_rows` rows holds} (conduit.store.arenas)."""
+        return arena_items(self.schema, self.mean_lengths, page_rows, 2 * (self.halo_ticks + 1) * self.num_envs)
+
+    def geometry(self) -> tuple[int, int]:
+        """Pages and rows per page.
+
+        Raises:
+            CapacityError: The capacity is too small or no size.
+        """
+        per_row = sum(row_stride(field) for field in self.schema.fields) + 2 + META_BYTES
+        per_row += (self.priorities is not None) * 4 + (self.max_times_sampled is not None) * 4
+        fixed = per_row
+        per_row += row_share(self.schema, self.mean_lengths)
+        in_bytes = isinstance(self.capacity, str)
+        rows = parse_bytes(self.capacity) // per_row if isinstance(self.capacity, str) else int(self.capacity)
+        if rows < 1:
+            raise CapacityError(f"Expected a capacity of at least one row ({per_row} bytes), got {self.capacity!r}")
+        if self.page_rows is not None:
+            page_rows = self.page_rows
+            least = self.halo_ticks + self._least_ticks
+            if not isinstance(page_rows, int) or page_rows < least:
+                raise CapacityError(
+                    f"Expected page_rows of at least {least} (a halo of {self.halo_ticks} and {self._least_ticks} more), "
+                    f"got {page_rows!r}"
+                )
+        elif self.rollout_length is not None:
+            # a rollout of each environment, the observation of each behind its last tick, a final observation of each,
+            # and as many in between as a quarter of the ticks
+            ticks = self.rollout_length + 2 + max(4, self.rollout_length // 4)
+            page_rows = ticks * self.num_envs
+        else:
+            wanted = self.num_envs * max(256, 16 * self.halo_ticks)
+            least = self.num_envs * (2 * self.halo_ticks + _MIN_TICKS)
+            page_rows = max(rows // 256, min(wanted, rows // 16), least)
+        own_rows = max(1, page_rows - self.halo_ticks * self.num_envs)
+        if self.rollout_length is not None:
+            own_rows = min(own_rows, self.rollout_length * self.num_envs)
+        # in bytes the page words count as well, so the bound is never passed; in rows one page more is made, since the
+        # page being filled has just taken the place of the oldest
+        arenas = self.arena_items(page_rows).items()
+        page_bytes = page_rows * fixed + 2 * LINE + sum(align(n * self.schema[name].item_bytes) for name, n in arenas)
+        pages = rows * per_row // page_bytes if in_bytes else -(-rows // own_rows) + 1
+        if in_bytes and pages < MIN_PAGES:
+            raise CapacityError(
+                f"Expected a capacity of at least {MIN_PAGES} pages of {page_rows} rows "
+                f"({MIN_PAGES * page_bytes} bytes), got {self.capacity!r}: raise it or lower page_rows"
+            )
+        pages = max(pages, MIN_PAGES)
+        if pages > MAX_PAGES:
+            raise CapacityError(
+                f"Expected at most {MAX_PAGES} pages, got {pages} of {page_rows} rows: raise page_rows to at least "
+                f"{-(-rows // (MAX_PAGES - 1))}"
+            )
+        return pages, page_rows
+
+    def check_writer(self, num_envs: int, *, finals: bool = False) -> None:
+        """Refuse a writer whose ticks do not fit this table's pages.
+
+        Args:
+            num_envs: Rows per tick.
+            finals: Whether each row may have a kept final observation beside it, those of the halo included.
+
+        Raises:
+            CapacityError: A page holds fewer than a halo (twice, with finals) and four ticks of `num_envs` rows.
+        """
+        halo = self.halo_ticks * (2 if finals else 1)
+        need = (halo + self._least_ticks) * num_envs
+        if finals and self.rollout_length is not None:
+            need += num_envs
+        page_rows = self.geometry()[1]
+        if need > page_rows:
+            what = f"{self.halo_ticks} ticks and as many final observations" if finals else f"{self.halo_ticks} ticks"
+            raise CapacityError(
+                f"Expected pages of at least {need} rows for {num_envs} environments (a halo of {what}, and {self._least_ticks} "
+                f"ticks more), got {page_rows}: create the table with page_rows={16 * need} or num_envs={num_envs}"
+            )
