@@ -13,8 +13,10 @@ ROOT = Path(__file__).resolve().parents[1]
 NAMES = {
     "Batch",
     "BatchTransform",
+    "Claim",
     "Client",
     "CommitEvery",
+    "Consumer",
     "Delivery",
     "Engine",
     "Episode",
@@ -61,10 +63,15 @@ NAMES = {
 MEMBERS = {
     "Batch": "episodes get ids items keys nest release steps transform values versions",
     "BatchTransform": "outputs run",
-    "Client": "close loader name policy recover schema statistics tables writer",
+    "Claim": (
+        "ack batch bootstrap complete delivered_before episodes finals first_tick get give_back ids is_first "
+        "items keys mask nest num_envs steps stream ticks transform values versions"
+    ),
+    "Client": "close consumer loader name policy recover schema statistics tables writer",
     "CommitEvery": "publish_every",
+    "Consumer": "close next poll stats",
     "Delivery": "close next",
-    "Engine": "adopt close create loader name policy recover schema statistics tables writer",
+    "Engine": "adopt close consumer create loader name policy recover schema statistics tables writer",
     "Episode": "max_length next_obs",
     "Field": "casting dtype item_bytes itemsize max_length name numpy_dtype observation ragged row_bytes shape",
     "Ingestion": "publish_every",
@@ -94,7 +101,7 @@ MEMBERS = {
     "Transform": "check_source dtype factor high is_affine is_cast is_clipped low offset",
     "Transition": "gamma n_step newest padding stack",
     "Weights": "arrays state_dict version",
-    "Writer": "append bare close cut flush rollout step version",
+    "Writer": "append bare close cut flush rollout step ticks_left version",
 }
 
 CALLS = {
@@ -120,9 +127,12 @@ CALLS = {
         "*policy=None *seed=0 *format='torch' *buffers=3 *on_busy='error' *timeout=30.0 *min_rows=None "
         "*fields=None *ragged='pad'"
     ),
+    "Client.consumer": "table *format='torch' *timeout=30.0 *partial='deliver' *batch_transforms=()",
     "Client.policy": "name='policy'",
     "CommitEvery": "ticks",
-    "Writer.append": "*terminated=False *truncated=False *final=None *priority=None **fields",
+    "Consumer.next": "timeout=None max_ticks=None",
+    "Consumer.poll": "max_ticks=None",
+    "Writer.append": "*terminated=False *truncated=False *final=None *priority=None *bootstrap=None **fields",
     "Writer.rollout": "ticks *max_finals=None",
     "Loader.next": "timeout=None",
     "Loader.valid": "ids",
@@ -216,6 +226,11 @@ def test_the_generated_append_has_the_schema_s_fields_as_its_arguments(engine_na
         names = [p.name for p in inspect.signature(writer.append).parameters.values() if not p.name.startswith("_")]
         assert names == ["obs", "action", "terminated", "truncated", "final", "priority"]
         assert writer.append.__doc__
+    tables = {"t": conduit.Table(schema, 100, kind="queue", rollout_length=4)}
+    with conduit.Engine.create(engine_name, tables) as engine:
+        append = engine.writer("t").append
+        names = [p.name for p in inspect.signature(append).parameters.values() if not p.name.startswith("_")]
+        assert names == ["obs", "action", "terminated", "truncated", "final", "priority", "bootstrap"]
 
 
 def test_the_version_is_the_distribution_s():
