@@ -22,6 +22,7 @@ from conduit.plane.batch import Format
 from conduit.plane.delivery import Loader, OnBusy
 from conduit.plane.ingestion import CommitPerStep, Ingestion, Writer, writer_type
 from conduit.plane.placement import HostPlacement, Placement, Pool
+from conduit.plane.scanning import Scan
 from conduit.plane.stream import Autoreset, OnFull
 from conduit.sampling.prioritised import Prioritised
 from conduit.schema import Schema
@@ -210,6 +211,10 @@ class Client:
             fields=fields,
             ragged=ragged,
         )
+
+    def scan(self, table: str) -> Scan:
+        """Every step that a table has now, once, environment by environment in the order of time; iterating yields columns."""
+        return Scan(self._view(table))
 
     def statistics(self, table: str) -> Statistics:
         """The running statistics of a table's fields, shared by all processes; see `Table.statistics`, `conduit.normalise`."""
