@@ -72,7 +72,7 @@ MEMBERS = {
     "MinSize": "limits min_size",
     "Moments": "count mean variance",
     "Placement": "choose",
-    "PolicySlot": "bind close poll publish version",
+    "PolicySlot": "bind close poll publish version wait",
     "Pool": "capacity device name tier",
     "Priorities": "alpha eps span",
     "Prioritised": "beta normalise stratified",

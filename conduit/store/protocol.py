@@ -45,6 +45,7 @@ from conduit.store.words import (
     PAGE_STATE,
     PAGE_STREAM,
     PAGE_TICK,
+    POLICY_EVENT,
     SEALED,
     T_CONTROL,
     T_COUNT,
@@ -332,7 +333,8 @@ def begin_copy(version):  # type: ignore[no-untyped-def]
 
 @kernel("int64(int64, int64, int64)")
 def finish_copy(version, latest, value):  # type: ignore[no-untyped-def]
-    """Give a written weights copy its version, then make it the latest."""
+    """Give a written weights copy its version, then make it the latest and tell who waits for it."""
     store_release(version, value)
     store_release(latest, value)
+    wake(latest + POLICY_EVENT)
     return 0

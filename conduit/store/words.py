@@ -87,6 +87,10 @@ TABLE_DELIVERED_AGAIN = 7 * LINE + 24
 """Claims of dead consumers that were given back."""
 TABLE_CONTROL_BYTES = 8 * LINE
 
+# --- control line of a weights slot: the latest version, then
+POLICY_EVENT = 64
+"""Eventcount: readers wait here for a version."""
+
 # --- seat line of a table: what one participant has taken of the table's limits; cumulative over the seat's holders
 SEAT_RESERVED = 0
 """Samples reserved."""
