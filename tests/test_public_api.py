@@ -61,10 +61,10 @@ NAMES = {
 MEMBERS = {
     "Batch": "episodes get ids items keys nest release steps transform values versions",
     "BatchTransform": "outputs run",
-    "Client": "close loader name policy recover schema statistics tables writer",
+    "Client": "close loader name policy recover scan schema statistics tables writer",
     "CommitEvery": "publish_every",
     "Delivery": "close next",
-    "Engine": "adopt close create loader name policy recover schema statistics tables writer",
+    "Engine": "adopt close create loader name policy recover scan schema statistics tables writer",
     "Episode": "max_length",
     "Field": "casting dtype item_bytes itemsize max_length name numpy_dtype observation ragged row_bytes shape",
     "Ingestion": "publish_every",
@@ -94,7 +94,7 @@ MEMBERS = {
     "Transform": "check_source dtype factor high is_affine is_cast is_clipped low offset",
     "Transition": "gamma n_step newest padding stack",
     "Weights": "arrays state_dict version",
-    "Writer": "append bare close cut flush rollout step version",
+    "Writer": "append bare close cut extend flush rollout step version",
 }
 
 CALLS = {
