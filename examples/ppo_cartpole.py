@@ -5,6 +5,7 @@ and writes it where the learner will read it; the learner claims the rollout as 
 and publishes. The same algorithm in one process over plain numpy arrays is examples/reference/ppo_cartpole_numpy.py.
 """
 
+import contextlib
 import multiprocessing
 import os
 from collections.abc import Iterator
@@ -87,8 +88,52 @@ class Agent:
             self.optimizer.step()
 
 
+def play(engine: str, seed: int, settings: Settings) -> None:
+    """The actor's process: one rollout with each version of the weights, until the engine closes."""
+    torch.set_num_threads(1)
+    agent, envs = Agent(seed, settings), make_envs(settings.envs)
+    obs, _ = envs.reset(seed=seed)
+    with contextlib.suppress(conduit.errors.Closed), conduit.attach(engine) as client:
+        policy = client.policy()
+        with client.writer("rollouts", num_envs=settings.envs, autoreset="next_step", policy=policy) as writer:
+            while True:
+                agent.network.load_state_dict(policy.wait().state_dict())
+                for left in reversed(range(settings.ticks)):
+                    action, logp = agent.act(obs)
+                    after, reward, terminated, truncated, _ = envs.step(action)
+                    writer.append(
+                        obs=obs, action=action, logp=logp, reward=reward, terminated=terminated, truncated=truncated,
+                        bootstrap=after if left == 0 else None,
+                    )  # fmt: skip
+                    obs = after
+
+
 def train(seed: int, steps: int, settings: Settings | None = None) -> Iterator[tuple[int, float]]:
-    raise NotImplementedError
+    """Train for so many steps; yields (steps so far, mean return of a greedy evaluation)."""
+    settings = settings or Settings()
+    agent, name = Agent(seed, settings), f"ppo-{os.getpid()}"
+    per_rollout = settings.ticks * settings.envs
+    example = {"obs": np.zeros(4, np.float32), "action": 0, "logp": np.float32(0), "reward": np.float32(0)}
+    table = conduit.Table(
+        conduit.Schema.from_example(example),
+        capacity=2 * per_rollout,
+        kind="queue",
+        rollout_length=settings.ticks,
+        num_envs=settings.envs,
+    )
+    policies = {"policy": agent.network.state_dict()}
+    with (
+        conduit.Engine.create(name, tables={"rollouts": table}, policies=policies) as engine,
+        engine.consumer("rollouts") as consumer,
+    ):
+        context = multiprocessing.get_context("spawn")
+        context.Process(target=play, args=(name, seed, settings), daemon=True).start()
+        for step in range(per_rollout, steps + 1, per_rollout):
+            engine.policy().publish(agent.network.state_dict())
+            with consumer.next() as rollout:
+                agent.learn(advantages(agent, rollout), 1 - step / steps)
+            if step % settings.evaluate_every == 0:
+                yield step, mean_return(agent.greedy, seed=1_000_000 * seed + step)
 
 
 if __name__ == "__main__":

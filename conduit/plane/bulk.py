@@ -89,10 +89,11 @@ class Bulk:
         stream, envs = self._stream, self._stream.envs
         done = 0
         while done < self.ticks:
-            row = stream.here(self._rows_of(done, 1))
-            room = entry(writing.room)(stream.address)
-            fitting = range(self.ticks - done + 1)
-            count = bisect.bisect_right(fitting, room, key=functools.partial(self._rows_of, done)) - 1
+            row = stream.here(*self._need(done, 1))
+            count = (
+                bisect.bisect_left(range(self.ticks - done + 1), True, lo=1, key=functools.partial(self._exceeds, done))
+                - 1
+            )
             try:
                 self._store(row, done * envs, (done + count) * envs)
                 stream.commit(count)
@@ -105,11 +106,15 @@ class Bulk:
         low, high = np.searchsorted(self._places, (start, stop)).tolist()
         return low, high
 
-    def _rows_of(self, done: int, count: int) -> int:
-        """Rows that `count` ticks after the first `done` need, their final observations included."""
+    def _need(self, done: int, count: int) -> tuple[int, int]:
+        """Rows that `count` ticks after the first `done` need, and final observations that they have."""
         envs = self._stream.envs
         low, high = self._between(done * envs, (done + count) * envs)
-        return count * envs + high - low
+        return count * envs, high - low
+
+    def _exceeds(self, done: int, count: int) -> bool:
+        """Whether they are too many for the page."""
+        return not entry(writing.fits)(self._stream.address, *self._need(done, count))
 
     def _store(self, row: int, start: int, stop: int) -> None:
         stream, table = self._stream, self._stream.table
