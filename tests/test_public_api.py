@@ -22,6 +22,7 @@ NAMES = {
     "Ingestion",
     "Loader",
     "MinSize",
+    "MixedLoader",
     "Moments",
     "Placement",
     "PolicySlot",
@@ -32,9 +33,11 @@ NAMES = {
     "Request",
     "Rollout",
     "SampleToInsertRatio",
+    "Scan",
     "Schema",
     "Sequence",
     "Statistics",
+    "Steps",
     "Table",
     "Transform",
     "Transition",
@@ -61,15 +64,16 @@ NAMES = {
 MEMBERS = {
     "Batch": "episodes get ids items keys nest release steps transform values versions",
     "BatchTransform": "outputs run",
-    "Client": "close loader name policy recover scan schema statistics tables writer",
+    "Client": "close loader mix name policy recover scan schema statistics tables writer",
     "CommitEvery": "publish_every",
     "Delivery": "close next",
-    "Engine": "adopt close create loader name policy recover scan schema statistics tables writer",
+    "Engine": "adopt close create loader mix name policy recover scan schema statistics tables writer",
     "Episode": "max_length next_obs",
     "Field": "casting dtype item_bytes itemsize max_length name numpy_dtype observation ragged row_bytes shape",
     "Ingestion": "publish_every",
     "Loader": "close next stats update_priorities valid",
     "MinSize": "limits min_size",
+    "MixedLoader": "batch bounds close next stats update_priorities valid",
     "Moments": "count mean variance",
     "Placement": "choose",
     "PolicySlot": "bind close poll publish version wait",
@@ -80,12 +84,14 @@ MEMBERS = {
     "Request": "num_envs row_bytes stream table",
     "Rollout": "next_obs num_envs stride ticks",
     "SampleToInsertRatio": "error_buffer limits min_size samples_per_insert",
+    "Scan": "",
     "Schema": (
         "difference fields fingerprint flatten flatten_observation from_example from_json from_spaces names nest "
         "observation_names ragged_names row_bytes to_json"
     ),
     "Sequence": "across burn_in length next_obs overlap pad",
     "Statistics": "fields read stamp update",
+    "Steps": "columns episodes finals numbers part places starts terminated truncated",
     "Table": (
         "arena_items capacity check_window check_writer future_ticks geometry halo_ticks kind limiter max_length "
         "max_n_step max_stack max_times_sampled mean_lengths num_envs page_rows priorities rollout_length schema "
@@ -120,7 +126,17 @@ CALLS = {
         "*policy=None *seed=0 *format='torch' *buffers=3 *on_busy='error' *timeout=30.0 *min_rows=None "
         "*fields=None *ragged='pad'"
     ),
+    "Client.mix": (
+        "tables *batch_size *window=None *sampling=None *transform=None *batch_transforms=() *max_staleness=None "
+        "*policy=None *seed=0 *format='torch' *buffers=3 *on_busy='error' *timeout=30.0 *min_rows=None *fields=None "
+        "*ragged='pad' *counts='exact'"
+    ),
     "Client.policy": "name='policy'",
+    "Client.scan": "table",
+    "MixedLoader.next": "timeout=None",
+    "MixedLoader.update_priorities": "batch priorities",
+    "MixedLoader.valid": "batch",
+    "Writer.extend": "columns *terminated=None *truncated=None *places=() *finals=None",
     "CommitEvery": "ticks",
     "Writer.append": "*terminated=False *truncated=False *final=None *priority=None **fields",
     "Writer.rollout": "ticks *max_finals=None",
