@@ -64,7 +64,8 @@ class Bulk:
             name: np.zeros(rows, bool) if value is None else checked(_FLAG, value, lead, at=name).reshape(rows)
             for name, value in (("terminated", terminated), ("truncated", truncated))
         }
-        self._places = np.ascontiguousarray(checked(_PLACE, places, np.shape(places)[:1]))
+        given = np.zeros(0, np.int64) if len(places) == 0 else checked(_PLACE, places, np.shape(places)[:1])
+        self._places = np.ascontiguousarray(given)
         self._finals: dict[str, Array] = {}
         ended = np.flatnonzero(self._flags["terminated"] | self._flags["truncated"])
         if len(self._places):
