@@ -8,7 +8,7 @@ above it:
     kernels      how rows become batches: plans, CPU kernels, the slow reference
     sampling     which windows a batch is made of
     plane        the engine and its control points: ingestion (Writer), placement, delivery (Loader)
-    demo  cli    what stands on top; they use the plane, never the store
+    offline  demo  cli    what stands on top; they use the plane, never the store
 
 Importing this package starts no thread, sets no environment variable, and does not import torch.
 """
