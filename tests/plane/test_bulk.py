@@ -190,3 +190,26 @@ def test_pages_that_are_reused_after_the_scan_was_made_are_missing_and_counted(m
     assert len(told) + scan.missing == scan.rows == 200
     assert told[-1][0] == 199
     assert told[0][3]
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+@pytest.mark.parametrize("every", [1, 2, 7, 1000])
+def test_extend_fills_the_rollouts_of_a_queue_and_loses_none(make, mode, every):
+    engine = make(capacity=4000, kind="queue", rollout_length=8, num_envs=3)
+    data = columns(100, (3,))
+    ends = np.zeros((100, 3), bool)
+    ends[every - 1 :: every] = True
+    places = np.flatnonzero(ends) if mode == "same_step" else []
+    finals = np.zeros((len(places), 4), np.float32) if len(places) > 0 else None
+    taken, complete = [], 0
+    with engine.writer("replay", num_envs=3, autoreset=mode) as writer:
+        writer.extend(data, terminated=ends, places=places, finals=finals)
+    with engine.consumer("replay", format="numpy") as consumer:
+        while (claim := consumer.poll()) is not None:
+            with claim:
+                taken += claim["action"].ravel().tolist()
+                complete += claim.complete
+            del claim
+    assert taken == list(range(300))
+    # a rollout in which every step ends an episode has no room for all of their observations
+    assert complete == 12 if mode == "next_step" or every > 2 else complete <= 12
