@@ -24,6 +24,7 @@ NAMES = {
     "Ingestion",
     "Loader",
     "MinSize",
+    "MixedLoader",
     "Moments",
     "Placement",
     "PolicySlot",
@@ -34,9 +35,11 @@ NAMES = {
     "Request",
     "Rollout",
     "SampleToInsertRatio",
+    "Scan",
     "Schema",
     "Sequence",
     "Statistics",
+    "Steps",
     "Table",
     "Transform",
     "Transition",
@@ -67,16 +70,17 @@ MEMBERS = {
         "ack batch bootstrap complete delivered_before episodes finals first_tick get give_back ids is_first "
         "items keys mask nest num_envs steps stream ticks transform values versions"
     ),
-    "Client": "close consumer loader name policy recover schema statistics tables writer",
+    "Client": "close consumer loader mix name policy recover scan schema statistics tables writer",
     "CommitEvery": "publish_every",
     "Consumer": "close next poll stats",
     "Delivery": "close next",
-    "Engine": "adopt close consumer create loader name policy recover schema statistics tables writer",
+    "Engine": "adopt close consumer create loader mix name policy recover scan schema statistics tables writer",
     "Episode": "max_length next_obs",
     "Field": "casting dtype item_bytes itemsize max_length name numpy_dtype observation ragged row_bytes shape",
     "Ingestion": "publish_every",
     "Loader": "close next stats update_priorities valid",
     "MinSize": "limits min_size",
+    "MixedLoader": "batch bounds close next stats update_priorities valid",
     "Moments": "count mean variance",
     "Placement": "choose",
     "PolicySlot": "bind close poll publish version wait",
@@ -87,12 +91,14 @@ MEMBERS = {
     "Request": "num_envs row_bytes stream table",
     "Rollout": "next_obs num_envs stride ticks",
     "SampleToInsertRatio": "error_buffer limits min_size samples_per_insert",
+    "Scan": "",
     "Schema": (
         "difference fields fingerprint flatten flatten_observation from_example from_json from_spaces names nest "
         "observation_names ragged_names row_bytes to_json"
     ),
     "Sequence": "across burn_in length next_obs overlap pad",
     "Statistics": "fields read stamp update",
+    "Steps": "columns episodes finals numbers part places starts terminated truncated",
     "Table": (
         "arena_items capacity check_window check_writer future_ticks geometry halo_ticks kind limiter max_length "
         "max_n_step max_stack max_times_sampled mean_lengths num_envs page_rows priorities rollout_length schema "
@@ -101,7 +107,7 @@ MEMBERS = {
     "Transform": "check_source dtype factor high is_affine is_cast is_clipped low offset",
     "Transition": "gamma n_step newest padding stack",
     "Weights": "arrays state_dict version",
-    "Writer": "append bare close cut flush rollout step ticks_left version",
+    "Writer": "append bare close cut extend flush rollout step ticks_left version",
 }
 
 CALLS = {
@@ -128,7 +134,17 @@ CALLS = {
         "*fields=None *ragged='pad'"
     ),
     "Client.consumer": "table *format='torch' *timeout=30.0 *partial='deliver' *batch_transforms=()",
+    "Client.mix": (
+        "tables *batch_size *window=None *sampling=None *transform=None *batch_transforms=() *max_staleness=None "
+        "*policy=None *seed=0 *format='torch' *buffers=3 *on_busy='error' *timeout=30.0 *min_rows=None "
+        "*fields=None *ragged='pad' *counts='exact'"
+    ),
     "Client.policy": "name='policy'",
+    "Client.scan": "table",
+    "MixedLoader.next": "timeout=None",
+    "MixedLoader.update_priorities": "batch priorities",
+    "MixedLoader.valid": "batch",
+    "Writer.extend": "columns *terminated=None *truncated=None *places=() *finals=None",
     "CommitEvery": "ticks",
     "Consumer.next": "timeout=None max_ticks=None",
     "Consumer.poll": "max_ticks=None",

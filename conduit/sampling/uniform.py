@@ -200,7 +200,7 @@ class Uniform:
         """Go on to the next batch."""
         self._words[S_BATCH // 8] += 1
 
-    def finish(self, arrays: dict[str, np.ndarray[Any, Any]]) -> None:
+    def finish(self, arrays: dict[str, np.ndarray[Any, Any]], first: int = 0, count: int | None = None) -> None:
         """Nothing is left to do for a batch of equal probabilities."""
 
     @property

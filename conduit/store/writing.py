@@ -292,18 +292,8 @@ def fits(writer, rows, tail):  # type: ignore[no-untyped-def]
     return 1 if local <= limit and local + tail + peek_i64(writer + W_TAIL) <= peek_i64(writer + W_ROWS) else 0
 
 
-@kernel("int64(int64, int64, int64)")
-def stage_final(writer, row, behind):  # type: ignore[no-untyped-def]
-    """Reserve a tail row for the final observation of an uncommitted physical row.
-
-    Args:
-        writer: Writer state.
-        row: Physical row whose episode ends with it.
-        behind: Physical row behind those that are being written; the tail stays clear of them.
-
-    Returns:
-        Physical row to write the observation to, or -1 when the page has no room for it.
-    """
+@inner
+def _stage_final(writer, row, behind):  # type: ignore[no-untyped-def]
     table = peek_i64(writer + W_TABLE)
     word = peek_i64(table + T_META) + row * META_BYTES + 12
     link = peek_u32(word) >> LINK_SHIFT
@@ -316,6 +306,43 @@ def stage_final(writer, row, behind):  # type: ignore[no-untyped-def]
     poke_i64(writer + W_TAIL, tail)
     clear_spans(writer, kept)
     poke_u32(word, (kept - row) << LINK_SHIFT)
+    return kept
+
+
+@kernel("int64(int64, int64, int64)")
+def stage_final(writer, row, behind):  # type: ignore[no-untyped-def]
+    """Reserve a tail row for the final observation of an uncommitted physical row.
+
+    Args:
+        writer: Writer state.
+        row: Physical row whose episode ends with it.
+        behind: Physical row behind those that are being written; the tail stays clear of them.
+
+    Returns:
+        Physical row to write the observation to, or -1 when the page has no room for it.
+    """
+    return _stage_final(writer, row, behind)
+
+
+@kernel("int64(int64, int64, int64, int64, int64)")
+def stage_finals(writer, first, places, count, behind):  # type: ignore[no-untyped-def]
+    """Reserve tail rows for the final observations of `count` uncommitted rows that have none yet, side by side.
+
+    Args:
+        writer: Writer state.
+        first: Physical row that places are counted from.
+        places: Address of int64 [count], ascending: the rows whose episodes end.
+        count: Rows, at least 1.
+        behind: Physical row behind those that are being written.
+
+    Returns:
+        Physical row of the last one's observation; those before lie above it, in reverse. -1 when the page has no room.
+    """
+    kept = -1
+    for i in range(count):
+        kept = _stage_final(writer, first + peek_i64(places + 8 * i), behind)
+        if kept < 0:
+            return -1
     return kept
 
 
