@@ -34,6 +34,7 @@ KERNEL_MODULES = (
     "conduit.store.writing",
     "conduit.store.objects",
     "conduit.store.statistics",
+    "conduit.store.cut",
     "conduit.kernels.leaves",
     "conduit.kernels.philox",
     "conduit.kernels.rows",

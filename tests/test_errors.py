@@ -23,6 +23,7 @@ BUILTINS = {
     "EngineNotFound": FileNotFoundError,
     "AccessDenied": PermissionError,
     "BadSegment": ValueError,
+    "CheckpointError": ValueError,
     "Closed": ValueError,
     "Forked": ValueError,
     "WaitTimeout": TimeoutError,
