@@ -256,8 +256,10 @@ class Client:
     def checkpoint(
         self, path: str | os.PathLike[str], *, keep: int = 2, progress: Callable[[int, int], None] | None = None
     ) -> Path:
-        """Write a checkpoint of the whole engine while everybody goes on: rows, streams, priorities, counts, statistics,
-        weights, named loaders. Nobody is paused. docs/checkpoints.md says what it holds and how to read it.
+        """Write a checkpoint of the whole engine while everybody goes on; nobody is paused.
+
+        It holds rows, streams, priorities, limiters' counts, statistics, weights and named loaders; docs/checkpoints.md says how
+        to read it.
 
         Args:
             path: Folder of numbered checkpoints; made if it is not there.

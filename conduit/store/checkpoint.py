@@ -127,8 +127,11 @@ def columns_of(layout: TableLayout) -> list[Column]:
         size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
         file = f"columns/{safe(field.name)}.npy"
         found.append(Column(file, dtype, shape, layout.columns[field.name], size, row_stride(field)))
-    system = [("terminated", np.dtype(bool), layout.terminated), ("truncated", np.dtype(bool), layout.truncated)]
-    system.append(("meta", META_DTYPE, layout.meta))
+    system: list[tuple[str, np.dtype[Any], int]] = [
+        ("terminated", np.dtype(bool), layout.terminated),
+        ("truncated", np.dtype(bool), layout.truncated),
+        ("meta", META_DTYPE, layout.meta),
+    ]
     if layout.table.priorities is not None:
         system.append(("priority", np.dtype(np.uint32), layout.priority))
     if layout.table.max_times_sampled is not None:

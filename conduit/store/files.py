@@ -85,7 +85,7 @@ def _through_the_cache(fd: int) -> None:
 
 def _write_all(fd: int, data: Any, offset: int) -> None:
     view = memoryview(data)
-    while len(view):
+    while view:
         try:
             done = os.pwrite(fd, view, offset)
         except OSError as error:
@@ -150,7 +150,7 @@ class OutFile:
             self._filled += count
             at += count
             if self._filled == BLOCK:
-                self._hash.update(self._block)
+                self._hash.update(self._block.data)
                 self._files.submit(self.fd, self._block, HEADER + self.written)
                 self.written += BLOCK
                 self._block, self._filled = None, 0
@@ -174,7 +174,7 @@ class OutFile:
         size = HEADER + self.written + self._filled
         if self._block is not None:
             rest = self._block[: self._filled]
-            self._hash.update(rest)
+            self._hash.update(rest.data)
             _write_all(self.fd, rest, HEADER + self.written)
             self._files.blocks.give(self._block)
             self._block = None
@@ -317,11 +317,11 @@ class FileReader:
             if size != entry.size:
                 raise CheckpointError(f"Expected {entry.size:,} bytes in {path}, got {size:,}: {DAMAGED}")
             found = self._blocks.take()
-            got = found[: _read_all(fd, memoryview(found)[:HEADER], 0)].tobytes()
+            got = found[: _read_all(fd, found.data[:HEADER], 0)].tobytes()
             self._blocks.give(found)
             digest = xxhash.xxh3_128()
             for block, count in self._read_blocks(fd, size, sink):
-                digest.update(block[:count])
+                digest.update(block[:count].data)
                 self._count(count)
             digest.update(got)
             self._count(HEADER)
@@ -343,7 +343,7 @@ class FileReader:
         def fetch(block: Array, place: int) -> int:
             want = min(BLOCK, size - HEADER - place)
             # past the cache, lengths must be whole sectors: the end of the file cuts the last one
-            count = min(want, _read_all(fd, memoryview(block)[: -(-want // HEADER) * HEADER], HEADER + place))
+            count = min(want, _read_all(fd, block.data[: -(-want // HEADER) * HEADER], HEADER + place))
             if sink is not None:
                 sink(place, block[:count])
             return count
