@@ -61,10 +61,10 @@ NAMES = {
 MEMBERS = {
     "Batch": "episodes get ids items keys nest release steps transform values versions",
     "BatchTransform": "outputs run",
-    "Client": "close loader name policy recover schema statistics tables writer",
+    "Client": "checkpoint close loader name policy recover schema statistics tables writer",
     "CommitEvery": "publish_every",
     "Delivery": "close next",
-    "Engine": "adopt close create loader name policy recover schema statistics tables writer",
+    "Engine": "adopt checkpoint close create loader name policy recover restore restored schema statistics tables writer",
     "Episode": "max_length",
     "Field": "casting dtype item_bytes itemsize max_length name numpy_dtype observation ragged row_bytes shape",
     "Ingestion": "publish_every",
@@ -111,13 +111,15 @@ CALLS = {
     ),
     "Engine.create": "name tables *policies=None *backing='shm' *max_participants=128",
     "Engine.adopt": "name",
+    "Engine.restore": "path name=None *limiter=None *backing='shm' *max_participants=None *progress=None",
+    "Client.checkpoint": "path *keep=2 *progress=None",
     "Client.writer": (
         "table *num_envs=None *autoreset=None *policy=None *schema=None *timeout=10.0 *on_full='wait' "
         "*keep_final=True *statistics=False *ingestion=None *placement=None"
     ),
     "Client.loader": (
         "table *batch_size *window=None *sampling=None *transform=None *batch_transforms=() *max_staleness=None "
-        "*policy=None *seed=0 *format='torch' *buffers=3 *on_busy='error' *timeout=30.0 *min_rows=None "
+        "*policy=None *seed=None *name=None *format='torch' *buffers=3 *on_busy='error' *timeout=30.0 *min_rows=None "
         "*fields=None *ragged='pad'"
     ),
     "Client.policy": "name='policy'",

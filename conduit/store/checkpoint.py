@@ -171,7 +171,7 @@ def read_manifest(path: Path) -> Manifest:
     try:
         data = file.read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise CheckpointError(f"Expected a checkpoint in {path}, found no {MANIFEST}: name another folder") from error
+        raise CheckpointError(f"Expected a checkpoint in {path}, found no file {file}: name another folder") from error
     try:
         head = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -207,7 +207,7 @@ def candidates(path: Path) -> list[Path]:
     Raises:
         CheckpointError: There is none.
     """
-    if (path / MANIFEST).exists():
+    if (path / MANIFEST).exists() or _NUMBER.fullmatch(path.name):
         return [path]
     found = numbered(path)
     if not found:

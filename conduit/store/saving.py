@@ -132,19 +132,20 @@ def save(
 def _fill(segment: Segment, views: dict[str, TableView], making: Path, version: str, progress: Progress | None) -> None:
     for view in views.values():
         view.check_open()
-    created = time.time_ns()
-    cuts = {name: cut_table(view) for name, view in views.items()}
-    loaders = {name: LoaderEntry(*known) for name, known in known_loaders(segment).items()}
-    counter = _Counter(progress, sum(_bytes(views[name], cut) for name, cut in cuts.items()))
     tables, policies = {}, {}
     # what consumers take away goes first
     order = sorted(views, key=lambda name: views[name].layout.table.kind != "queue")
     with FileSet(making) as files:
+        # from the look on, writers may overwrite what has not been copied yet
+        targets = {name: _TableFiles(view, files) for name, view in views.items()}
+        created = time.time_ns()
+        cuts = {name: cut_table(view) for name, view in views.items()}
+        loaders = {name: LoaderEntry(*known) for name, known in known_loaders(segment).items()}
+        counter = _Counter(progress, sum(_bytes(views[name], cut) for name, cut in cuts.items()))
+        for name in order:
+            tables[name] = _save_table(views[name], cuts[name], targets[name], counter)
         for layout in segment.layout.policies.values():
             policies[layout.name] = _save_policy(segment, layout, files)
-        for name in order:
-            tables[name] = _save_table(views[name], cuts[name], files, counter)
-            files.finish()
         files.finish()
         in_order = {name: tables[name] for name in views}
         manifest = Manifest(
@@ -170,7 +171,9 @@ def _byte_rows(view: TableView, column: Column) -> Array:
 class _TableFiles:
     """The files that a table's rows go to."""
 
-    def __init__(self, view: TableView, files: FileSet, folder: str) -> None:
+    def __init__(self, view: TableView, files: FileSet) -> None:
+        self.folder = folder = f"tables/{safe(view.layout.name)}"
+        self._files = files
         self._view = view
         self._columns = [
             (one, _byte_rows(view, one), files.create(f"{folder}/{one.file}")) for one in columns_of(view.layout)
@@ -202,7 +205,12 @@ class _TableFiles:
             self.items[name] += used
         return place
 
+    def write(self, name: str, array: Array) -> None:
+        """Write one more file of the table."""
+        self._files.write(f"{self.folder}/{name}.npy", array)
+
     def describe(self) -> None:
+        """Say what the rows' files hold; no more are added."""
         for column, _, file in self._columns:
             file.describe(column.dtype, (self.rows, *column.shape))
         for name, file in self._values.items():
@@ -210,10 +218,8 @@ class _TableFiles:
             file.describe(values.dtype, (self.items[name], *values.shape[2:]))
 
 
-def _save_table(view: TableView, cut: TableCut, files: FileSet, counter: _Counter) -> TableEntry:
+def _save_table(view: TableView, cut: TableCut, target: _TableFiles, counter: _Counter) -> TableEntry:
     layout = view.layout
-    folder = f"tables/{safe(layout.name)}"
-    target = _TableFiles(view, files, folder)
     places = np.full((layout.pages, PLACE_VALUES + 2 * len(view.arenas)), -1, np.int64)
     left_out = rows_left_out = 0
     for page in live_pages(cut.blocks).tolist():
@@ -234,10 +240,10 @@ def _save_table(view: TableView, cut: TableCut, files: FileSet, counter: _Counte
         ("control", cut.control),
         ("places", places),
     ):
-        files.write(f"{folder}/{name}.npy", array)
+        target.write(name, array)
     for name in layout.statistics:
-        files.write(f"{folder}/statistics/{safe(name)}.npy", view.statistics.totals(name))
-    return TableEntry(folder, target.rows, target.items, *counts(cut), left_out, rows_left_out)
+        target.write(f"statistics/{safe(name)}", view.statistics.totals(name))
+    return TableEntry(target.folder, target.rows, target.items, *counts(cut), left_out, rows_left_out)
 
 
 def _lease(view: TableView, page: int) -> Lease | None:
