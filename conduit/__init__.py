@@ -34,6 +34,8 @@ from conduit.kernels.windows import Rollout as Rollout
 from conduit.kernels.windows import Sequence as Sequence
 from conduit.kernels.windows import Transition as Transition
 from conduit.plane.batch import Batch as Batch
+from conduit.plane.claim import Claim as Claim
+from conduit.plane.consuming import Consumer as Consumer
 from conduit.plane.delivery import Delivery as Delivery
 from conduit.plane.delivery import Loader as Loader
 from conduit.plane.engine import Client as Client
@@ -63,8 +65,10 @@ __version__ = "0.1.0"
 __all__ = [
     "Batch",
     "BatchTransform",
+    "Claim",
     "Client",
     "CommitEvery",
+    "Consumer",
     "Delivery",
     "Engine",
     "Episode",

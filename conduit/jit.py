@@ -32,6 +32,7 @@ KERNEL_MODULES = (
     "conduit.store.interpreter",
     "conduit.store.spans",
     "conduit.store.writing",
+    "conduit.store.queue",
     "conduit.store.objects",
     "conduit.store.statistics",
     "conduit.store.cut",

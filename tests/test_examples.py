@@ -133,7 +133,7 @@ class Play:
 def test_both_buffers_of_the_dqn_hold_the_same_transitions(load, engine_name):
     example, reference = load("dqn_per_nstep"), load("reference.dqn_per_nstep_numpy")
     settings = example.Settings(capacity=4_000)
-    envs = load("cartpole").make_envs(settings.envs)
+    envs = load("training").make_envs(settings.envs)
     replay = reference.Replay(0, settings)
     schema = conduit.Schema.from_spaces(envs.single_observation_space, envs.single_action_space)
     table = conduit.Table(
@@ -167,7 +167,7 @@ def test_both_buffers_of_the_dqn_hold_the_same_transitions(load, engine_name):
 def test_both_buffers_of_the_recurrent_agent_hold_the_same_sequences_and_probabilities(load, engine_name):
     example, reference = load("r2d2_cartpole"), load("reference.r2d2_cartpole_numpy")
     settings = example.Settings(capacity=4_000, length=12, burn_in=3)
-    envs = load("cartpole").make_envs(settings.envs)
+    envs = load("training").make_envs(settings.envs)
     replay = reference.Replay(0, settings)
     schema = conduit.Schema.from_example({"obs": np.zeros(2, np.float32), "action": 0, "reward": np.float32(0)})
     table = conduit.Table(

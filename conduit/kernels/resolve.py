@@ -88,9 +88,10 @@ E_BYTES = 48
     V_MASK,
     V_LOSS_MASK,
     V_RETURN_DOUBLE,
-) = range(0, 304, 8)
+    V_FOLLOWING_LANES,
+) = range(0, 312, 8)
 """Words of a window: what it asks for (first half), and addresses of index arrays and outputs (0: not wanted)."""
-V_WORDS = 38
+V_WORDS = 39
 
 AGES = 64
 """Bins of the count of rows that were too old, by age in versions; the last one takes all older ones."""
@@ -261,6 +262,21 @@ def may_anchor(window, table, page, local, envs):  # type: ignore[no-untyped-def
     return every <= 1 or position % every == 0
 
 
+@inner
+def _following(metas, row, limit, end):  # type: ignore[no-untyped-def]
+    """Row of a step's next observation (kernels.reference.following_row), or -1 where there is none.
+
+    `limit` is the row behind the last committed one, `end` the row behind the page.
+    """
+    word = peek_u32(metas + META_BYTES * row + 12)
+    after = row + (word >> LINK_SHIFT)
+    if word & KEPT:
+        return after if after < end else -1
+    if after == row:
+        return row if word & TERMINATED else -1
+    return -1 if after >= limit or peek_u32(metas + META_BYTES * after + 12) & FIRST else after
+
+
 def resolve_sequence(window, job, slot, row, entry):  # type: ignore[no-untyped-def]
     """Windows Sequence and Episode."""
     table = peek_i64(window + V_TABLE)
@@ -274,6 +290,10 @@ def resolve_sequence(window, job, slot, row, entry):  # type: ignore[no-untyped-
     if not may_anchor(window, table, page, row - page * peek_i64(table + T_ROWS), envs) or _too_old(window, meta):
         return -1
     index = peek_i64(window + V_LANES) + 8 * length * slot
+    next_index = peek_i64(window + V_FOLLOWING_LANES)
+    wants_next = next_index != 0
+    next_index += 8 * length * slot
+    end = (page + 1) * peek_i64(table + T_ROWS)
     at = row
     used = 0
     ended = 0
@@ -285,6 +305,11 @@ def resolve_sequence(window, job, slot, row, entry):  # type: ignore[no-untyped-
             break
         final = (word & FINAL) != 0
         poke_i64(index + 8 * used, at)
+        if wants_next:
+            after = -1 if final else _following(metas, at, limit, end)
+            if after < 0 and not final:
+                return -1
+            poke_i64(next_index + 8 * used, after)
         lane = length * slot + used
         _put_flag(peek_i64(window + V_TERMINATED), lane, word & TERMINATED)
         _put_flag(peek_i64(window + V_TRUNCATED), lane, (word >> 1) & 1)
@@ -301,6 +326,8 @@ def resolve_sequence(window, job, slot, row, entry):  # type: ignore[no-untyped-
         poke_i64(peek_i64(window + V_USED) + 8 * slot, used)
     for lane in range(used, length):
         poke_i64(index + 8 * lane, -1)
+        if wants_next:
+            poke_i64(next_index + 8 * lane, -1)
         for flag in (V_TERMINATED, V_TRUNCATED, V_IS_FIRST, V_MASK, V_LOSS_MASK):
             _put_flag(peek_i64(window + flag), length * slot + lane, 0)
     return 0
@@ -313,15 +340,25 @@ def resolve_rollout(window, job, slot, row, entry):  # type: ignore[no-untyped-d
     envs = peek_i64(entry + E_ENVS)
     page = peek_i64(entry + E_PAGE)
     local = row - page * peek_i64(table + T_ROWS)
+    limit = peek_i64(entry + E_LIMIT)
     count = peek_i64(window + V_LENGTH) * envs
-    if not may_anchor(window, table, page, local, envs) or row + count > peek_i64(entry + E_LIMIT):
+    if not may_anchor(window, table, page, local, envs) or row + count > limit:
         return -1
     if _too_old(window, metas + META_BYTES * row):
         return -1
     index = peek_i64(window + V_LANES) + 8 * count * slot
+    next_index = peek_i64(window + V_FOLLOWING_LANES)
+    wants_next = next_index != 0
+    next_index += 8 * count * slot
+    end = (page + 1) * peek_i64(table + T_ROWS)
     for lane in range(count):
         word = peek_u32(metas + META_BYTES * (row + lane) + 12)
         poke_i64(index + 8 * lane, row + lane)
+        if wants_next:
+            after = -1 if word & FINAL else _following(metas, row + lane, limit, end)
+            if after < 0 and word & FINAL == 0:
+                return -1
+            poke_i64(next_index + 8 * lane, after)
         at = count * slot + lane
         _put_flag(peek_i64(window + V_TERMINATED), at, word & TERMINATED)
         _put_flag(peek_i64(window + V_TRUNCATED), at, (word >> 1) & 1)

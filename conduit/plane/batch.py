@@ -8,13 +8,14 @@ from typing import Any, Literal
 
 import numpy as np
 
+from conduit.errors import MissingExtra
 from conduit.jit import entry
 from conduit.kernels import cpu, resolve
 from conduit.kernels.plan import Plan
 from conduit.kernels.ragged import describe_ragged
 from conduit.kernels.resolve import describe_window
 from conduit.kernels.rows import D_WORDS
-from conduit.kernels.windows import Transition, lanes
+from conduit.kernels.windows import Transition, has_next, lanes
 from conduit.plane.transforming import Transforming
 from conduit.schema import Schema
 from conduit.store.declaration import align
@@ -48,7 +49,7 @@ class Batch(Mapping[str, Any]):
             for name in names:
                 self._values[name] = make(buffer.arrays[name][: starts[-1]])
         for name in buffer.brains:
-            self._values[name] = _as_bfloat16(self._values[name])
+            self._values[name] = as_bfloat16(self._values[name])
         self._keys: dict[str, Any] = {}
 
     def _key(self, name: str) -> Any:
@@ -108,13 +109,29 @@ class Batch(Mapping[str, Any]):
         return f"Batch({inner})"
 
 
-def _as_bfloat16(value: Any) -> Any:
+def as_bfloat16(value: Any) -> Any:
     """A tensor of bfloat16 bits as bfloat16; numpy has no such dtype and keeps the bits."""
     if isinstance(value, np.ndarray):
         return value
     import torch
 
     return value.view(torch.bfloat16)
+
+
+def torch_maker() -> Maker:
+    """What makes tensors of arrays.
+
+    Raises:
+        MissingExtra: torch is not installed.
+    """
+    try:
+        import torch  # writers never need it
+    except ImportError as error:
+        raise MissingExtra(
+            'Expected torch to be installed for format="torch": pip install torch, or use format="numpy"'
+        ) from error
+    maker: Maker = torch.from_numpy
+    return maker
 
 
 class Scratch:
@@ -135,7 +152,7 @@ class Scratch:
             "stack": (stack,),
             "following_stack": (stack,),
         }
-        shapes["lanes"] = lanes(plan.window)
+        shapes["lanes"] = shapes["following_lanes"] = lanes(plan.window)
         self.index = {name: np.zeros((size, *shape), np.int64) for name, shape in shapes.items()}
         self.pages, self.generations, self.slots = np.zeros((3, size), np.int64)
         self.ages = np.zeros(resolve.AGES, np.int64)
@@ -145,6 +162,7 @@ class Scratch:
             resolve.V_FOLLOWING_STACKED: self.index["following_stack"].ctypes.data,
             resolve.V_LANES: self.index["lanes"].ctypes.data,
             resolve.V_AGES: self.ages.ctypes.data,
+            resolve.V_FOLLOWING_LANES: self.index["following_lanes"].ctypes.data if has_next(plan.window) else 0,
         }
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from conduit.clock import Deadline
-from conduit.errors import BuffersBusy, Closed, ConfigError, DataTimeout, MissingExtra
+from conduit.errors import BuffersBusy, Closed, ConfigError, DataTimeout
 from conduit.jit import entry
 from conduit.kernels import cpu
 from conduit.kernels.batchwise import BatchTransform, with_batch_transforms
@@ -24,7 +24,7 @@ from conduit.kernels.plan import Plan, make_plan
 from conduit.kernels.resolve import V_CURRENT, V_OLDEST
 from conduit.kernels.transforms import Pipeline
 from conduit.kernels.windows import Window, need
-from conduit.plane.batch import Batch, Buffer, Format, Maker, Scratch
+from conduit.plane.batch import Batch, Buffer, Format, Maker, Scratch, torch_maker
 from conduit.plane.transforming import Transforming
 from conduit.sampling.prioritised import WEIGHTS, Prioritised, PrioritisedSampler
 from conduit.sampling.uniform import Uniform
@@ -161,7 +161,7 @@ class Loader(Delivery):
         self._redrawn = 0
         self._waited = 0.0
         self._closed = False
-        self._make: Maker = _torch_maker() if format == "torch" else np.ndarray.view
+        self._make: Maker = torch_maker() if format == "torch" else np.ndarray.view
 
     def next(self, timeout: float | None = None) -> Batch:
         """The next batch.
@@ -315,14 +315,3 @@ def _sampler(
         )
     geometry = (table.layout.pages, table.layout.page_rows)
     return PrioritisedSampler(sampling, rule, table.address, geometry, size, seed, least)
-
-
-def _torch_maker() -> Maker:
-    try:
-        import torch  # writers never need it
-    except ImportError as error:
-        raise MissingExtra(
-            'Expected torch to be installed for format="torch": pip install torch, or use format="numpy"'
-        ) from error
-    maker: Maker = torch.from_numpy
-    return maker

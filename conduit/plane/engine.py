@@ -7,6 +7,7 @@ normal exit. If its process is killed, attached processes go on; the segment sta
 from __future__ import annotations
 
 import os
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -21,6 +22,7 @@ from conduit.kernels.transforms import Pipeline
 from conduit.kernels.windows import Window
 from conduit.plane.batch import Format
 from conduit.plane.checkpointing import Restored, restore
+from conduit.plane.consuming import Consumer, Partial
 from conduit.plane.delivery import Loader, OnBusy
 from conduit.plane.ingestion import CommitPerStep, Ingestion, Writer, writer_type
 from conduit.plane.placement import HostPlacement, Placement, Pool
@@ -60,6 +62,7 @@ class Client:
             view.participants = self._participants
         self._slots: dict[str, PolicySlot] = {}
         self._writers: weakref.WeakSet[Writer] = weakref.WeakSet()
+        self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
         self._closed = False
 
     @property
@@ -133,7 +136,7 @@ class Client:
                     f"Expected the schema of table {table!r} ({view.layout.schema.fingerprint}), got {schema.fingerprint}: "
                     f"{difference}"
                 )
-        writer = writer_type(view.layout.schema)(
+        writer = writer_type(view.layout.schema, rollouts=view.layout.table.rollout_length is not None)(
             view,
             num_envs=num_envs,
             autoreset=autoreset,
@@ -202,6 +205,11 @@ class Client:
             Busy: A living process has a loader of this name open.
         """
         view = self._view(table)
+        if view.layout.table.kind == "queue":
+            raise ConfigError(
+                f"Expected a replay table for a loader, {table!r} is a queue, whose rows are delivered once: use "
+                f"client.consumer({table!r})"
+            )
         place = None if name is None else take_name(self._segment, view.check_open(), name, table, seed)
         try:
             return Loader(
@@ -227,6 +235,38 @@ class Client:
             if place is not None:
                 place.release()
             raise
+
+    def consumer(
+        self,
+        table: str,
+        *,
+        format: Format = "torch",  # noqa: A002 - the natural word in a call
+        timeout: float | None = 30.0,
+        partial: Partial = "deliver",
+        batch_transforms: Iterable[BatchTransform] = (),
+    ) -> Consumer:
+        """Open a consumer of a queue, for use by one thread: each row is delivered to one consumer, and is done when that says so.
+
+        Args:
+            table: Name of a table of kind="queue".
+            format: "torch" tensors or "numpy" arrays, on the CPU, without a copy.
+            timeout: Seconds that `next` may wait; None without limit.
+            partial: What becomes of rollouts that are shorter than rollout_length: "deliver" them, or "drop" them.
+            batch_transforms: Steps on each claim as a batch of one rollout (`Claim.batch`): conduit.gae, vtrace,
+                returns_to_go, normalise_advantages, apply. What they add is in the claim, without the batch axis.
+
+        Raises:
+            ConfigError: Bad options, or the table is no queue.
+        """
+        view = self._view(table)
+        if view.layout.table.kind != "queue":
+            raise ConfigError(
+                f"Expected a table of kind='queue' for a consumer, {table!r} is one of kind={view.layout.table.kind!r}: use "
+                f"client.loader({table!r}, batch_size=...)"
+            )
+        consumer = Consumer(view, format=format, timeout=timeout, partial=partial, batch_transforms=batch_transforms)
+        self._consumers.add(consumer)
+        return consumer
 
     def statistics(self, table: str) -> Statistics:
         """The running statistics of a table's fields, shared by all processes; see `Table.statistics`, `conduit.normalise`."""
@@ -276,7 +316,7 @@ class Client:
             Closed: The client or engine has closed.
         """
         self._check_open()
-        return save(self._segment, self._views, Path(path), keep, _version(), progress)
+        return save(self._segment, self._views, Path(path), keep, sys.modules["conduit"].__version__, progress)
 
     def close(self) -> None:
         """Close this client's writers and detach; idempotent. Batches that are held stay valid."""
@@ -286,6 +326,8 @@ class Client:
         if not self._participants.forked:
             for writer in list(self._writers):
                 writer.close()
+            for consumer in list(self._consumers):
+                consumer.close()
             for slot in self._slots.values():
                 slot.close()
             self._before_leaving()
@@ -419,12 +461,6 @@ class Engine(Client):
 
     def __enter__(self) -> Self:
         return self
-
-
-def _version() -> str:
-    import conduit  # it imports us
-
-    return conduit.__version__
 
 
 def _unlink_in_owner(segment: Segment, pid: int) -> None:

@@ -2,7 +2,7 @@
 
 Draws are stratified (slot k of B draws from the k-th of B equal slices of the mass; Schaul et al., "Prioritized Experience
 Replay", 2016) or independent. Rows of priority 0 are never drawn while others are positive; if all are 0, draws are uniform.
-Importance weights are (N * P(i))^-beta with N the rows that could be drawn, over 1, the batch's largest, or the table's.
+Importance weights are (N * P(i))^-beta over 1, the batch's largest, or the table's; `Prioritised` says which rows N counts.
 """
 
 from __future__ import annotations
@@ -89,6 +89,14 @@ _TRIES = (1 << 19) - 1
 @dataclass(frozen=True, slots=True)
 class Prioritised:
     """Prioritised sampling of a loader; the table must have been created with priorities.
+
+    N of the weights (N * P(i))^-beta counts, and the sum in P(i) = p_i / sum p adds up, every row that the loader's window may
+    start at by its place alone. Some of these are refused when they are drawn, and another is drawn instead: rows whose window is
+    not whole (the last of a stream that ended, the last before `writer.cut`, a truncated one without its final observation, where
+    an episode is too short or too long) and rows that are too old for `max_staleness`; observation-only rows have p = 0 and
+    count, at most, for N. So with a share s of the p refused, accepted rows come with P(i) / (1 - s), and "probabilities" says P(i).
+    For the weights that is one factor common to the batch, which normalise="batch" takes out; "none" keeps it, and the largest
+    weight of "buffer" may be that of a row that is refused.
 
     Attributes:
         beta: Exponent of importance weights, from 0; can be changed live by `loader.sampler.beta`.

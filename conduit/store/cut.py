@@ -5,7 +5,8 @@ or FREE). So when all state words read the same before and after the other words
 moment in between, and the counts belong to these generations. What changes in the meantime is how many rows an open page has;
 its rows below any count that was read are whole, so each stream is cut at a committed row.
 
-Order matters: side lines are read before page words, since no more rows can have been acknowledged than were committed later.
+Order matters. What was claimed and acknowledged of a page is read before its other words, since that is never more than was
+committed later; the rest of its side line is read behind them, since an owner stores it before it commits.
 Nobody waits for a look and nobody notices it.
 """
 
@@ -25,6 +26,7 @@ from conduit.store.words import (
     LINE,
     PAGE_STATE,
     SEAT_DELIVERED,
+    SIDE_RETURNED,
     T_CONTROL,
     T_COUNT,
     T_SIDES,
@@ -69,6 +71,8 @@ def collect(table, blocks, sides, control, attempts):  # type: ignore[no-untyped
             # ascending: an owner that prepares a page stores what it adds up before it resets what was added
             for word in range(1, LINE // 8):
                 poke_i64(blocks + LINE * page + 8 * word, load_acquire(block + 8 * word))
+            for word in range(SIDE_RETURNED, LINE, 8):
+                poke_i64(sides + LINE * page + word, load_acquire(side + LINE * page + word))
         # last, so that the ticket is above every page's age
         for word in range(TABLE_CONTROL_BYTES // 8):
             poke_i64(control + 8 * word, load_acquire(source + 8 * word))

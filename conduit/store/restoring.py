@@ -1,8 +1,8 @@
 """Reading a checkpoint into a new segment, before anybody can attach to it.
 
-Pages come back to their places and generations, so row ids and draws are what they were. What was being written at the moment
-of the checkpoint is recovered as if its writer had died then (conduit.store.protocol.recover): its committed rows stay and end
-its stream. A page that is not in the checkpoint comes back free and of a new generation, and its rows count as evicted.
+Pages come back to their places and generations, so row ids and draws are what they were. What was being written or consumed
+at the moment of the checkpoint is recovered as if everybody had died then (conduit.store.protocol.recover): committed rows stay and
+end their streams, and what a consumer had not acknowledged is there to be claimed. A page that is not in the checkpoint comes back free and of a new generation, and its rows count as evicted.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from conduit.store.segment import Segment
 from conduit.store.statistics import seat_bytes, set_totals
 from conduit.store.table import TableView
 from conduit.store.words import (
+    CONSUMER_MASK,
     FREE,
     GENERATION_SHIFT,
     INIT,
@@ -44,10 +45,7 @@ from conduit.store.words import (
     PAGE_PAST,
     PAGE_STATE,
     PAGE_TAIL,
-    SIDE_ACKED,
-    SIDE_CLAIMED,
-    SIDE_CONSUMER,
-    SIDE_GONE,
+    SIDE_CLAIM,
     TABLE_BASE_DELETED,
     TABLE_BASE_INSERTED,
     TABLE_BASE_SAMPLED,
@@ -238,9 +236,7 @@ def _restore_words(view: TableView, blocks: Array, sides: Array, control: Array,
     blocks[left_out, PAGE_PAST // 8] = (past << 16) | (generation & 0xFFFF)
     blocks[left_out, PAGE_COMMITTED // 8] = 0
     blocks[left_out, PAGE_HALO // 8] = 0
-    sides[:, SIDE_CONSUMER // 8] = 0
-    sides[:, SIDE_CLAIMED // 8] = sides[:, SIDE_ACKED // 8]
-    sides[left_out, SIDE_GONE // 8] = 0
+    sides[left_out] = 0
     for event in (TABLE_DATA, TABLE_SPACE):
         control[event // 8 : (event + LINE) // 8] = 0
     control[TABLE_EVICTED_ROWS // 8] += own.sum()
@@ -250,7 +246,9 @@ def _restore_words(view: TableView, blocks: Array, sides: Array, control: Array,
     segment.array(layout.control, control.shape, control.dtype)[...] = control
     states = blocks[:, PAGE_STATE // 8]
     owned = states[np.isin(states & KIND_MASK, (INIT, OPEN))]
-    for owner in np.unique((owned >> OWNER_SHIFT) & OWNER_MASK).tolist():
+    consumers = sides[:, SIDE_CLAIM // 8] & CONSUMER_MASK
+    owners = np.concatenate([(owned >> OWNER_SHIFT) & OWNER_MASK, consumers[consumers > 0] - 1])
+    for owner in np.unique(owners).tolist():
         entry(protocol.recover)(view.address, owner)
     segment.words[(layout.control + TABLE_RECOVERED) // 8] = int(control[TABLE_RECOVERED // 8])
 

@@ -34,6 +34,7 @@ from conduit.store.files import FileSet, as_bytes, no_space
 from conduit.store.layout import WEIGHT_COPIES, WeightsLayout
 from conduit.store.loaders import known_loaders
 from conduit.store.segment import Segment
+from conduit.store.statistics import totals_of
 from conduit.store.table import Lease, TableView
 from conduit.store.words import (
     KIND_MASK,
@@ -242,7 +243,7 @@ def _save_table(view: TableView, cut: TableCut, target: _TableFiles, counter: _C
     ):
         target.write(name, array)
     for name in layout.statistics:
-        target.write(f"statistics/{safe(name)}", view.statistics.totals(name))
+        target.write(f"statistics/{safe(name)}", totals_of(view, name))
     return TableEntry(target.folder, target.rows, target.items, *counts(cut), left_out, rows_left_out)
 
 

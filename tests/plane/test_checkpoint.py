@@ -27,14 +27,10 @@ from conduit.store.words import (
     FREE,
     GENERATION_SHIFT,
     KIND_MASK,
-    LINE,
     PAGE_COMMITTED,
     PAGE_HALO,
     PAGE_PAST,
     PAGE_STATE,
-    SIDE_ACKED,
-    SIDE_CLAIMED,
-    SIDE_CONSUMER,
     TABLE_BASE_DELETED,
     TABLE_BASE_INSERTED,
     TABLE_BASE_SAMPLED,
@@ -681,28 +677,60 @@ def test_what_waits_is_told_with_what_ends_it(limits, counted, said):
 # -- queues
 
 
-def test_a_queue_comes_back_with_what_was_acknowledged_and_nobody_holds_anything(engine_name, tmp_path):
-    schema = conduit.Schema.from_example({"obs": np.zeros(2, np.float32), "action": 0})
-    table = conduit.Table(schema, 200, kind="queue", page_rows=20)
-    with conduit.Engine.create(engine_name, {"queue": table}) as engine:
-        with engine.writer("queue", keep_final=False) as writer:
-            for _ in range(50):
-                writer.append(obs=np.zeros(2, np.float32), action=0)
-        layout = engine._views["queue"].layout
-        words = engine._segment.words
-        for page, (consumer, claimed, acked) in enumerate(((0, 20, 20), (3, 20, 7), (1, 10, 0))):
-            side = (layout.sides + page * LINE) // 8
-            words[side + SIDE_CONSUMER // 8] = consumer
-            words[side + SIDE_CLAIMED // 8] = claimed
-            words[side + SIDE_ACKED // 8] = acked
+def queue_of(engine_name, **options):
+    schema = conduit.Schema([conduit.Field("obs", "float32", (2,), observation=True), conduit.Field("action", "int64")])
+    table = conduit.Table(schema, 200, kind="queue", num_envs=2, **options)
+    return conduit.Engine.create(engine_name, {"queue": table})
+
+
+def put(writer, ticks, start=0, **last):
+    for tick in range(start, start + ticks):
+        more = last if tick == start + ticks - 1 else {}
+        flags = np.zeros(2, bool)
+        action = np.array([2 * tick, 2 * tick + 1])
+        writer.append(obs=np.full((2, 2), tick, np.float32), action=action, terminated=flags, truncated=flags, **more)
+
+
+def test_what_consumers_had_not_acknowledged_is_delivered_again_after_a_restore_and_nothing_else(engine_name, tmp_path):
+    with queue_of(engine_name, page_rows=20) as engine:
+        with engine.writer("queue", num_envs=2) as writer:
+            put(writer, 40)
+        consumer = engine.consumer("queue", format="numpy")
+        consumer.next(max_ticks=4).ack()
+        held = consumer.next(max_ticks=3)
+        assert held["action"].ravel().tolist() == list(range(8, 14))
+        path = engine.checkpoint(tmp_path)
+        held.ack()
+        del held
+        consumer.close()
+    with conduit.Engine.restore(path) as again, again.consumer("queue", format="numpy") as consumer:
+        found, again_delivered = [], []
+        while (claim := consumer.poll()) is not None:
+            found += claim["action"].ravel().tolist()
+            again_delivered.append(claim.delivered_before)
+            claim.ack()
+        assert found == list(range(8, 80))
+        assert again_delivered[0]
+        assert not any(again_delivered[1:])
+        with again.writer("queue", num_envs=2) as writer:
+            put(writer, 10, start=40)
+        assert consumer.next(timeout=5)["action"][0, 0] == 80
+
+
+def test_a_rollout_comes_back_with_its_bootstrap_observations(engine_name, tmp_path):
+    with queue_of(engine_name, rollout_length=5) as engine:
+        writer = engine.writer("queue", num_envs=2)
+        put(writer, 5, bootstrap=np.full((2, 2), 77, np.float32))
+        put(writer, 2, start=5)
         engine.checkpoint(tmp_path)
-    with conduit.Engine.restore(tmp_path) as again:
-        words = again._segment.words
-        found = [
-            [words[(layout.sides + page * LINE + at) // 8] for at in (SIDE_CONSUMER, SIDE_CLAIMED, SIDE_ACKED)]
-            for page in range(3)
-        ]
-        assert found == [[0, 20, 20], [0, 7, 7], [0, 0, 0]]
+    with conduit.Engine.restore(tmp_path) as again, again.consumer("queue", format="numpy") as consumer:
+        with consumer.next(timeout=5) as claim:
+            assert claim.complete
+            assert claim.ticks == 5
+            assert (claim.bootstrap["obs"] == 77).all()
+        with consumer.next(timeout=5) as claim:  # its writer has ended
+            assert not claim.complete
+            assert claim.ticks == 2
 
 
 # -- in another process
