@@ -109,7 +109,7 @@ def test_another_seed_or_table_and_bad_names_are_refused(engine):
     engine.loader("replay", name="learner", seed=7, **OPTIONS).close()
     with pytest.raises(ConfigError, match=r"seed 7 for loader 'learner'.*got 8"):
         engine.loader("replay", name="learner", seed=8, **OPTIONS)
-    with pytest.raises(ConfigError, match="on table 'replay'.*got 'other'"):
+    with pytest.raises(ConfigError, match=r"on table 'replay'.*got 'other'"):
         engine.loader("other", name="learner", **OPTIONS)
     for name in ("", "ö" * (LONGEST_NAME // 2 + 1), 5):
         with pytest.raises(ConfigError, match=f"1 to {LONGEST_NAME} bytes"):
