@@ -64,11 +64,12 @@ class _Views:
 class _Staged(_Views):
     """Uncommitted rows of a writer, from `_row` on."""
 
-    __slots__ = ("_lead", "_names_", "_row", "_rows", "_stream")
+    __slots__ = ("_lead", "_names_", "_ragged", "_row", "_rows", "_stream")
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._names_ = (*stream.schema.names, "terminated", "truncated")
+        self._ragged = stream.schema.ragged_names
         self._row = -1
 
     def _names(self) -> tuple[str, ...]:
@@ -78,7 +79,7 @@ class _Staged(_Views):
         self._stream.check()
         # a rollout of a queue may end with these ticks
         tail += self._stream.envs if self._stream.rollout else 0
-        self._row = self._stream.here(rows, tail, self._stream.largest_tick())
+        self._row = self._stream.here(rows, tail, self._stream.largest_tick)
         self._stream.in_progress = what
         self._rows = rows
         self._lead = lead
@@ -93,20 +94,32 @@ class _Staged(_Views):
         table = self._stream.table
         return table.columns[name] if name in table.columns else getattr(table, name)
 
-    def _view(self, name: str) -> Array:
+    def _view(self, name: str) -> Any:
         self._check()
+        if name in self._ragged:
+            return self._values(name)
         column = self._column(name)
         return column[self._row : self._row + self._rows].reshape((*self._lead, *column.shape[1:]))
 
     def _set(self, name: str, value: Any) -> None:
         """Checked assignment of a whole field."""
         view = self[name]
-        if name in self._stream.schema:
+        if name in self._ragged:
+            self._store(name, value)
+        elif name in self._stream.schema:
             view[...] = checked(self._stream.schema[name], value, self._lead)
         elif isinstance(value, bool | np.bool_):
             view[...] = value
         else:
             view[...] = checked(_FLAG, value, self._lead, at=name)
+
+    def _values(self, name: str) -> Any:
+        """Views of a ragged field's values."""
+        raise NotImplementedError
+
+    def _store(self, name: str, value: Any) -> None:
+        """Checked storing of a ragged field's values."""
+        raise NotImplementedError
 
     def __setitem__(self, name: str, value: Any) -> None:
         self._set(name, value)
@@ -157,25 +170,19 @@ class Step(_Staged):
         stream = self._stream
         lead = stream.lead
         self._start("step", stream.envs, stream.envs if stream.hands_over else 0, lead)
-        for name in stream.schema.ragged_names:
-            stream.table.columns[name][self._row : self._row + stream.envs] = (0, 0)
-        self._stored: set[str | int] = set()
+        if self._ragged:
+            self._stored: set[str | int] = set()
+            for name in self._ragged:
+                stream.table.columns[name][self._row : self._row + stream.envs] = (0, 0)
         return self
 
-    def _view(self, name: str) -> Any:
+    def _values(self, name: str) -> Any:
         stream = self._stream
-        if name not in stream.table.arenas:
-            return super()._view(name)
-        self._check()
         values = [stream.value(name, self._row + env) for env in range(stream.envs)]
         return values[0] if stream.num_envs is None else values
 
-    def _set(self, name: str, value: Any) -> None:
+    def _store(self, name: str, value: Any) -> None:
         stream = self._stream
-        if name not in stream.table.arenas:
-            super()._set(name, value)
-            return
-        self._check()
         values = checked_values(stream.schema[name], value, stream.num_envs)
         self._check_new(name, name)
         self._stored.add(name)
@@ -204,8 +211,8 @@ class Step(_Staged):
         """
         stream = self._stream
         self._check()
-        if name not in stream.table.arenas:
-            known = ", ".join(stream.schema.ragged_names) or "the schema has none"
+        if name not in self._ragged:
+            known = ", ".join(self._ragged) or "the schema has none"
             raise FieldError(f"Expected a ragged field ({known}), got {name!r}: assign to the others' views", at=name)
         counts = checked_lengths(stream.schema[name], lengths, stream.num_envs)
         self._check_new(name, name)
@@ -227,11 +234,10 @@ class Step(_Staged):
         if not 0 <= env < self._stream.envs:
             raise FieldError(f"Expected an environment from 0 to {self._stream.envs - 1}, got {env!r}", at="final")
         self._check()
-        is_ragged = bool(self._stream.schema.ragged_names)
-        if is_ragged:
+        if self._ragged:
             self._check_new(env, "final")
         self._set_final(self._row + env, observation)
-        if is_ragged:
+        if self._ragged:
             self._stored.add(env)
 
 

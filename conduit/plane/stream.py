@@ -66,6 +66,8 @@ class Stream:
         is_queue: True where rows wait for consumers instead of being overwritten.
         rollout: Ticks after which a page is complete, or 0.
         tally: What adds its rows to the table's statistics, or None.
+        largest_tick: Items that a tick's ragged values take at their longest, final observations included, int64 [ragged fields];
+            None without such fields. A page that was just turned always has as many (conduit.store.arenas).
         words: int64 words (words.W_*) as a memoryview; `array` is the same as an array, `address` its address.
     """
 
@@ -102,6 +104,7 @@ class Stream:
         self.hands_over = autoreset != "next_step"
         self.is_queue = table.layout.table.kind == "queue"
         self.rollout = table.layout.table.rollout_length or 0
+        self.largest_tick = self._largest_tick()
         self.number = table.new_stream()
         self._timeout = timeout
         self._on_full = on_full
@@ -420,11 +423,7 @@ class Stream:
         view: Array = self.table.arenas[name][self.words[W_PAGE // 8], start : start + length]
         return view
 
-    def largest_tick(self) -> Array | None:
-        """Items that a tick's ragged values take at their longest, final observations included: int64 [ragged fields].
-
-        None without such fields. A page that was just turned always has as many (conduit.store.arenas).
-        """
+    def _largest_tick(self) -> Array | None:
         fields = [self.schema[name] for name in self.schema.ragged_names]
         if not fields:
             return None
