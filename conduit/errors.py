@@ -15,6 +15,7 @@
     ├── EngineNotFound(FileNotFoundError) no engine has this name
     ├── AccessDenied(PermissionError)     this user may not open, map or write the segment
     ├── BadSegment(ValueError)            a segment that is truncated, foreign or of another version
+    ├── CheckpointError(ValueError)       a checkpoint that is damaged, foreign, of another version, or none
     ├── Closed(ValueError)                used after close
     │   └── Forked                        used in a child of the process that opened it
     ├── WaitTimeout(TimeoutError)         a wait reached its deadline
@@ -111,6 +112,10 @@ class AccessDenied(ConduitError, PermissionError):
 
 class BadSegment(ConduitError, ValueError):
     """The segment is truncated, is not Conduit's, or was made by a version with another layout."""
+
+
+class CheckpointError(ConduitError, ValueError):
+    """What should be restored is damaged, is no checkpoint of Conduit's, or is of another version; names the file and why."""
 
 
 class Closed(ConduitError, ValueError):

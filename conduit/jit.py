@@ -35,6 +35,7 @@ KERNEL_MODULES = (
     "conduit.store.queue",
     "conduit.store.objects",
     "conduit.store.statistics",
+    "conduit.store.cut",
     "conduit.kernels.leaves",
     "conduit.kernels.philox",
     "conduit.kernels.rows",

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 import conduit
+from conduit.cli.checkpoints import look
+from conduit.errors import CheckpointError
 from conduit.plane import inspect
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -171,7 +173,8 @@ def test_the_help_names_every_command_and_loads_nothing_heavy():
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, env=environment(), check=True
     )
-    assert all(f" {command} " in done.stdout for command in ("demo", "status", "clean", "doctor", "import", "export"))
+    commands = ("demo", "status", "import", "export", "checkpoint", "checkpoints", "clean", "doctor")
+    assert all(f" {command} " in done.stdout for command in commands)
     loaded = set(re.findall(r"'(\w+)'", done.stdout))
     assert "conduit" in loaded
     assert not loaded & {"torch", "triton", "gymnasium", "matplotlib", "ucxx"}
@@ -556,3 +559,26 @@ def test_every_key_and_state_is_documented(cast, engine_name, light):
     text = re.sub(r"^```.*?^```$", "", DOCS.read_text(), flags=re.MULTILINE | re.DOTALL)
     documented = set(re.findall(r"[\w-]+", " ".join(re.findall(r"`([^`]+)`", text))))
     assert not keys - documented
+
+
+# --- checkpoint, checkpoints
+
+
+def test_checkpoints_of_a_running_engine_are_made_listed_and_verified(cast, engine_name, tmp_path):
+    cast.start("owner", engine_name)
+    cast.start("writer", engine_name, rows=400)
+    folder = tmp_path / "kept"
+    assert f"{folder}/0000000001\n  " in ok("checkpoint", engine_name, str(folder))
+    made = ok("checkpoint", engine_name, str(folder), "--json")
+    assert made["path"] == str(folder / "0000000002")
+    assert (made["rows"], made["rows_left_out"], made["problem"]) == ({"replay": 400}, 0, None)
+    text = ok("checkpoints", str(folder), "--verify")
+    assert re.search(rf"0000000002  {engine_name} .* 400  good\n", text)
+    file = folder / "0000000001" / "tables" / "replay" / "meta.npy"
+    file.write_bytes(file.read_bytes()[:-1])
+    first, second = ok("checkpoints", str(folder), "--verify", "--json", code=1)["checkpoints"]
+    assert first["path"] == f"{folder}/0000000001"
+    assert "meta.npy" in first["problem"]
+    assert second == made
+    with pytest.raises(CheckpointError, match="found none"):
+        look(tmp_path / "nowhere", verify=False, quiet=True)

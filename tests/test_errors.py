@@ -24,6 +24,7 @@ BUILTINS = {
     "EngineNotFound": FileNotFoundError,
     "AccessDenied": PermissionError,
     "BadSegment": ValueError,
+    "CheckpointError": ValueError,
     "Closed": ValueError,
     "Forked": ValueError,
     "WaitTimeout": TimeoutError,

@@ -70,11 +70,14 @@ MEMBERS = {
         "ack batch bootstrap complete delivered_before episodes finals first_tick get give_back ids is_first "
         "items keys mask nest num_envs steps stream ticks transform values versions"
     ),
-    "Client": "close consumer loader mix name policy recover scan schema statistics tables writer",
+    "Client": "checkpoint close consumer loader mix name policy recover scan schema statistics tables writer",
     "CommitEvery": "publish_every",
     "Consumer": "close next poll stats",
     "Delivery": "close next",
-    "Engine": "adopt close consumer create loader mix name policy recover scan schema statistics tables writer",
+    "Engine": (
+        "adopt checkpoint close consumer create loader mix name policy recover restore restored scan schema "
+        "statistics tables writer"
+    ),
     "Episode": "max_length next_obs",
     "Field": "casting dtype item_bytes itemsize max_length name numpy_dtype observation ragged row_bytes shape",
     "Ingestion": "publish_every",
@@ -124,20 +127,22 @@ CALLS = {
     ),
     "Engine.create": "name tables *policies=None *backing='shm' *max_participants=128",
     "Engine.adopt": "name",
+    "Engine.restore": "path name=None *limiter=None *backing='shm' *max_participants=None *progress=None",
+    "Client.checkpoint": "path *keep=2 *progress=None",
     "Client.writer": (
         "table *num_envs=None *autoreset=None *policy=None *schema=None *timeout=10.0 *on_full='wait' "
         "*keep_final=True *statistics=False *ingestion=None *placement=None"
     ),
     "Client.loader": (
         "table *batch_size *window=None *sampling=None *transform=None *batch_transforms=() *max_staleness=None "
-        "*policy=None *seed=0 *format='torch' *buffers=3 *on_busy='error' *timeout=30.0 *min_rows=None "
-        "*fields=None *ragged='pad'"
+        "*policy=None *seed=None *name=None *format='torch' *buffers=3 *on_busy='error' *timeout=30.0 "
+        "*min_rows=None *fields=None *ragged='pad'"
     ),
     "Client.consumer": "table *format='torch' *timeout=30.0 *partial='deliver' *batch_transforms=()",
     "Client.mix": (
         "tables *batch_size *window=None *sampling=None *transform=None *batch_transforms=() *max_staleness=None "
-        "*policy=None *seed=0 *format='torch' *buffers=3 *on_busy='error' *timeout=30.0 *min_rows=None "
-        "*fields=None *ragged='pad' *counts='exact'"
+        "*policy=None *seed=None *name=None *format='torch' *buffers=3 *on_busy='error' *timeout=30.0 "
+        "*min_rows=None *fields=None *ragged='pad' *counts='exact'"
     ),
     "Client.policy": "name='policy'",
     "Client.scan": "table",

@@ -1,4 +1,4 @@
-"""The command `conduit`: demo, status, clean, doctor, import, export.
+"""The command `conduit`: demo, status, import, export, checkpoint, checkpoints, clean, doctor.
 
     output    numbers and sizes as text, JSON, the console
     status    what engines look like
@@ -6,6 +6,7 @@
     checks    the checks that the doctor makes of the machine
     packages  those of other packages
     offline   tables from and to files and datasets
+    checkpoints  checkpoints made and looked at
     progress  a bar for what takes long
 
 Each command imports what it needs when it runs. With `--json` standard output holds one JSON document and nothing else;
@@ -112,6 +113,45 @@ def status(
         write_json(as_json(seen, interval))
     else:
         show(seen)
+
+
+@app.command()
+def checkpoint(
+    name: Annotated[str, typer.Argument(help="A running engine.")],
+    path: Annotated[Path, typer.Argument(help="Folder of numbered checkpoints.")],
+    keep: Annotated[int, typer.Option(min=1, help="Checkpoints to keep there, the new one included.")] = 2,
+    json: Json = False,
+) -> None:
+    """Write a checkpoint of a running engine while everybody goes on."""
+    from conduit.cli.checkpoints import as_json, make, told
+    from conduit.cli.output import write_json
+
+    made = make(name, path, keep, quiet=json)
+    if json:
+        write_json(as_json([made])[0])
+    else:
+        sys.stdout.write(told(made))
+
+
+@app.command()
+def checkpoints(
+    path: Annotated[Path, typer.Argument(help="A checkpoint, or a folder of checkpoints.")],
+    verify: Annotated[bool, typer.Option("--verify", help="Read every file and compare its digest.")] = False,
+    json: Json = False,
+) -> None:
+    """List checkpoints, oldest first.
+
+    Exit code 1 when one of them cannot be used.
+    """
+    from conduit.cli.checkpoints import as_json, look, show
+    from conduit.cli.output import write_json
+
+    found = look(path, verify=verify, quiet=json)
+    if json:
+        write_json({"checkpoints": as_json(found)})
+    else:
+        show(found, verified=verify)
+    raise typer.Exit(1 if any(one.problem for one in found) else 0)
 
 
 @app.command()

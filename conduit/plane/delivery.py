@@ -29,6 +29,7 @@ from conduit.plane.sharing import Share
 from conduit.plane.transforming import Transforming
 from conduit.sampling.prioritised import WEIGHTS, Prioritised, PrioritisedSampler
 from conduit.sampling.uniform import Uniform
+from conduit.store.loaders import NamedLoader
 from conduit.store.table import TableView
 from conduit.store.weights import PolicySlot
 
@@ -108,6 +109,7 @@ class Loader(Delivery):
         max_staleness: int | None,
         policy: PolicySlot | None,
         seed: int,
+        place: NamedLoader | None = None,
         format: Format,  # noqa: A002 - the natural word in a call
         buffers: int,
         on_busy: OnBusy,
@@ -144,6 +146,9 @@ class Loader(Delivery):
         self.plan = with_batch_transforms(self.plan, batch_transforms)
         self._transforming = Transforming(table, self.plan, seed)
         self.sampler = _sampler(table, sampling, batch_size, seed, least)
+        self._place = place
+        if place is not None:
+            self.sampler.batch = place.batch
         self._table = table
         self._timeout = timeout
         self._on_busy = on_busy
@@ -190,6 +195,8 @@ class Loader(Delivery):
             batch.transform(self._transforming, number)
         self._batches += 1
         self.sampler.advance()
+        if self._place is not None:
+            self._place.batch = self.sampler.batch
         return batch
 
     def _fill(self, buffer: Buffer) -> bool:
@@ -288,7 +295,9 @@ class Loader(Delivery):
         return LoaderStats(self._batches, self._batches * self.plan.batch_size, redrawn, self._waited, stale)
 
     def close(self) -> None:
-        """Let the buffers go; batches that are still held stay valid."""
+        """Let the buffers, and the loader's name, go; batches that are still held stay valid."""
+        if self._place is not None:
+            self._place.release()
         self._redrawn = self.stats.redrawn
         self._closed = True
         self._buffers = []

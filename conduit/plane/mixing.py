@@ -22,6 +22,7 @@ from conduit.plane.delivery import Array, Delivery, Loader, LoaderStats
 from conduit.plane.sharing import Share
 from conduit.sampling.prioritised import WEIGHTS, Prioritised, PrioritisedSampler
 from conduit.sampling.uniform import Uniform
+from conduit.store.loaders import NamedLoader
 from conduit.store.table import TableView
 
 Counts = Literal["exact", "random"]
@@ -116,6 +117,7 @@ class MixedLoader(Delivery):
         sampling: Prioritised | Mapping[str, Prioritised | None] | None,
         min_rows: int | Mapping[str, int] | None,
         seed: int,
+        place: NamedLoader | None,
         counts: Counts,
         **options: Any,
     ) -> None:
@@ -163,6 +165,9 @@ class MixedLoader(Delivery):
         self._timeout: float | None = options["timeout"]
         self._views = tuple(views.values())
         self._closed = False
+        self._place = place
+        if place is not None:
+            self.batch = place.batch
 
     def _by_table(self, given: Any, what: str) -> list[Any]:
         """An option per table: one for all, or a mapping; a table that is not in it has None."""
@@ -225,6 +230,8 @@ class MixedLoader(Delivery):
         made = self._first.batch_of(index)
         for number, part in enumerate(self._parts):
             part.advance(bounds[number + 1] - bounds[number])
+        if self._place is not None:
+            self._place.batch = self.batch
         return made
 
     def update_priorities(self, batch: Batch, priorities: Any) -> int:
@@ -275,7 +282,9 @@ class MixedLoader(Delivery):
         return {name: part.stats for name, part in zip(self.tables, self._parts, strict=True)}
 
     def close(self) -> None:
-        """Let the buffers go; batches that are still held stay valid. Idempotent."""
+        """Let the buffers, and the loader's name, go; batches that are still held stay valid. Idempotent."""
+        if self._place is not None:
+            self._place.release()
         self._closed = True
         for part in self._parts:
             part.close()

@@ -71,7 +71,7 @@ class Transforming:
             self._plan.batch_size,
             pick=augment.pick_of(output, self._names),
             random=self._draw.ctypes.data,
-            statistics=(0, 0) if scales is None else (scales[0].ctypes.data, scales[1].ctypes.data),
+            statistics=(0, 0) if scales is None else (scales[:1].ctypes.data, scales[1:].ctypes.data),
         )
 
     def before(self, number: int) -> None:

@@ -345,6 +345,14 @@ def clear_hazards(hazards, count):  # type: ignore[no-untyped-def]
 
 
 @kernel("int64(int64, int64, int64, int64)")
+def clear_marks(marks, stride, count, mark):  # type: ignore[no-untyped-def]
+    """Set to 0 those of `count` words, `stride` bytes apart, that are `mark`; others may store theirs meanwhile."""
+    for i in range(count):
+        compare_and_swap(marks + stride * i, mark, 0)
+    return 0
+
+
+@kernel("int64(int64, int64, int64, int64)")
 def lease(table, page, generation, hazard):  # type: ignore[no-untyped-def]
     """Publish a hazard on a page, then check that it still is of that generation.
 

@@ -264,3 +264,16 @@ def test_a_closed_mixture_refuses(engine):
     with pytest.raises(conduit.errors.Closed):
         loader.next()
     assert len(batch["action"]) == 4
+
+
+def test_a_named_mixture_goes_on_where_the_one_before_it_ended(engine):
+    shares = {"replay": 0.7, "demos": 0.3}
+    with engine.mix(shares, batch_size=64, format="numpy", seed=5) as plain:
+        wanted = [plain.next()["action"].copy() for _ in range(4)]
+    found = []
+    for seed in (5, None):
+        with engine.mix(shares, batch_size=64, format="numpy", seed=seed, name="mixture") as named:
+            found += [named.next()["action"].copy() for _ in range(2)]
+            with pytest.raises(conduit.errors.Busy, match="has it open"):
+                engine.mix(shares, batch_size=64, name="mixture")
+    np.testing.assert_array_equal(found, wanted)
