@@ -190,7 +190,7 @@ class Uniform:
     @property
     def batch(self) -> int:
         """Number of the batch that is drawn next; set it to repeat or skip draws."""
-        return int(self._state[S_BATCH // 8])
+        return self._words[S_BATCH // 8]
 
     @batch.setter
     def batch(self, number: int) -> None:
@@ -206,7 +206,7 @@ class Uniform:
     @property
     def candidates(self) -> int:
         """Rows that the last draw chose among, rejected ones included."""
-        return int(self._state[S_CANDIDATES // 8])
+        return self._words[S_CANDIDATES // 8]
 
     @property
     def offered(self) -> int:
