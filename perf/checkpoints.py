@@ -1,7 +1,7 @@
 """What the bars of checkpoints are measured against: plain writes and reads of the same disk, and a writer that counts its pauses.
 
-`python -m perf.checkpoints ENGINE` is that writer: it appends flat out, and for each line on stdin says the longest time between
-two commits since the line before, as JSON.
+`python -m perf.checkpoints ENGINE ENVS` is that writer: it appends flat out, and for each line on stdin says, as JSON, the longest
+time between two commits since the line before, and the longest one less the time in it that the writer waited for a core.
 """
 
 from __future__ import annotations
@@ -76,19 +76,26 @@ def write_flat_out(engine: str, envs: int) -> None:
             for _ in range(8)
         ]
         append, now = writer.append, time.perf_counter_ns
-        number = longest = 0
-        before = now()
+        scheduled = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+
+        def waited() -> int:
+            return int(os.pread(scheduled, 64, 0).split()[1])
+
+        number = longest = longest_held = 0
+        before, waited_before = now(), waited()
         while True:
             append(**ticks[number & 7])
-            after = now()
+            after, waited_after = now(), waited()
             longest = max(longest, after - before)
-            before = after
+            longest_held = max(longest_held, after - before - (waited_after - waited_before))
+            before, waited_before = after, waited_after
             number += 1
             if number % 16 == 0 and select.select([sys.stdin], [], [], 0)[0]:
                 if not sys.stdin.readline():
                     return
-                print(json.dumps({"longest_ns": longest, "ticks": number}), flush=True)
-                longest, before = 0, now()
+                print(json.dumps({"longest_ns": longest, "held_ns": longest_held}), flush=True)
+                longest = longest_held = 0
+                before, waited_before = now(), waited()
 
 
 if __name__ == "__main__":
