@@ -44,6 +44,7 @@ KERNEL_MODULES = (
     "conduit.kernels.relabel",
     "conduit.kernels.resolve",
     "conduit.kernels.cpu",
+    "conduit.sampling.pages",
     "conduit.sampling.uniform",
     "conduit.sampling.tree",
     "conduit.sampling.prioritised",

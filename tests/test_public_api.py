@@ -64,34 +64,34 @@ MEMBERS = {
     "Batch": "episodes get ids items keys nest release steps transform values versions",
     "BatchTransform": "outputs run",
     "Claim": (
-        "ack batch bootstrap complete delivered_before episodes finals first_tick get give_back ids is_first items keys "
-        "mask nest num_envs steps stream ticks transform values versions"
+        "ack batch bootstrap complete delivered_before episodes finals first_tick get give_back ids is_first "
+        "items keys mask nest num_envs steps stream ticks transform values versions"
     ),
     "Client": "close consumer loader name policy recover schema statistics tables writer",
     "CommitEvery": "publish_every",
     "Consumer": "close next poll stats",
     "Delivery": "close next",
     "Engine": "adopt close consumer create loader name policy recover schema statistics tables writer",
-    "Episode": "max_length",
+    "Episode": "max_length next_obs",
     "Field": "casting dtype item_bytes itemsize max_length name numpy_dtype observation ragged row_bytes shape",
     "Ingestion": "publish_every",
     "Loader": "close next stats update_priorities valid",
     "MinSize": "limits min_size",
     "Moments": "count mean variance",
     "Placement": "choose",
-    "PolicySlot": "bind close poll publish version",
+    "PolicySlot": "bind close poll publish version wait",
     "Pool": "capacity device name tier",
     "Priorities": "alpha eps span",
     "Prioritised": "beta normalise stratified",
     "Queue": "limits size",
     "Request": "num_envs row_bytes stream table",
-    "Rollout": "num_envs stride ticks",
+    "Rollout": "next_obs num_envs stride ticks",
     "SampleToInsertRatio": "error_buffer limits min_size samples_per_insert",
     "Schema": (
         "difference fields fingerprint flatten flatten_observation from_example from_json from_spaces names nest "
         "observation_names ragged_names row_bytes to_json"
     ),
-    "Sequence": "across burn_in length overlap pad",
+    "Sequence": "across burn_in length next_obs overlap pad",
     "Statistics": "fields read stamp update",
     "Table": (
         "arena_items capacity check_window check_writer future_ticks geometry halo_ticks kind limiter max_length "
@@ -157,9 +157,9 @@ CALLS = {
         "*log_ratios=None *bootstrap=None *final_values=None"
     ),
     "Transition": "n_step=1 gamma=0.99 stack=1 padding='repeat' newest='wait'",
-    "Sequence": "length burn_in=0 overlap=None across=False pad=True",
-    "Episode": "max_length",
-    "Rollout": "ticks num_envs stride=None",
+    "Sequence": "length burn_in=0 overlap=None across=False pad=True next_obs=False",
+    "Episode": "max_length next_obs=False",
+    "Rollout": "ticks num_envs stride=None next_obs=False",
     "Prioritised": "beta=0.4 normalise='batch' stratified=True",
     "Priorities": "alpha=0.6 eps=1e-06 span=131072",
     "Loader.update_priorities": "ids priorities",

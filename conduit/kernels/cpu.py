@@ -30,6 +30,7 @@ from conduit.store.protocol import block_of
 from conduit.store.words import (
     GENERATION_SHIFT,
     KIND_MASK,
+    LINE,
     META_BYTES,
     OPEN,
     PAGE_STATE,
@@ -109,18 +110,22 @@ def _gather(job, slots, count, attempt):  # type: ignore[no-untyped-def]
 
 @inner
 def _write_meta(job, table, slots, count):  # type: ignore[no-untyped-def]
+    # read once: nothing that is stored below can change them, which a compiler cannot know
     metas = peek_i64(table + T_META)
+    blocks = block_of(table, 0)
+    rows, pages, generations = peek_i64(job + J_ROWS), peek_i64(job + J_PAGES), peek_i64(job + J_GENERATIONS)
+    ids, versions = peek_i64(job + J_IDS), peek_i64(job + J_VERSIONS)
+    episodes, steps = peek_i64(job + J_EPISODES), peek_i64(job + J_STEPS)
     for i in range(count):
-        slot = peek_i64(slots + 8 * i)
-        row = peek_i64(peek_i64(job + J_ROWS) + 8 * slot)
-        page = peek_i64(peek_i64(job + J_PAGES) + 8 * slot)
-        generation = peek_i64(peek_i64(job + J_GENERATIONS) + 8 * slot)
+        slot = 8 * peek_i64(slots + 8 * i)
+        row = peek_i64(rows + slot)
+        generation = peek_i64(generations + slot)
         meta = metas + META_BYTES * row
-        stream = load_relaxed(block_of(table, page) + PAGE_STREAM)
-        poke_i64(peek_i64(job + J_IDS) + 8 * slot, ((generation & GENERATION_MASK) << ROW_BITS) | row)
-        poke_i64(peek_i64(job + J_VERSIONS) + 8 * slot, peek_i32(meta))
-        poke_i64(peek_i64(job + J_STEPS) + 8 * slot, peek_i32(meta + 4))
-        poke_i64(peek_i64(job + J_EPISODES) + 8 * slot, (stream << 32) | peek_u32(meta + 8))
+        stream = load_relaxed(blocks + LINE * peek_i64(pages + slot) + PAGE_STREAM)
+        poke_i64(ids + slot, ((generation & GENERATION_MASK) << ROW_BITS) | row)
+        poke_i64(versions + slot, peek_i32(meta))
+        poke_i64(steps + slot, peek_i32(meta + 4))
+        poke_i64(episodes + slot, (stream << 32) | peek_u32(meta + 8))
 
 
 @inner

@@ -15,7 +15,7 @@ from conduit.kernels.plan import Plan
 from conduit.kernels.ragged import describe_ragged
 from conduit.kernels.resolve import describe_window
 from conduit.kernels.rows import D_WORDS
-from conduit.kernels.windows import Transition, lanes
+from conduit.kernels.windows import Transition, has_next, lanes
 from conduit.plane.transforming import Transforming
 from conduit.schema import Schema
 from conduit.store.declaration import align
@@ -152,7 +152,7 @@ class Scratch:
             "stack": (stack,),
             "following_stack": (stack,),
         }
-        shapes["lanes"] = lanes(plan.window)
+        shapes["lanes"] = shapes["following_lanes"] = lanes(plan.window)
         self.index = {name: np.zeros((size, *shape), np.int64) for name, shape in shapes.items()}
         self.pages, self.generations, self.slots = np.zeros((3, size), np.int64)
         self.ages = np.zeros(resolve.AGES, np.int64)
@@ -162,6 +162,7 @@ class Scratch:
             resolve.V_FOLLOWING_STACKED: self.index["following_stack"].ctypes.data,
             resolve.V_LANES: self.index["lanes"].ctypes.data,
             resolve.V_AGES: self.ages.ctypes.data,
+            resolve.V_FOLLOWING_LANES: self.index["following_lanes"].ctypes.data if has_next(plan.window) else 0,
         }
 
 

@@ -210,7 +210,8 @@ class Writer:
     def step(self) -> Step:
         """One step whose rows are written in place: `with writer.step() as row: row.obs[:] = ...`.
 
-        Leaving the block commits; an exception discards. Fields that are not assigned keep whatever the memory held.
+        Leaving the block commits; an exception discards. Fields that are not assigned keep whatever the memory held, ragged ones
+        are empty. `row.tokens = array` stores a ragged value, `row.reserve("tokens", length)` gives its memory to be filled.
         """
         return Step(self._stream)
 

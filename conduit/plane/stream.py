@@ -66,6 +66,8 @@ class Stream:
         is_queue: True where rows wait for consumers instead of being overwritten.
         rollout: Ticks after which a page is complete, or 0.
         tally: What adds its rows to the table's statistics, or None.
+        largest_tick: Items that a tick's ragged values take at their longest, final observations included, int64 [ragged fields];
+            None without such fields. A page that was just turned always has as many (conduit.store.arenas).
         words: int64 words (words.W_*) as a memoryview; `array` is the same as an array, `address` its address.
     """
 
@@ -102,6 +104,7 @@ class Stream:
         self.hands_over = autoreset != "next_step"
         self.is_queue = table.layout.table.kind == "queue"
         self.rollout = table.layout.table.rollout_length or 0
+        self.largest_tick = self._largest_tick()
         self.number = table.new_stream()
         self._timeout = timeout
         self._on_full = on_full
@@ -398,7 +401,34 @@ class Stream:
             return
         number = self.schema.ragged_names.index(name)
         if entry(spans.put_value)(self.address, number, row, array.ctypes.data, len(array)) < 0:
-            raise FieldError(f"Expected room for {len(array)} items in the page's arena: write it with append", at=name)
+            self._refuse_length(name, len(array))
+
+    def reserve_value(self, name: str, row: int, length: int) -> Array:
+        """Room for a ragged value of one uncommitted physical row, a view [length, *shape[1:]] of whatever the memory held.
+
+        Raises:
+            FieldError: The arena has no room for it.
+        """
+        number = self.schema.ragged_names.index(name)
+        if entry(spans.reserve_value)(self.address, number, row, length) < 0:
+            self._refuse_length(name, length)
+        return self.value(name, row)
+
+    def _refuse_length(self, name: str, length: int) -> None:
+        raise FieldError(f"Expected room for {length} items in the page's arena: write it with append", at=name)
+
+    def value(self, name: str, row: int) -> Array:
+        """The ragged value staged for an uncommitted physical row: a writable view [length, *shape[1:]] of the page's arena."""
+        start, length = map(int, self.table.columns[name][row])
+        view: Array = self.table.arenas[name][self.words[W_PAGE // 8], start : start + length]
+        return view
+
+    def _largest_tick(self) -> Array | None:
+        fields = [self.schema[name] for name in self.schema.ragged_names]
+        if not fields:
+            return None
+        values = [self.envs * (2 if self.hands_over and field.observation else 1) for field in fields]
+        return np.array([n * field.max_length for n, field in zip(values, fields, strict=True)], np.int64)
 
     def disarm(self) -> None:
         """In a forked child: the page is the parent's; leave no way to it."""

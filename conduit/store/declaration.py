@@ -86,7 +86,8 @@ class Table:
             writer of N environments fills N rows per tick, and its pages must hold a handful of ticks.
         max_stack: Longest frame stack, in ticks, that windows may ask for (inclusive).
         max_n_step: Longest n-step return, in ticks, that windows may ask for (inclusive).
-        max_length: Longest sequence, episode or rollout, in ticks, that windows may ask for (inclusive).
+        max_length: Longest sequence, episode or rollout, in ticks, that windows may ask for (inclusive); one more than that
+            where they ask for `next_obs`.
         num_envs: Environments per writer that page size is chosen for; writers may have fewer or more.
         priorities: How rows are prioritised, or None for a table without priorities.
         mean_lengths: {ragged field: mean length that its arenas are made for}; half of the largest length where it is
@@ -192,7 +193,8 @@ class Table:
         if future > self.future_ticks:
             raise ConfigError(
                 f"Expected a window of at most {self.future_ticks} ticks behind its first, got {future}: create the table "
-                f"with max_n_step={future} (transitions) or max_length={future + 1} (sequences, episodes, rollouts)"
+                f"with max_n_step={future} (transitions) or max_length={future + 1} (sequences, episodes, rollouts; with "
+                "next_obs=True they need one tick more than they are long)"
             )
 
     def arena_items(self, page_rows: int) -> dict[str, int]:

@@ -204,6 +204,10 @@ class Participants:
 
     def _recover(self, number: int) -> int:
         """Repair what a participant left; its lock is held by the caller."""
+        if number != self.number and self._lines[number, LINE_PID] != 0:
+            # it has not left: it died, maybe in the middle of an update of priorities
+            for table in self._tables:
+                entry(protocol.outdate_sums)(table.ctypes.data)
         pages = sum(entry(protocol.recover)(table.ctypes.data, number) for table in self._tables)
         entry(protocol.clear_hazards)(self._hazards[number].ctypes.data, HAZARDS_PER_PARTICIPANT)
         return pages

@@ -46,6 +46,8 @@ from conduit.store.words import (
     PAGE_STATE,
     PAGE_STREAM,
     PAGE_TICK,
+    PAGE_UPDATES,
+    POLICY_EVENT,
     POSITION_MASK,
     POSITION_SHIFT,
     SEALED,
@@ -58,6 +60,7 @@ from conduit.store.words import (
     T_HAZARDS,
     T_PAGE_BASE,
     T_PAGES,
+    T_PRIORITY,
     T_QUEUE,
     T_SIDES,
     TABLE_DATA,
@@ -320,6 +323,19 @@ def recover(table, owner):  # type: ignore[no-untyped-def]
     return taken
 
 
+@kernel("int64(int64)")
+def outdate_sums(table):  # type: ignore[no-untyped-def]
+    """Let every learner sum its leaf priorities anew, in a table that has some: a dead one may have stored leaves uncounted.
+
+    Its stores came before its death, so whoever acquires the raised counts sees them. To raise them again costs the same
+    sums once more.
+    """
+    if peek_i64(table + T_PRIORITY) != 0:
+        for page in range(peek_i64(table + T_COUNT)):
+            fetch_add(block_of(table, page) + PAGE_UPDATES, 1)
+    return 0
+
+
 @kernel("int64(int64, int64)")
 def clear_hazards(hazards, count):  # type: ignore[no-untyped-def]
     """End every lease in `count` hazard slots of a dead participant."""
@@ -395,7 +411,8 @@ def begin_copy(version):  # type: ignore[no-untyped-def]
 
 @kernel("int64(int64, int64, int64)")
 def finish_copy(version, latest, value):  # type: ignore[no-untyped-def]
-    """Give a written weights copy its version, then make it the latest."""
+    """Give a written weights copy its version, then make it the latest and tell who waits for it."""
     store_release(version, value)
     store_release(latest, value)
+    wake(latest + POLICY_EVENT)
     return 0

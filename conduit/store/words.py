@@ -41,7 +41,7 @@ PAGE_PREVIOUS = 80
 """Page before this one in the stream + 1, or 0."""
 PAGE_PREVIOUS_GENERATION = 88
 PAGE_UPDATES = 96
-"""Leaf priorities stored by learners in this generation: a learner that counts fewer of its own sums the page anew."""
+"""Leaf priorities stored by learners in this generation, and deaths: a learner that counts fewer of its own sums the page anew."""
 PAGE_ARENA = 104
 """Bytes of ragged values that belong to rows of this page; a statistic."""
 PAGE_PAST = 112
@@ -95,6 +95,10 @@ TABLE_BASE_DELETED = 7 * LINE + 16
 TABLE_DELIVERED_AGAIN = 7 * LINE + 24
 """Claims of dead consumers that were given back."""
 TABLE_CONTROL_BYTES = 8 * LINE
+
+# --- control line of a weights slot: the latest version, then
+POLICY_EVENT = 64
+"""Eventcount: readers wait here for a version."""
 
 # --- seat line of a table: what one participant has taken of the table's limits; cumulative over the seat's holders
 SEAT_RESERVED = 0
