@@ -15,7 +15,7 @@ from conduit.store.queue import QueueView
 from conduit.testing.invariants import check_nothing_leaked
 
 SCHEMA = conduit.Schema([conduit.Field("obs", "int64", (), observation=True), conduit.Field("env", "int32")])
-PAGE_ROWS = 12
+PAGE_ROWS = 8
 
 
 @dataclass(eq=False)
@@ -72,7 +72,7 @@ class QueueMachine(RuleBasedStateMachine):
     def create(self, rollout, envs):
         self.rollout, self.envs = rollout, envs
         table = conduit.Table(
-            SCHEMA, capacity=36, page_rows=PAGE_ROWS, kind="queue", rollout_length=rollout, num_envs=envs
+            SCHEMA, capacity=24, page_rows=PAGE_ROWS, kind="queue", rollout_length=rollout, num_envs=envs
         )
         name = f"qm{os.getpid()}-{next(self.numbers)}"
         self.engine = conduit.Engine.create(name, {"q": table})
@@ -97,7 +97,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     # -- writing
 
-    @rule(which=st.integers(0, 5), count=st.integers(1, 7), bootstrap=st.booleans())
+    @rule(which=st.integers(0, 5), count=st.integers(1, 9), bootstrap=st.booleans())
     def append(self, which, count, bootstrap):
         own = self.writers[which % len(self.writers)]
         for i in range(count):
