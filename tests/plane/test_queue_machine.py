@@ -104,10 +104,15 @@ class QueueMachine(RuleBasedStateMachine):
             ends = bootstrap and self.rollout is not None and i == count - 1
             self.append_one(own, ends)
 
+    @rule(which=st.integers(0, 5))
+    def fill(self, which):
+        own = self.writers[which % len(self.writers)]
+        while self.append_one(own, False):
+            pass
+
     def append_one(self, own, ends):
-        turns = own.page is None or own.page.count == self.capacity
-        if turns and own.page is not None:
-            self.finish(own)
+        """Append a tick; returns False where the queue is full."""
+        turns = own.page is None
         has_room = sum(page.in_use for page in self.pages) < self.view.layout.pages
         obs = np.full(self.envs, own.tick)
         more = {"bootstrap": obs + 1} if ends else {}
@@ -116,16 +121,17 @@ class QueueMachine(RuleBasedStateMachine):
         except Busy:
             assert turns
             assert not has_room
-            return
+            return False
         assert has_room or not turns
         if turns:
             own.page = Page(own.writer.stream, next(self.orders), own.tick, own.last)
             self.pages.append(own.page)
         own.page.count += 1
         own.tick += 1
-        if ends:
-            own.page.bootstrap = True
+        own.page.bootstrap = ends
+        if ends or own.page.count == self.capacity:
             self.finish(own)
+        return True
 
     def finish(self, own):
         own.page.sealed = True
@@ -272,7 +278,7 @@ class QueueMachine(RuleBasedStateMachine):
 
 class TestQueue(QueueMachine.TestCase):
     settings = settings(
-        max_examples=int(os.environ.get("CONDUIT_QUEUE_EXAMPLES", "40")),
+        max_examples=int(os.environ.get("CONDUIT_QUEUE_EXAMPLES", "25")),
         stateful_step_count=50,
         deadline=None,
         phases=(Phase.explicit, Phase.reuse, Phase.generate),
