@@ -128,7 +128,7 @@ CALLS = {
     "Engine.create": "name tables *policies=None *backing='shm' *max_participants=128",
     "Engine.adopt": "name",
     "Engine.restore": "path name=None *limiter=None *backing='shm' *max_participants=None *progress=None",
-    "Client.checkpoint": "path *keep=2 *progress=None",
+    "Client.checkpoint": "path *keep=2 *extra=None *progress=None",
     "Client.writer": (
         "table *num_envs=None *autoreset=None *policy=None *schema=None *timeout=10.0 *on_full='wait' "
         "*keep_final=True *statistics=False *ingestion=None *placement=None"
