@@ -46,9 +46,11 @@ def convert(x, dtype: tl.constexpr, WORKS: tl.constexpr, f: tl.constexpr):  # ty
             y = y * WORKS[f][4] + WORKS[f][5]
         # min and max would make NaN a bound
         if WORKS[f][2]:
-            y = tl.where(y < WORKS[f][6], WORKS[f][6], y)
+            low = tl.full((), WORKS[f][6], y.dtype)
+            y = tl.where(y < low, low, y)
         if WORKS[f][3]:
-            y = tl.where(y > WORKS[f][7], WORKS[f][7], y)
+            high = tl.full((), WORKS[f][7], y.dtype)
+            y = tl.where(y > high, high, y)
         if WORKS[f][0] and dtype.primitive_bitwidth == 16:
             y = y.to(tl.float32)
         return y.to(dtype)

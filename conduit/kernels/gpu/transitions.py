@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from conduit.errors import ConfigError
-from conduit.kernels.gpu.elements import constants_of
+from conduit.kernels.gpu.elements import constants_of, convert
 from conduit.kernels.gpu.launching import LARGEST_PART, as_words, check, launch, tiles
 from conduit.kernels.transforms import Transform
 from conduit.kernels.windows import Transition
@@ -101,12 +101,7 @@ def _resolve(  # type: ignore[no-untyped-def]
         ok = ok & ((walking & refused) == 0)
         counts = walking & (refused == 0) & (short == 0)
         if reward is not None:
-            value = tl.load(reward + at, mask=counts, other=0).to(tl.float64)
-            value = value * WORKS[0][4] + WORKS[0][5]
-            if WORKS[0][2]:
-                value = tl.where(value < WORKS[0][6], WORKS[0][6], value)
-            if WORKS[0][3]:
-                value = tl.where(value > WORKS[0][7], WORKS[0][7], value)
+            value = convert(tl.load(reward + at, mask=counts, other=0), tl.float64, WORKS, 0)
             total = tl.where(counts, total + discount * value, total)
         after = tl.where(counts, ahead, tl.where(walking & short, at, after))
         discount = tl.where(counts, discount * GAMMA, discount)
