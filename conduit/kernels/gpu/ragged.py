@@ -19,7 +19,7 @@ import triton.language as tl
 
 from conduit.errors import ConfigError, FieldError
 from conduit.kernels.gpu.elements import changes_zero, convert, tile_of, work_of
-from conduit.kernels.gpu.launching import LARGEST, LARGEST_PART, as_words, check, dtype_of, launch, power_of_two, tiles
+from conduit.kernels.gpu.launching import LARGEST, LARGEST_PART, as_words, check, dtype_of, launch, power_of_two, row_stride, tiles
 from conduit.kernels.transforms import Transform
 from conduit.store import words
 
@@ -46,6 +46,7 @@ def _pad(  # type: ignore[no-untyped-def]
     lengths,
     WORKS: tl.constexpr,
     PAGE_ROWS: tl.constexpr,
+    STRIDE: tl.constexpr,
     ITEMS: tl.constexpr,
     LONGEST: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -58,7 +59,7 @@ def _pad(  # type: ignore[no-untyped-def]
     row = tl.load(rows + sample)
     length, span = _length(spans, row, True, LONGEST)
     start = tl.minimum(span & _MASK, ITEMS - length)
-    source = arenas + (row // PAGE_ROWS * ITEMS + start) * WIDTH
+    source = arenas + row // PAGE_ROWS * STRIDE + start * WIDTH
     c = tile * BLOCK + tl.arange(0, BLOCK)
     inside = c < length * WIDTH
     y = convert(tl.load(source + c, mask=inside, other=0), out.dtype.element_ty, WORKS, 0)
@@ -102,6 +103,7 @@ def _pack(  # type: ignore[no-untyped-def]
     loss,
     WORKS: tl.constexpr,
     PAGE_ROWS: tl.constexpr,
+    STRIDE: tl.constexpr,
     ITEMS: tl.constexpr,
     LONGEST: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -117,7 +119,7 @@ def _pack(  # type: ignore[no-untyped-def]
         row = tl.load(rows + sample)
         _, span = _length(spans, row, True, LONGEST)
         start = tl.minimum(span & _MASK, ITEMS - length)
-        source = arenas + (row // PAGE_ROWS * ITEMS + start) * WIDTH
+        source = arenas + row // PAGE_ROWS * STRIDE + start * WIDTH
         c = tile * BLOCK + tl.arange(0, BLOCK)
         inside = c < length * WIDTH
         y = convert(tl.load(source + c, mask=inside, other=0), out.dtype.element_ty, WORKS, 0)
@@ -137,7 +139,7 @@ def _check(
     check(spans, f"{name}.spans", "int64", (None,), like=rows)
     if not hasattr(arenas, "dim") or arenas.dim() < 2:
         raise FieldError("Expected arenas [pages, items, *shape]", at=name)
-    check(arenas, f"{name}.arenas", (), (None,) * arenas.dim(), like=rows)
+    check(arenas, f"{name}.arenas", (), (None,) * arenas.dim(), like=rows, strided=True)
     if page_rows < 1 or not 1 <= longest <= arenas.shape[1]:
         raise ConfigError(
             f"Expected page_rows of at least 1 and a longest value of 1 to {arenas.shape[1]} items, which an arena has, got "
@@ -160,6 +162,7 @@ def _tiles(arenas: Any, out: Any, transform: Transform, longest: int, name: str)
     per_sample = tiles(longest * max(width, 1), block)
     return per_sample, {
         "WORKS": (tuple(work_of(transform, arenas, out, name)),),
+        "STRIDE": row_stride(arenas),
         "ITEMS": int(arenas.shape[1]),
         "LONGEST": longest,
         "WIDTH": width,
@@ -186,7 +189,7 @@ def pad(
 
     Args:
         spans: int64 [rows of the table], the field's column.
-        arenas: [pages, items, *shape], the values.
+        arenas: [pages, items, *shape], the values; pages may be padded.
         rows: int64 [batch], row -1 gives length 0.
         out: [batch, longest, *shape] of the transform's dtype.
         mask: bool [batch, longest], true where there is a value.
@@ -246,7 +249,7 @@ def pack(
 
     Args:
         spans: int64 [rows of the table], the field's column.
-        arenas: [pages, items, *shape], the values.
+        arenas: [pages, items, *shape], the values; pages may be padded.
         rows: int64 [batch], row -1 gives length 0.
         out: [room, *shape] of the transform's dtype, room for batch * longest items.
         cu_seqlens: int32 [batch + 1], where each value begins; the last one is the number of items.
