@@ -15,13 +15,13 @@ import triton
 import triton.language as tl
 
 from conduit.errors import ConfigError, FieldError
+from conduit.kernels.augment import PICK, PICK_SHIFT
 from conduit.kernels.gpu.elements import changes_zero, convert, tile_of, work_of
 from conduit.kernels.gpu.launching import LARGEST_PART, as_words, check, dtype_of, launch, row_stride, tiles
 from conduit.kernels.gpu.philox import random_pair, scale_to
 from conduit.kernels.transforms import RandomShift, Transform
 
 NUM_WARPS = 4
-_MARK, _PICK_SHIFT = tl.constexpr(-(1 << 63)), tl.constexpr(32)
 
 
 @triton.jit
@@ -80,7 +80,7 @@ def _moved(  # type: ignore[no-untyped-def]
 ):
     program = tl.program_id(0)
     place = (program // TILES).to(tl.int64)
-    lane = (place // LANES) | (PICK << _PICK_SHIFT) | _MARK
+    lane = (place // LANES) | PICK
     first, second = random_pair(tl.load(state), tl.load(state + 1), lane)
     span = tl.full((), 2 * PAD + 1, tl.int64)
     down = scale_to(first, span).to(tl.int32) - PAD
@@ -219,7 +219,7 @@ def moved_images(
         as_words(out),
         num_warps=NUM_WARPS,
         WORKS=(tuple(work),),
-        PICK=pick,
+        PICK=PICK | (pick << PICK_SHIFT),
         PAD=shift.pad,
         ROW=elements,
         STRIDE=row_stride(source),
