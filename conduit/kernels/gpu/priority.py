@@ -88,7 +88,8 @@ def _leaves(priorities, out, refused, count, ALPHA: tl.constexpr, EPS: tl.conste
 def _claim(winner, rows, ticket, refused, count, capacity, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(rows + at, mask=at < count, other=-1)
-    wanted = (row >= 0) & (row < capacity) & (tl.load(refused) == 0)
+    # none of them while one priority is refused; a mask takes no scalar in the interpreter
+    wanted = (row >= 0) & (row < tl.where(tl.load(refused) == 0, capacity, 0))
     tl.atomic_max(winner + row, tl.load(ticket) + at, mask=wanted, sem="relaxed")
 
 
@@ -96,7 +97,8 @@ def _claim(winner, rows, ticket, refused, count, capacity, BLOCK: tl.constexpr):
 def _write(winner, rows, ticket, refused, values, leaves, count, capacity, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(rows + at, mask=at < count, other=-1)
-    wanted = (row >= 0) & (row < capacity) & (tl.load(refused) == 0)
+    # none of them while one priority is refused; a mask takes no scalar in the interpreter
+    wanted = (row >= 0) & (row < tl.where(tl.load(refused) == 0, capacity, 0))
     mine = wanted & (tl.load(winner + row, mask=wanted, other=-1) == tl.load(ticket) + at)
     value = tl.load(values + at, mask=at < count, other=0)
     tl.store(leaves + row, value, mask=mine)
@@ -122,7 +124,7 @@ def _sum(lower, upper, rows, ticket, refused, count, capacity, SPAN: tl.constexp
 
 
 @triton.jit(do_not_specialize=["count"])
-def _draw(state, levels, rows, probabilities, count, STRATIFIED: tl.constexpr):  # type: ignore[no-untyped-def]
+def _draw(state, levels, rows, probabilities, count, BLOCKS: tl.constexpr, STRATIFIED: tl.constexpr):  # type: ignore[no-untyped-def]
     slot = tl.program_id(0).to(tl.int64)
     j = tl.arange(0, _FAN)
     weight = tl.load(levels[0] + j).to(tl.int64)
@@ -136,9 +138,13 @@ def _draw(state, levels, rows, probabilities, count, STRATIFIED: tl.constexpr): 
         low = whole * slot + rest * slot // size
         high = whole * (slot + 1) + rest * (slot + 1) // size
     position = low + scale_to(tl.where(slot & 1 != 0, second, first), tl.maximum(high - low, 1))
+    # with nothing to draw it ends at row 0, as the only thing that is sure to be there
+    position = tl.where(total > 0, position, -1)
     block = total * 0
     for level in tl.static_range(len(levels)):
         if level > 0:
+            # sums that are not up to date lead to a wrong row, but to no other memory
+            block = tl.minimum(block, BLOCKS[level] - 1)
             weight = tl.load(levels[level] + block * _FAN + j).to(tl.int64)
         run = tl.cumsum(weight, 0)
         found = tl.minimum(tl.sum((run <= position).to(tl.int32), 0), _FAN - 1)
@@ -146,7 +152,7 @@ def _draw(state, levels, rows, probabilities, count, STRATIFIED: tl.constexpr): 
         block = block * _FAN + found
     leaf = tl.sum(tl.where(j == block % _FAN, weight, 0), 0)
     tl.store(rows + slot, tl.where(total > 0, block, -1))
-    tl.store(probabilities + slot, tl.where(total > 0, leaf.to(tl.float64) / total.to(tl.float64), 0.0))
+    tl.store(probabilities + slot, leaf.to(tl.float64) / tl.maximum(total, 1).to(tl.float64))
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -311,7 +317,18 @@ def draw(tree: Tree, state: Any, rows: Any, probabilities: Any, *, stratified: b
     check(rows, "rows", "int64", (None,), like=tree.leaves)
     check(probabilities, "probabilities", "float64", (len(rows),), like=rows)
     levels = (*reversed(tree.sums), tree.leaves)
-    launch(_draw, len(rows), state, levels, rows, probabilities, len(rows), num_warps=1, STRATIFIED=int(stratified))
+    launch(
+        _draw,
+        len(rows),
+        state,
+        levels,
+        rows,
+        probabilities,
+        len(rows),
+        num_warps=1,
+        BLOCKS=tuple(len(level) // FAN_OUT for level in levels),
+        STRATIFIED=int(stratified),
+    )
 
 
 def weigh(

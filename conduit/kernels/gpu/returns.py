@@ -25,6 +25,8 @@ from conduit.kernels.returns import Gae, Vtrace
 
 MANY_COLUMNS = 1 << 15
 """Columns (environments of all samples) from which on the sequential form is taken."""
+LONGEST_TILE = 512
+"""Ticks of a tile of one column, at most."""
 
 
 @triton.jit
@@ -184,7 +186,7 @@ def _trace(  # type: ignore[no-untyped-def]
 def tile_of(batch: int, ticks: int, envs: int) -> tuple[int, int, int]:
     """Ticks and columns of a tile, and warps of a program."""
     if envs == 1:
-        length = min(power_of_two(ticks), 512)
+        length = min(power_of_two(ticks), LONGEST_TILE)
         return length, 1, max(1, length // 128)
     if batch * envs >= MANY_COLUMNS and envs >= 32:
         return 1, 128, 4
