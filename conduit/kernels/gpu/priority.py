@@ -115,12 +115,11 @@ def _sum(lower, upper, rows, ticket, refused, count, capacity, SPAN: tl.constexp
         block = tl.where((row >= 0) & (row < capacity), row, 0) // SPAN
     below = tl.load(lower + block * _FAN + tl.arange(0, _FAN)).to(tl.int64)
     tl.store(upper + block, tl.sum(below, 0))
-    if LAST:
-        if program == 0:
-            pending = tl.load(refused)
-            tl.store(refused + 1, tl.load(refused + 1) + pending)
-            tl.store(refused, pending * 0)
-            tl.store(ticket, tl.load(ticket) + count)
+    if LAST and program == 0:
+        pending = tl.load(refused)
+        tl.store(refused + 1, tl.load(refused + 1) + pending)
+        tl.store(refused, pending * 0)
+        tl.store(ticket, tl.load(ticket) + count)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -219,7 +218,7 @@ def make_tree(rows: int, device: Any) -> Tree:
     def zeros(count: int, dtype: Any) -> Any:
         return torch.zeros(tiles(count, FAN_OUT) * FAN_OUT, dtype=dtype, device=device)
 
-    sums = []
+    sums: list[Any] = []
     count = rows
     while not sums or count > FAN_OUT:
         count = tiles(count, FAN_OUT)
@@ -331,9 +330,7 @@ def draw(tree: Tree, state: Any, rows: Any, probabilities: Any, *, stratified: b
     )
 
 
-def weigh(
-    probabilities: Any, weights: Any, *, beta: Any, candidates: Any = None, least: Any = None
-) -> None:
+def weigh(probabilities: Any, weights: Any, *, beta: Any, candidates: Any = None, least: Any = None) -> None:
     """Importance weights (p / base)^-beta, 0 where p is 0.
 
     Args:

@@ -94,10 +94,7 @@ def _resolve(  # type: ignore[no-untyped-def]
         there = looks & (ahead < limit)
         successor = tl.load(meta + ahead * _META + 3, mask=there, other=_FIRST)
         short = looks & ((successor & _FIRST) != 0)
-        if BOOTSTRAP:
-            refused = refused | (short & (k == 0))
-        else:
-            refused = refused | short
+        refused = refused | short & (k == 0) if BOOTSTRAP else refused | short
         ok = ok & ((walking & refused) == 0)
         counts = walking & (refused == 0) & (short == 0)
         if reward is not None:
