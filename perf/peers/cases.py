@@ -147,10 +147,12 @@ CASES: Mapping[str, Case] = {case.name: case for case in _CASES}
 
 
 def shrunk(case: Case, rows: int) -> Case:
-    """The same case over a table of at most `rows` rows, for tests; at least four rollouts where those are asked for."""
+    """The same case over a table of at most `rows` rows, for tests; more where rollouts or several writers need it."""
     load = case.workload
     if case.kind == "rollout":
         rows = max(rows, 4 * ROLLOUT * load.lanes)
+    elif case.kind == "concurrent":
+        rows = max(rows, 1 << 14)
     return Case(case.name, case.title, case.kind, load.sized(min(rows, load.rows)), case.ends, case.writers)
 
 
