@@ -29,6 +29,8 @@ KERNEL_MODULES = (
     "conduit.store.arguments",
     "conduit.store.words",
     "conduit.store.protocol",
+    "conduit.store.counting",
+    "conduit.store.limiter",
     "conduit.store.interpreter",
     "conduit.store.spans",
     "conduit.store.writing",

@@ -30,6 +30,7 @@ from conduit.plane.status import (
     TableStatus,
 )
 from conduit.schema import Field
+from conduit.store.counting import Counts, counts_of
 from conduit.store.declaration import row_stride
 from conduit.store.layout import (
     HAZARDS_PER_PARTICIPANT,
@@ -57,10 +58,16 @@ from conduit.store.words import (
     PAGE_STATE,
     PAGE_TAIL,
     SEALED,
+    T_CONTROL,
+    T_COUNT,
+    T_PAGES,
+    T_ROWS,
+    T_SEAT_COUNT,
+    T_SEATS,
+    T_SIDES,
+    T_WORDS,
     TABLE_CONTROL_BYTES,
-    TABLE_EVICTED_ROWS,
     TABLE_RECOVERED,
-    TABLE_SEALED_ROWS,
 )
 
 Words = np.ndarray[Any, np.dtype[np.int64]]
@@ -231,7 +238,9 @@ def _look(name: str, fd: int, backing: Backing, layout: SegmentLayout) -> Engine
         int(header[HEADER_TIME // 8]),
         layout.spec.max_participants,
         participants,
-        tuple(_table(fd, one, blocks[one.name], hazards) for one in layout.tables.values()),
+        tuple(
+            _table(fd, one, blocks[one.name], hazards, layout.spec.max_participants) for one in layout.tables.values()
+        ),
         tuple(_policy(fd, one, index) for index, one in enumerate(layout.policies.values())),
     )
 
@@ -261,17 +270,35 @@ def _participants(fd: int, layout: SegmentLayout, hazards: Words, blocks: list[W
     return tuple(found)
 
 
-def _table(fd: int, layout: TableLayout, pages: Words, hazards: Words) -> TableStatus:
+def _counts(fd: int, layout: TableLayout, control: Words, pages: Words, seats: int) -> Counts:
+    """The same sums as a client makes, over copies."""
+    sides = _read(fd, layout.sides, layout.pages * LINE // 8)
+    taken = _read(fd, layout.seats, seats * LINE // 8)
+    descriptor = np.zeros(T_WORDS, np.int64)
+    for offset, value in (
+        (T_PAGES, pages.ctypes.data),
+        (T_COUNT, layout.pages),
+        (T_ROWS, layout.page_rows),
+        (T_CONTROL, control.ctypes.data),
+        (T_SIDES, sides.ctypes.data),
+        (T_SEATS, taken.ctypes.data),
+        (T_SEAT_COUNT, seats),
+    ):
+        descriptor[offset // 8] = value
+    return counts_of(descriptor.ctypes.data)
+
+
+def _table(fd: int, layout: TableLayout, pages: Words, hazards: Words, seats: int) -> TableStatus:
     control = _read(fd, layout.control, TABLE_CONTROL_BYTES // 8)
+    counts = _counts(fd, layout, control, pages, seats)
     kinds = pages[:, PAGE_STATE // 8] & KIND_MASK
-    counts = np.bincount(kinds, minlength=SEALED + 1)
+    by_kind = np.bincount(kinds, minlength=SEALED + 1)
     live = pages[np.isin(kinds, (OPEN, SEALED))]
     # a page that is claimed during the look can show words of two lives
     committed, halo, tail = (
         live[:, offset // 8].clip(0, layout.page_rows) for offset in (PAGE_COMMITTED, PAGE_HALO, PAGE_TAIL)
     )
     own = (committed - halo).clip(0)
-    is_open = (live[:, PAGE_STATE // 8] & KIND_MASK) == OPEN
     visible = int(own.sum())
     in_use = int((own + halo + tail).sum())
     row_bytes = sum(row_stride(field) for field in layout.schema.fields) + 2 + META_BYTES
@@ -287,17 +314,17 @@ def _table(fd: int, layout: TableLayout, pages: Words, hazards: Words) -> TableS
         max_stack=layout.table.max_stack,
         max_n_step=layout.table.max_n_step,
         pages=PageCounts(
-            free=int(counts[FREE]),
-            preparing=int(counts[INIT]),
-            open=int(counts[OPEN]),
-            sealed=int(counts[SEALED]),
+            free=int(by_kind[FREE]),
+            preparing=int(by_kind[INIT]),
+            open=int(by_kind[OPEN]),
+            sealed=int(by_kind[SEALED]),
             leased=len(leased),
         ),
         page_rows=layout.page_rows,
         capacity=layout.rows,
-        rows_visible=visible,
-        rows_written=int(control[TABLE_SEALED_ROWS // 8]) + int(own[is_open].sum()),
-        rows_evicted=int(control[TABLE_EVICTED_ROWS // 8]),
+        rows_visible=counts.size,
+        rows_written=counts.inserted,
+        rows_evicted=counts.evicted,
         pages_recovered=int(control[TABLE_RECOVERED // 8]),
         bytes=layout.end - layout.control,
         bytes_per_row=row_bytes + page_arenas // layout.page_rows,

@@ -14,6 +14,7 @@ from conduit.jit import entry
 from conduit.plane.stream import Stream
 from conduit.plane.values import checked
 from conduit.store import objects, writing
+from conduit.store.words import W_BASE, W_BEYOND, W_LOCAL
 
 Array = np.ndarray[Any, Any]
 
@@ -76,7 +77,7 @@ class _Staged(_Views):
 
     def _start(self, what: str, rows: int, tail: int, lead: tuple[int, ...]) -> None:
         self._stream.check()
-        self._row = self._stream.here(rows + tail)
+        self._row = self._stream.here(rows + tail, ticks=rows // self._stream.envs)
         self._stream.in_progress = what
         self._rows = rows
         self._lead = lead
@@ -195,6 +196,7 @@ class Slab(_Staged):
                 f"observations and {halo} of halo: create the table with page_rows={rows + tail + halo} or more"
             )
         self._ticks = ticks
+        stream.check_grant(ticks, f"{ticks} ticks of {stream.envs}")
         self._start("rollout", rows, tail, (ticks, *stream.lead))
 
     @property
@@ -254,8 +256,8 @@ class Bare(_Views):
     a number faster than numpy does. Every field must be assigned; flags are False unless assigned. The writer's other
     forms wait until the handle is closed; what was assigned but not committed is discarded then.
 
-    Where no page is free at once, `commit` returns a row behind the table (`row >= bare.rows`): storing to it fails, and
-    `row = bare.row` waits for a page as the writer was told to.
+    Where no page is free at once, or the table's limiter is against another tick, `commit` returns a row behind the table
+    (`row >= bare.rows`): storing to it fails, and `row = bare.row` waits as the writer was told to.
 
     Attributes:
         commit: Commits one tick; returns the physical row of the next one, or one that is `>= rows`.
@@ -277,6 +279,7 @@ class Bare(_Views):
         # a C-level call: a Python function around it would cost as much again as the commit
         self.commit: Callable[[], int] = functools.partial(entry(writing.commit_and_turn), stream.array)
         stream.in_progress = "bare handle"
+        stream.words[W_BEYOND // 8] = 1
 
     def _names(self) -> tuple[str, ...]:
         return self._names_
@@ -293,7 +296,8 @@ class Bare(_Views):
 
         Raises:
             FieldError: The last commit was refused: an episode ends without its final observation.
-            SpaceTimeout, Busy: No page could be claimed.
+            SpaceTimeout, Busy: No page could be claimed, or the limiter does not let a tick in.
+            Frozen: The table is frozen.
         """
         stream = self._stream
         place = stream.take_refusal()
@@ -307,7 +311,9 @@ class Bare(_Views):
         stream.check_hands_over()
         if not 0 <= env < stream.envs:
             raise FieldError(f"Expected an environment from 0 to {stream.envs - 1}, got {env!r}", at="final")
-        row = self.row
+        # not `self.row`: a page is not turned under values that have been assigned
+        words = stream.words
+        row = self.row if words[W_BEYOND // 8] else words[W_BASE // 8] + words[W_LOCAL // 8]
         stream.keep_final(row + env, stream.checked_final(observation), row + stream.envs)
 
     def close(self) -> None:

@@ -53,6 +53,7 @@ from conduit.store.words import (
 from conduit.testing import stepping
 from conduit.testing.invariants import (
     anchor_ranges,
+    check_counts,
     check_each_row_is_drawn_from_one_page,
     check_every_page_can_be_claimed,
     check_nothing_leaked,
@@ -232,6 +233,8 @@ class Scene:
     def keep(self) -> None:
         """Take the present bytes as those to go back to."""
         self._pristine = self._bytes.copy()
+        self.inserted = self.view.counts().inserted
+        check_counts(self.view, self.inserted)
 
     def restore(self) -> None:
         self._bytes[:] = self._pristine
@@ -281,10 +284,13 @@ class Writing(Scene):
 
     def check(self) -> None:
         view = self.view
+        inserted = view.counts().inserted
+        check_counts(view, inserted)
         self.engine.recover()
         assert self.engine.recover() == 0
         check_nothing_leaked(view)
         check_rows(view)
+        check_counts(view, inserted)
         check_each_row_is_drawn_from_one_page(view)
         pages = view.pages()
         mine = pages[(pages[:, PAGE_STREAM // 8] == 1) & (kinds(view) == SEALED)]
@@ -293,8 +299,10 @@ class Writing(Scene):
         ranges = anchor_ranges(view)[1]
         assert [tick for first, end, _ in ranges for tick in range(first, end)] == list(range(written))
         assert self.written <= written <= 7
+        assert inserted == self.inserted + written
         self.written = written
         check_every_page_can_be_claimed(view)
+        check_counts(view, inserted)
 
 
 class GivingBack(Scene):
@@ -320,7 +328,9 @@ class GivingBack(Scene):
 
     def check(self) -> None:
         view, seat = self.view, self.engine._participants
+        check_counts(view, self.inserted)
         self.engine.recover()
+        check_counts(view, self.inserted)
         found = kinds(view)
         assert found[3] == OPEN
         assert np.isin(found[:3], (FREE, SEALED)).all()
@@ -331,6 +341,7 @@ class GivingBack(Scene):
         assert (view.columns["obs"][:PAGE_ROWS] == self._held).all()
         hazards(view)[:] = 0
         assert entry(protocol.claim)(view.address, seat.number, 0) == 0
+        check_counts(view, self.inserted)
 
 
 class Leasing(Scene):
@@ -407,7 +418,9 @@ class Recovering(Scene):
 
     def check(self) -> None:
         view = self.view
+        check_counts(view, self.inserted)
         self.engine.recover()
+        check_counts(view, self.inserted)
         check_nothing_leaked(view)
         check_rows(view)
         assert (kinds(view) == [FREE, FREE, SEALED, SEALED]).all()
