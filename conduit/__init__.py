@@ -42,14 +42,17 @@ from conduit.plane.engine import attach as attach
 from conduit.plane.ingestion import CommitEvery as CommitEvery
 from conduit.plane.ingestion import Ingestion as Ingestion
 from conduit.plane.ingestion import Writer as Writer
+from conduit.plane.limiting import RateLimiter as RateLimiter
 from conduit.plane.placement import Placement as Placement
 from conduit.plane.placement import Pool as Pool
 from conduit.plane.placement import Request as Request
 from conduit.sampling.prioritised import Prioritised as Prioritised
 from conduit.schema import Field as Field
 from conduit.schema import Schema as Schema
+from conduit.store.counting import Counts as Counts
 from conduit.store.declaration import Priorities as Priorities
 from conduit.store.declaration import Table as Table
+from conduit.store.limits import Limits as Limits
 from conduit.store.limits import MinSize as MinSize
 from conduit.store.limits import Queue as Queue
 from conduit.store.limits import SampleToInsertRatio as SampleToInsertRatio
@@ -65,11 +68,13 @@ __all__ = [
     "BatchTransform",
     "Client",
     "CommitEvery",
+    "Counts",
     "Delivery",
     "Engine",
     "Episode",
     "Field",
     "Ingestion",
+    "Limits",
     "Loader",
     "MinSize",
     "Moments",
@@ -79,6 +84,7 @@ __all__ = [
     "Priorities",
     "Prioritised",
     "Queue",
+    "RateLimiter",
     "Request",
     "Rollout",
     "SampleToInsertRatio",

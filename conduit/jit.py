@@ -31,6 +31,7 @@ KERNEL_MODULES = (
     "conduit.store.protocol",
     "conduit.store.counting",
     "conduit.store.limiter",
+    "conduit.store.removal",
     "conduit.store.interpreter",
     "conduit.store.spans",
     "conduit.store.writing",

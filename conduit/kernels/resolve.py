@@ -16,6 +16,7 @@ from conduit.jit import address, inner
 from conduit.kernels.plan import Plan
 from conduit.kernels.windows import Episode, Rollout, Sequence, Transition, Window, need
 from conduit.store.atomics import (
+    call_5,
     load_relaxed,
     peek_f32,
     peek_f64,
@@ -30,6 +31,7 @@ from conduit.store.atomics import (
 )
 from conduit.store.protocol import block_of
 from conduit.store.words import (
+    DELETED,
     FINAL,
     FIRST,
     KEPT,
@@ -88,9 +90,13 @@ E_BYTES = 48
     V_MASK,
     V_LOSS_MASK,
     V_RETURN_DOUBLE,
-) = range(0, 304, 8)
-"""Words of a window: what it asks for (first half), and addresses of index arrays and outputs (0: not wanted)."""
-V_WORDS = 38
+    V_SAMPLED,
+    V_MAX_SAMPLED,
+    V_UNCOUNTED,
+) = range(0, 328, 8)
+"""Words of a window: what it asks for (first half), and addresses of index arrays and outputs (0: not wanted), how
+often rows have been delivered and may be, and the resolver for rows that may."""
+V_WORDS = 41
 
 AGES = 64
 """Bins of the count of rows that were too old, by age in versions; the last one takes all older ones."""
@@ -150,7 +156,7 @@ def resolve_transition(window, job, slot, row, entry):  # type: ignore[no-untype
     limit = peek_i64(entry + E_LIMIT)
     end = (peek_i64(entry + E_PAGE) + 1) * peek_i64(table + T_ROWS)
     meta = metas + META_BYTES * row
-    if peek_u32(meta + 12) & FINAL or _too_old(window, meta):
+    if peek_u32(meta + 12) & (FINAL | DELETED) or _too_old(window, meta):
         return -1
     base = peek_i64(window + V_REWARD)
     wants_return = base != 0
@@ -249,6 +255,8 @@ def may_anchor(window, table, page, local, envs):  # type: ignore[no-untyped-def
     word = peek_u32(meta + 12)
     across = peek_i64(window + V_ACROSS) != 0
     position = peek_i32(meta + 4)
+    if word & DELETED:
+        return False
     if peek_i64(window + V_ENVS) != 0:
         if envs != peek_i64(window + V_ENVS) or local % envs != 0:
             return False
@@ -331,6 +339,13 @@ def resolve_rollout(window, job, slot, row, entry):  # type: ignore[no-untyped-d
     return 0
 
 
+def resolve_counted(window, job, slot, row, entry):  # type: ignore[no-untyped-def]
+    """Any window, in a table whose rows may be delivered so often only."""
+    if peek_u32(peek_i64(window + V_SAMPLED) + 4 * row) >= peek_i64(window + V_MAX_SAMPLED):
+        return -1
+    return call_5(peek_i64(window + V_UNCOUNTED), window, job, slot, row, entry)
+
+
 def resolver(window: Window) -> int:
     """Native address of a window's resolver."""
     if isinstance(window, Transition):
@@ -340,12 +355,15 @@ def resolver(window: Window) -> int:
     return address(resolve_sequence, SIGNATURE)
 
 
-def describe_window(plan: Plan, table: int, reward: tuple[int, int, int], addresses: dict[int, int]) -> Array:
+def describe_window(
+    plan: Plan, table: int, sampled: tuple[int, int], reward: tuple[int, int, int], addresses: dict[int, int]
+) -> Array:
     """The words of a plan's window.
 
     Args:
         plan: The plan.
         table: Table descriptor.
+        sampled: Address of how often each row was delivered, and how often it may be; zeros where nothing limits that.
         reward: Address, row stride and item size of the reward column, zeros where no return is made.
         addresses: {V_*: address} of index arrays and outputs.
 
@@ -356,6 +374,9 @@ def describe_window(plan: Plan, table: int, reward: tuple[int, int, int], addres
     words = np.zeros(V_WORDS, np.int64)
     reals = words.view(np.float64)
     values = {V_RESOLVE: resolver(window), V_TABLE: table, V_NEED: need(window)[1], V_EVERY: 1, V_STACK: 1, **addresses}
+    if sampled[0] != 0:
+        values |= {V_SAMPLED: sampled[0], V_MAX_SAMPLED: sampled[1], V_UNCOUNTED: values[V_RESOLVE]}
+        values[V_RESOLVE] = address(resolve_counted, SIGNATURE)
     if isinstance(window, Transition):
         values |= {
             V_N: window.n_step,

@@ -25,6 +25,7 @@ from conduit.kernels.resolve import V_CURRENT, V_OLDEST
 from conduit.kernels.transforms import Pipeline
 from conduit.kernels.windows import Window, need
 from conduit.plane.batch import Batch, Buffer, Format, Maker, Scratch
+from conduit.plane.limiting import Gate
 from conduit.plane.transforming import Transforming
 from conduit.sampling.prioritised import WEIGHTS, Prioritised, PrioritisedSampler
 from conduit.sampling.uniform import Uniform
@@ -136,7 +137,10 @@ class Loader(Delivery):
             table.layout.schema, batch_size, window, transform, fields, () if sampling is None else WEIGHTS, ragged
         )
         table.layout.table.check_window(*need(self.plan.window))
-        least = batch_size if min_rows is None else min_rows
+        limited = table.layout.limits is not None
+        self._gate = Gate(table, batch_size, need(self.plan.window)[1]) if limited else None
+        # with a limiter it is min_size that says how many rows have to be there
+        least = (1 if limited else batch_size) if min_rows is None else min_rows
         if not isinstance(least, int) or not 1 <= least <= table.layout.rows:
             raise ConfigError(f"Expected min_rows from 1 to the table's {table.layout.rows} rows, got {least!r}")
         self.plan = with_batch_transforms(self.plan, batch_transforms)
@@ -165,7 +169,7 @@ class Loader(Delivery):
             timeout: Seconds to wait for rows, and with on_busy="wait" for a buffer; None takes the loader's.
 
         Raises:
-            DataTimeout: Too few rows came.
+            DataTimeout: Too few rows came, or the table's limiter did not let a batch out.
             BuffersBusy: Every buffer is still referred to.
             FieldError: A stored value that a transform cannot take; the next call draws the same batch again.
             Closed: The loader, client or engine has closed.
@@ -177,15 +181,40 @@ class Loader(Delivery):
         number = self.sampler.batch
         if self._transforming.prepares:
             self._transforming.before(number)
-        if not self._fill(buffer):
+        if not self._attempt(buffer):
             self._wait_for_rows(buffer, self._timeout if timeout is None else timeout)
         buffer.take()
         batch = Batch(buffer, self._make, self._table.layout.schema)
         if self.plan.batchwise:
-            batch.transform(self._transforming, number)
+            self._transform(batch, number)
+        if self._gate is not None:
+            self._gate.deliver()
         self._batches += 1
         self.sampler.advance()
         return batch
+
+    def _transform(self, batch: Batch, number: int) -> None:
+        try:
+            batch.transform(self._transforming, number)
+        except BaseException:
+            if self._gate is not None:
+                self._gate.cancel()
+            raise
+
+    def _attempt(self, buffer: Buffer) -> bool:
+        """Draw a batch, reserved in the table's limiter; False when it is against it or there is nothing to draw."""
+        gate = self._gate
+        if gate is None:
+            return self._fill(buffer)
+        if not gate.reserve():
+            return False
+        filled = False
+        try:
+            filled = self._fill(buffer)
+        finally:
+            if not filled:
+                gate.cancel()
+        return filled
 
     def _fill(self, buffer: Buffer) -> bool:
         """Draw a batch; staleness is counted from the version that is published now, however long rows were waited for."""
@@ -219,11 +248,16 @@ class Loader(Delivery):
 
     def _wait_for_rows(self, buffer: Buffer, timeout: float | None) -> None:
         begun = time.monotonic()
-        filled = self._table.wait(lambda: self._fill(buffer) or None, for_space=False, deadline=Deadline(timeout))
+        filled = self._table.wait(lambda: self._attempt(buffer) or None, for_space=False, deadline=Deadline(timeout))
         self._waited += time.monotonic() - begun
         if filled is None:
             found = self.sampler.offered
             where = f"in table {self._table.layout.name!r}"
+            blocked = None if self._gate is None else self._gate.explain()
+            if blocked is not None:
+                raise DataTimeout(
+                    f"Expected the limiter {where} to let a batch of {self.plan.batch_size} out within {timeout} s, but {blocked}"
+                )
             if found >= self._least:
                 stale = f"; refused as older than max_staleness={self._max_staleness}: {self.stats.stale}"
                 raise DataTimeout(

@@ -46,13 +46,16 @@ class Gate:
     Args:
         table: A table with a limiter.
         count: Samples per batch.
+        future: Ticks that a window needs behind its first.
 
     Raises:
-        ConfigError: The limits can never allow so many at once.
+        ConfigError: Loader and writers would come to wait for each other.
     """
 
-    def __init__(self, table: TableView, count: int) -> None:
-        check_batch(limits_of(table), count, table.layout.name)
+    def __init__(self, table: TableView, count: int, future: int) -> None:
+        limits = limits_of(table)
+        check_batch(limits, count, table.layout.name)
+        check_window(limits, future, table.layout.name)
         self._words = np.zeros(kernels.G_WORDS, np.int64)
         self._words[kernels.G_TABLE // 8] = table.address
         self._words[kernels.G_SEAT // 8] = seat_line(table)
@@ -101,6 +104,21 @@ def check_batch(limits: Limits, count: int, table: str) -> None:
             f"{table!r}, got {count}: I * {spi:g} - S stays between {limits.min_diff:g} and {limits.max_diff:g}, so loader and "
             f"writers would come to wait for each other. Make the range at least {wide + count - surely + limits.min_diff:g} "
             f"wide, not {wide:g} (error_buffer), or the batch smaller"
+        )
+
+
+def check_window(limits: Limits, future: int, table: str) -> None:
+    """Refuse windows that are not complete yet when writers have to wait for their first sample.
+
+    Raises:
+        ConfigError: The limits let too few rows in.
+    """
+    rows = max(limits.min_size, limits.max_diff / limits.samples_per_insert)
+    if rows < future + 1:
+        raise ConfigError(
+            f"Expected windows of at most {math.floor(rows)} ticks for the limiter of table {table!r}, got {future + 1} (the next "
+            f"observation counts): writers wait for a sample after {math.floor(rows)} rows, when there is no whole window to "
+            "sample. Raise min_size or max_diff (error_buffer)"
         )
 
 
@@ -220,7 +238,7 @@ class RateLimiter:
         limits = checked_limiter(limiter)
         if limits is None:
             raise ConfigError("Expected a limiter, got None: conduit.MinSize(1) limits nothing")
-        table.layout.table.check_min_size(limits)
+        table.layout.table.check_min_size(limits, table.layout.pages, table.layout.page_rows)
         numbers = np.array(limits.numbers, np.float64)
         fd, deadline = table.segment.lock_fd, Deadline(_CHANGE_TIMEOUT)
         with _changing:

@@ -27,6 +27,7 @@ from conduit.kernels.resolve import (
     V_NEED,
     may_anchor,
 )
+from conduit.sampling.uniform import needed
 from conduit.store.atomics import (
     fetch_add,
     load_acquire,
@@ -39,7 +40,9 @@ from conduit.store.atomics import (
     store_relaxed,
 )
 from conduit.store.protocol import block_of
+from conduit.store.removal import is_present
 from conduit.store.words import (
+    DELETED,
     FINAL,
     GENERATION_SHIFT,
     KIND_MASK,
@@ -48,6 +51,7 @@ from conduit.store.words import (
     PAGE_COMMITTED,
     PAGE_ENDED,
     PAGE_ENVS,
+    PAGE_EPOCH,
     PAGE_FIRST,
     PAGE_STATE,
     PAGE_UPDATES,
@@ -55,9 +59,12 @@ from conduit.store.words import (
     T_CONTROL,
     T_COUNT,
     T_FUTURE,
+    T_MAX_SAMPLED,
     T_META,
     T_PRIORITY,
     T_ROWS,
+    T_SAMPLED,
+    TABLE_EPOCH,
     TABLE_RECENT_LEAF,
 )
 
@@ -161,7 +168,8 @@ def refresh(tree, window, table, entries):  # type: ignore[no-untyped-def]
     """
     rows = peek_i64(table + T_ROWS)
     future = peek_i64(table + T_FUTURE)
-    need = peek_i64(window + V_NEED)
+    need = needed(table, peek_i64(window + V_NEED))
+    epoch = load_acquire(peek_i64(table + T_CONTROL) + TABLE_EPOCH) >> 1
     total = 0
     listed = 0
     candidates = 0
@@ -171,7 +179,7 @@ def refresh(tree, window, table, entries):  # type: ignore[no-untyped-def]
         word = load_acquire(block + PAGE_STATE)
         kind = word & KIND_MASK
         known = tree + P_BYTES * page
-        if kind != OPEN and kind != SEALED:
+        if (kind != OPEN and kind != SEALED) or (epoch != 0 and load_relaxed(block + PAGE_EPOCH) != epoch):
             _forget(known)
             continue
         committed = min(load_acquire(block + PAGE_COMMITTED), rows)
@@ -296,6 +304,7 @@ def update(tree, window, table, ids, leaves, count, span):  # type: ignore[no-un
     rows = peek_i64(table + T_ROWS)
     base = peek_i64(table + T_PRIORITY)
     metas = peek_i64(table + T_META)
+    sampled = peek_i64(table + T_SAMPLED)
     future = peek_i64(table + T_FUTURE)
     pages = peek_i64(table + T_COUNT)
     dense = window != 0 and is_dense(window)
@@ -325,13 +334,16 @@ def update(tree, window, table, ids, leaves, count, span):  # type: ignore[no-un
             kind == OPEN or kind == SEALED
         )
         inside = load_relaxed(block + PAGE_FIRST) <= local < end
-        if not alive or not inside:
+        if not alive or not inside or not is_present(table, page):
             ignored += 1
             continue
         at = base + 4 * row
         present = peek_u32(at)
-        # a closing observation's leaf is 0 and stays it; its meta is another cache line, so it is only looked at then
-        if present == 0 and peek_u32(metas + META_BYTES * row + 12) & FINAL:
+        # the leaf of a closing observation, or of a row that has gone, is 0 and stays it; more is only looked at then
+        if present == 0 and (
+            peek_u32(metas + META_BYTES * row + 12) & (FINAL | DELETED)
+            or (sampled != 0 and peek_u32(sampled + 4 * row) >= peek_i64(table + T_MAX_SAMPLED))
+        ):
             ignored += 1
             continue
         leaf = peek_u32(leaves + 4 * i)

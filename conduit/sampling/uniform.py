@@ -25,30 +25,41 @@ from conduit.kernels.resolve import (
     E_START,
     V_NEED,
     V_RESOLVE,
+    V_SAMPLED,
     ask_ahead,
 )
-from conduit.store.atomics import call_5, load_acquire, load_relaxed, peek_i64, poke_i64
+from conduit.store.atomics import call_5, load_acquire, load_relaxed, peek_i64, peek_u32, poke_i64
 from conduit.store.protocol import block_of
 from conduit.store.words import (
+    DELETED,
+    FINAL,
     GENERATION_SHIFT,
     KIND_MASK,
+    META_BYTES,
     OPEN,
     PAGE_COMMITTED,
     PAGE_ENDED,
     PAGE_ENVS,
+    PAGE_EPOCH,
     PAGE_FIRST,
     PAGE_STATE,
     SEALED,
+    T_CONTROL,
     T_COUNT,
     T_FUTURE,
+    T_MAX_SAMPLED,
     T_META,
     T_ROWS,
+    T_SAMPLED,
+    TABLE_EPOCH,
 )
 
 S_SEED, S_BATCH, S_LEAST, S_CANDIDATES, S_SNAPSHOT, S_PAGES = range(0, 48, 8)
 """Words of the sampler's state: seed, number of the batch, least number of candidates, candidates at the last look,
 address of the list of pages (kernels.resolve.E_*), pages listed."""
 _TRIES = (1 << 19) - 1
+_TRIES_OF_COUNTED = 1 << 16
+"""Where deliveries are counted, running dry is nothing unusual."""
 _CHUNK = 8
 _SIGNATURE = "int64(int64, int64, int64, int64, int64)"
 
@@ -57,6 +68,29 @@ _SIGNATURE = "int64(int64, int64, int64, int64, int64)"
 def lane(slot, attempt, tries):  # type: ignore[no-untyped-def]
     """Counter of one try: pair of slots in 32 bits, the delivery's attempt in 12, the try in 19."""
     return (slot >> 1) | ((attempt & 4095) << 32) | (tries << 44)
+
+
+@inner
+def needed(table, need):  # type: ignore[no-untyped-def]
+    """Ticks of future that a row of an open page must have to be drawn.
+
+    Where deliveries of a row are counted, the widest window's: a row is not drawn from the page that it is about to leave,
+    so its count moves with it.
+    """
+    return peek_i64(table + T_FUTURE) if peek_i64(table + T_SAMPLED) != 0 else need
+
+
+@inner
+def _has_fresh(table, page, first, end):  # type: ignore[no-untyped-def]
+    """True when one of the local rows [first, end) may be delivered once more; most pages of a drained table have none."""
+    limit = peek_i64(table + T_MAX_SAMPLED)
+    start = page * peek_i64(table + T_ROWS)
+    for row in range(start + first, start + end):
+        if peek_u32(peek_i64(table + T_SAMPLED) + 4 * row) < limit:
+            word = peek_u32(peek_i64(table + T_META) + META_BYTES * row + 12)
+            if word & (FINAL | DELETED) == 0:
+                return True
+    return False
 
 
 @inner
@@ -71,11 +105,14 @@ def look(state, table, need):  # type: ignore[no-untyped-def]
     future = peek_i64(table + T_FUTURE)
     total = 0
     listed = 0
+    epoch = load_acquire(peek_i64(table + T_CONTROL) + TABLE_EPOCH) >> 1
+    need = needed(table, need)
+    sampled = peek_i64(table + T_SAMPLED)
     for page in range(peek_i64(table + T_COUNT)):
         block = block_of(table, page)
         word = load_acquire(block + PAGE_STATE)
         kind = word & KIND_MASK
-        if kind != OPEN and kind != SEALED:
+        if (kind != OPEN and kind != SEALED) or (epoch != 0 and load_relaxed(block + PAGE_EPOCH) != epoch):
             continue
         committed = min(load_acquire(block + PAGE_COMMITTED), rows)
         end = committed
@@ -85,7 +122,7 @@ def look(state, table, need):  # type: ignore[no-untyped-def]
         elif load_relaxed(block + PAGE_ENDED) == 0:
             end -= future * envs
         first = max(0, load_relaxed(block + PAGE_FIRST))
-        if end <= first:
+        if end <= first or (sampled != 0 and not _has_fresh(table, page, first, end)):
             continue
         entry = entries + E_BYTES * listed
         poke_i64(entry + E_START, total)
@@ -134,7 +171,7 @@ def _settle(state, job, slots, begin, end, attempt, total):  # type: ignore[no-u
         tries = 0
         while call_5(resolve, window, job, slot, row, entry) < 0:
             tries += 1
-            if tries > _TRIES:
+            if tries > (_TRIES if peek_i64(window + V_SAMPLED) == 0 else _TRIES_OF_COUNTED):
                 return False
             first, second = random_pair(peek_i64(state + S_SEED), peek_i64(state + S_BATCH), lane(slot, attempt, tries))
             position = scale_to(second if slot & 1 else first, total)

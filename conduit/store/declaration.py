@@ -135,9 +135,9 @@ class Table:
             raise ConfigError(f"Expected max_times_sampled of at least 1, or None, got {times!r}")
         check_mean_lengths(self.schema, self.mean_lengths)
         measured(self.schema, self.statistics)
-        self.geometry()
+        geometry = self.geometry()
         if limits is not None:
-            self.check_min_size(limits)
+            self.check_min_size(limits, *geometry)
 
     def _check_kind(self) -> None:
         if self.kind not in ("replay", "queue"):
@@ -165,13 +165,12 @@ class Table:
             if getattr(self, name) is not None:
                 raise ConfigError(f"Expected no {name} for kind='queue': each row is delivered once, in order")
 
-    def check_min_size(self, limits: Limits) -> None:
+    def check_min_size(self, limits: Limits, pages: int, page_rows: int) -> None:
         """Refuse limits under which sampling would wait for more rows than the table can hold.
 
         Raises:
             ConfigError: min_size is above that.
         """
-        pages, page_rows = self.geometry()
         # one page at a time has just been emptied for its writer
         held = (pages - 1) * max(1, page_rows - self.halo_ticks * self.num_envs)
         if limits.min_size > held:

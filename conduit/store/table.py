@@ -10,9 +10,9 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from conduit.clock import Deadline
-from conduit.errors import Closed, Frozen, Overwritten
+from conduit.errors import Closed, FieldError, Frozen, Overwritten
 from conduit.jit import entry
-from conduit.store import counting, protocol
+from conduit.store import counting, protocol, removal
 from conduit.store.declaration import row_stride
 from conduit.store.layout import TableLayout
 from conduit.store.participants import Participants
@@ -236,6 +236,28 @@ class TableView:
             return attempt()
 
         return wait_for(alive_attempt, self.segment.base + offset, self.segment.words, offset // 8, deadline)
+
+    def delete(self, ids: Any) -> int:
+        """Delete rows by id; returns how many there were to delete.
+
+        Raises:
+            FieldError: The ids are no integers.
+            BufferError: This client holds too many leases.
+        """
+        keys = np.asarray(ids)
+        if keys.dtype.kind not in "iu" and keys.size:
+            raise FieldError(f"Expected ids as int64, from batch.ids, got {keys.dtype}", at="ids")
+        keys = np.ascontiguousarray(keys.ravel(), np.int64)
+        seat = self.check_open()
+        first = seat.take_hazard()
+        try:
+            second = seat.take_hazard()
+            try:
+                return entry(removal.delete)(self.address, keys.ctypes.data, keys.size, first, second)
+            finally:
+                seat.give_hazard(second)
+        finally:
+            seat.give_hazard(first)
 
     def lease(self, page: int, generation: int | None = None) -> Lease:
         """Hold a page: its rows neither change nor go until the lease ends.

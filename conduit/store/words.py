@@ -138,11 +138,11 @@ T_LIMITS = 176
 """Address of the declared limits, four float64, or 0 for a table without."""
 T_WORDS = 23
 
-# --- meta, 16 bytes a row: int32 version | int32 step | uint32 episode | uint32 link << 5 | flags
+# --- meta, 16 bytes a row: int32 version | int32 step | uint32 episode | uint32 link << 6 | flags
 META_BYTES = 16
-TERMINATED, TRUNCATED, FIRST, FINAL, KEPT = 1, 2, 4, 8, 16
-"""KEPT: the next observation is a kept final one in the page's tail."""
-LINK_SHIFT, FLAG_MASK = 5, 31
+TERMINATED, TRUNCATED, FIRST, FINAL, KEPT, DELETED = 1, 2, 4, 8, 16, 32
+"""KEPT: the next observation is a kept final one in the page's tail. DELETED: the row begins no window any more."""
+LINK_SHIFT, FLAG_MASK = 6, 63
 
 # --- writer state: private to a process, int64 words
 W_TABLE = 0

@@ -28,9 +28,11 @@ from conduit.store.atomics import (
 )
 from conduit.store.limiter import ask_for_rows
 from conduit.store.protocol import block_of, claim, publish_open, seal, wake
+from conduit.store.removal import mark_deleted
 from conduit.store.spans import clear_spans, copy_values, empty_arenas, forget_values, keep_values, kept_bytes
 from conduit.store.words import (
     AWAITING_FINAL,
+    DELETED,
     FINAL,
     FIRST,
     FLAG_MASK,
@@ -66,6 +68,7 @@ from conduit.store.words import (
     T_META,
     T_PRIORITY,
     T_ROWS,
+    T_SAMPLED,
     T_SIDES,
     T_TERMINATED,
     T_TRUNCATED,
@@ -144,6 +147,16 @@ def _copy_halo(writer, table, old_base, old_local, halo, new_base, rows):  # typ
 
 
 @inner
+def _take_over_deletions(table, source, page, halo):  # type: ignore[no-untyped-def]
+    """Delete copies of rows that were deleted while they were being copied; from now on deleters find the copies themselves."""
+    fence_full()
+    meta = peek_i64(table + T_META)
+    for i in range(halo):
+        if peek_u32(meta + (source + i) * META_BYTES + 12) & DELETED:
+            mark_deleted(table, page, i)
+
+
+@inner
 def _publish(writer):  # type: ignore[no-untyped-def]
     block = peek_i64(writer + W_BLOCK)
     store_relaxed(block + PAGE_TAIL, peek_i64(writer + W_KEPT))
@@ -189,6 +202,8 @@ def turn(writer, page):  # type: ignore[no-untyped-def]
     zero_bytes(peek_i64(table + T_TERMINATED) + base, rows)
     zero_bytes(peek_i64(table + T_TRUNCATED) + base, rows)
     zero_bytes(peek_i64(table + T_META) + base * META_BYTES, rows * META_BYTES)
+    if peek_i64(table + T_SAMPLED) != 0:
+        zero_bytes(peek_i64(table + T_SAMPLED) + base * 4, rows * 4)
     halo = 0
     tail = 0
     first = 0
@@ -226,6 +241,8 @@ def turn(writer, page):  # type: ignore[no-untyped-def]
     store_relaxed(block + PAGE_ARENA, kept_bytes(writer))
     store_relaxed(block + PAGE_COMMITTED, halo)
     publish_open(table, page)
+    if halo > 0:
+        _take_over_deletions(table, peek_i64(writer + W_BASE) + peek_i64(writer + W_LOCAL) - halo, page, halo)
     if old >= 0:
         seal(table, old, 0 if goes_on else 1)
     poke_i64(writer + W_PAGE, page)

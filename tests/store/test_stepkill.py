@@ -11,7 +11,8 @@ import pytest
 import conduit
 from conduit.jit import entry, kernel
 from conduit.plane.engine import Client, Engine
-from conduit.store import protocol, writing
+from conduit.plane.limiting import Gate, seat_line
+from conduit.store import limiter, protocol, writing
 from conduit.store.atomics import peek_i64, poke_i64
 from conduit.store.layout import HAZARDS_PER_PARTICIPANT
 from conduit.store.locks import LOCK_PUBLISHERS, try_lock
@@ -45,6 +46,7 @@ from conduit.store.words import (
     W_PAGE,
     W_PUBLISH_EVERY,
     W_RESERVE,
+    W_SEAT,
     W_STREAM,
     W_TABLE,
     W_TICK,
@@ -137,6 +139,21 @@ def recover_dead(at):
 
 
 @kernel("int64(int64)")
+def pass_the_gates(at):
+    """Have a row granted, write it, reserve a sample, deliver it."""
+    grant, commit, reserve, deliver = (peek_i64(at), peek_i64(at + 8), peek_i64(at + 16), peek_i64(at + 24))
+    writer, gate = peek_i64(at + 32), peek_i64(at + 40)
+    begin()
+    passed = call_native_2(grant, writer, 1)
+    store_observation(writer)
+    call_native_2(commit, writer, 1)
+    passed += 2 * call_native_2(reserve, gate, 1)
+    call_native_2(deliver, gate, 1)
+    finish()
+    return passed
+
+
+@kernel("int64(int64)")
 def publish_weights(at):
     """Write one version of the weights as PolicySlot.publish does."""
     begin_copy, finish_copy = peek_i64(at), peek_i64(at + 8)
@@ -215,9 +232,11 @@ def check_rows(view: TableView) -> None:
 class Scene:
     """An engine whose segment is put back to the same bytes before each kill."""
 
+    table = "replay"
+
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.view: TableView = engine._views["replay"]
+        self.view: TableView = engine._views[self.table]
         segment = engine._segment
         self._bytes = segment.root[segment.layout.participants :]
         # as if somebody waited for rows and for space, so that the system call to wake them is on the path
@@ -241,7 +260,7 @@ class Scene:
 
     def attach(self) -> tuple[Client, TableView]:
         client = conduit.attach(self.engine.name)
-        return client, client._views["replay"]
+        return client, client._views[self.table]
 
     def run(self, compiled: Callable[..., int], *arguments: int) -> None:
         words = np.array(arguments, np.int64)
@@ -429,6 +448,50 @@ class Recovering(Scene):
         check_every_page_can_be_claimed(view)
 
 
+class PassingTheGates(Scene):
+    """A participant has a row granted, writes and commits it, reserves a sample and delivers it."""
+
+    table = "limited"
+    must_meet = frozenset(
+        {"open", "open granted", "open granted written", "open written", "open reserved", "open sampled"}
+    )
+
+    def program(self) -> None:
+        _, view = self.attach()
+        writer = StoreWriter(view)
+        writer.turn()
+        writer.words[W_SEAT // 8] = seat_line(view)
+        gate = Gate(view, 1, 1)
+        functions = [stepping.native(one) for one in (limiter.grant, writing.commit, limiter.reserve, limiter.deliver)]
+        self.run(pass_the_gates, *functions, writer.address, gate._address)
+
+    def at_death(self) -> str:
+        counts = self.view.counts()
+        # what is granted and written counts twice until the writer says so
+        names = (("granted", counts.granted), ("written", counts.inserted - self.inserted))
+        names += (("reserved", counts.reserved), ("sampled", counts.sampled))
+        return "".join(
+            [
+                "open",
+                *(
+                    f" {name}"
+                    for name, there in names
+                    if there and not (name == "written" and counts.sampled + counts.reserved)
+                ),
+            ]
+        )
+
+    def check(self) -> None:
+        before = self.view.counts()
+        self.engine.recover()
+        after = self.view.counts()
+        assert (after.granted, after.reserved) == (0, 0)
+        assert after.sampled == before.sampled <= 1
+        assert after.inserted == before.inserted <= self.inserted + 1
+        check_counts(self.view, before.inserted)
+        check_nothing_leaked(self.view)
+
+
 class Publishing(Scene):
     """A learner publishes the third version of the weights."""
 
@@ -470,9 +533,21 @@ class Publishing(Scene):
 def engine(engine_name) -> Iterator[Engine]:
     table = conduit.Table(SCHEMA, capacity=1, page_rows=PAGE_ROWS, max_stack=2)
     weights = {"policy": {"w": np.zeros(8, np.int64)}}
-    with Engine.create(engine_name, {"replay": table}, policies=weights, max_participants=3) as made:
+    limited = conduit.Table(
+        SCHEMA, capacity=1, page_rows=PAGE_ROWS, limiter=conduit.SampleToInsertRatio(1.0, 1, (0.0, 16.0))
+    )
+    tables = {"replay": table, "limited": limited}
+    with Engine.create(engine_name, tables, policies=weights, max_participants=3) as made:
         assert made._views["replay"].layout.pages == 4
-        for compiled in (store_observation, write, claim_carelessly, hold_and_let_go, recover_dead, publish_weights):
+        for compiled in (
+            store_observation,
+            write,
+            claim_carelessly,
+            hold_and_let_go,
+            recover_dead,
+            publish_weights,
+            pass_the_gates,
+        ):
             entry(compiled)
         yield made
 
@@ -483,6 +558,7 @@ SCENES = {
     "lease and its end": (Leasing, 2),
     "recovery": (Recovering, 5),
     "weights": (Publishing, 2),
+    "the limiter's gates": (PassingTheGates, 61),
 }
 """Each with the step between the boundaries that the normal run takes, from a random one on."""
 
