@@ -15,11 +15,13 @@ NAMES = {
     "BatchTransform",
     "Client",
     "CommitEvery",
+    "Counts",
     "Delivery",
     "Engine",
     "Episode",
     "Field",
     "Ingestion",
+    "Limits",
     "Loader",
     "MinSize",
     "Moments",
@@ -29,6 +31,7 @@ NAMES = {
     "Priorities",
     "Prioritised",
     "Queue",
+    "RateLimiter",
     "Request",
     "Rollout",
     "SampleToInsertRatio",
@@ -61,13 +64,17 @@ NAMES = {
 MEMBERS = {
     "Batch": "episodes get ids items keys nest release steps transform values versions",
     "BatchTransform": "outputs run",
-    "Client": "close loader name policy recover schema statistics tables writer",
+    "Client": "close delete freeze limiter loader name policy recover reset schema statistics tables thaw writer",
     "CommitEvery": "publish_every",
+    "Counts": "deleted evicted granted inserted reserved sampled size",
     "Delivery": "close next",
-    "Engine": "adopt close create loader name policy recover schema statistics tables writer",
+    "Engine": (
+        "adopt close create delete freeze limiter loader name policy recover reset schema statistics tables thaw writer"
+    ),
     "Episode": "max_length",
     "Field": "casting dtype item_bytes itemsize max_length name numpy_dtype observation ragged row_bytes shape",
     "Ingestion": "publish_every",
+    "Limits": "max_diff min_diff min_size numbers samples_per_insert",
     "Loader": "close next stats update_priorities valid",
     "MinSize": "limits min_size",
     "Moments": "count mean variance",
@@ -77,6 +84,7 @@ MEMBERS = {
     "Priorities": "alpha eps span",
     "Prioritised": "beta normalise stratified",
     "Queue": "limits size",
+    "RateLimiter": "change counts explain limits",
     "Request": "num_envs row_bytes stream table",
     "Rollout": "num_envs stride ticks",
     "SampleToInsertRatio": "error_buffer limits min_size samples_per_insert",
@@ -87,7 +95,7 @@ MEMBERS = {
     "Sequence": "across burn_in length overlap pad",
     "Statistics": "fields read stamp update",
     "Table": (
-        "arena_items capacity check_window check_writer future_ticks geometry halo_ticks kind limiter max_length "
+        "arena_items capacity check_min_size check_window check_writer future_ticks geometry halo_ticks kind limiter max_length "
         "max_n_step max_stack max_times_sampled mean_lengths num_envs page_rows priorities rollout_length schema "
         "statistics"
     ),
@@ -154,6 +162,16 @@ CALLS = {
     "Priorities": "alpha=0.6 eps=1e-06 span=131072",
     "Loader.update_priorities": "ids priorities",
     "Client.statistics": "table",
+    "Client.delete": "table ids",
+    "Client.freeze": "table",
+    "Client.limiter": "table",
+    "Client.reset": "table",
+    "Client.thaw": "table",
+    "MinSize": "min_size",
+    "Queue": "size",
+    "RateLimiter.change": "limiter",
+    "RateLimiter.explain": "samples=1 rows=1",
+    "SampleToInsertRatio": "samples_per_insert min_size error_buffer",
 }
 
 

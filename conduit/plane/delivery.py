@@ -252,6 +252,14 @@ class Loader(Delivery):
         self._waited += time.monotonic() - begun
         if filled is None:
             found = self.sampler.offered
+            times = self._table.layout.table.max_times_sampled
+            spent = ""
+            if times is not None:
+                counts = self._table.counts()
+                spent = (
+                    f"; {counts.deleted - counts.evicted:,} of the rows still in their pages have been delivered as often as they may "
+                    f"be (max_times_sampled={times}) or deleted"
+                )
             where = f"in table {self._table.layout.name!r}"
             blocked = None if self._gate is None else self._gate.explain()
             if blocked is not None:
@@ -262,11 +270,11 @@ class Loader(Delivery):
                 stale = f"; refused as older than max_staleness={self._max_staleness}: {self.stats.stale}"
                 raise DataTimeout(
                     f"Expected rows that begin a {type(self.plan.window).__name__} {where}, got none among {found} within "
-                    f"{timeout} s{stale if self._policy is not None else ''}: wait for more rows, or ask for another window"
+                    f"{timeout} s{stale if self._policy is not None else ''}{spent}: wait for more rows, or ask for another window"
                 )
             raise DataTimeout(
-                f"Expected at least {self._least} sampleable rows {where}, got {found} within {timeout} s: are its writers "
-                "alive (`conduit status`)? Lower min_rows or raise timeout"
+                f"Expected at least {self._least} sampleable rows {where}, got {found} within {timeout} s{spent}: are its "
+                "writers alive (`conduit status`)? Lower min_rows or raise timeout"
             )
 
     def update_priorities(self, ids: Any, priorities: Any) -> int:

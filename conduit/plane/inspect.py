@@ -10,6 +10,7 @@ An engine that is dead, damaged or another user's is a state of the result and n
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 import struct
@@ -20,9 +21,11 @@ from typing import Any
 import numpy as np
 
 from conduit.errors import BadSegment, ConduitError, ConfigError, EngineNotFound
+from conduit.plane.limiting import why_not_inserted, why_not_sampled
 from conduit.plane.status import (
     Cleaned,
     EngineStatus,
+    LimiterStatus,
     PageCounts,
     ParticipantStatus,
     PolicyStatus,
@@ -39,6 +42,7 @@ from conduit.store.layout import (
     TableLayout,
     WeightsLayout,
 )
+from conduit.store.limits import Limits
 from conduit.store.locks import LOCK_CREATOR, LOCK_PUBLISHERS, held
 from conduit.store.names import SHM_DIRECTORY, Backing, find, note_path, shm_name
 from conduit.store.participants import LINE_NAME, LINE_PID, LINE_ROWS, LINE_SINCE
@@ -47,6 +51,7 @@ from conduit.store.words import (
     FREE,
     INIT,
     KIND_MASK,
+    LIMITS_BYTES,
     LINE,
     META_BYTES,
     OPEN,
@@ -67,6 +72,8 @@ from conduit.store.words import (
     T_SIDES,
     T_WORDS,
     TABLE_CONTROL_BYTES,
+    TABLE_EPOCH,
+    TABLE_LIMITS,
     TABLE_RECOVERED,
 )
 
@@ -288,6 +295,30 @@ def _counts(fd: int, layout: TableLayout, control: Words, pages: Words, seats: i
     return counts_of(descriptor.ctypes.data)
 
 
+def _limiter(layout: TableLayout, control: Words, counts: Counts) -> LimiterStatus | None:
+    limits = layout.limits
+    if limits is None:
+        return None
+    changes = int(control[TABLE_LIMITS // 8])
+    if changes:
+        start = (TABLE_LIMITS + 8 + LIMITS_BYTES * (changes & 1)) // 8
+        spi, size, low, high = control[start : start + 4].view(np.float64).tolist()
+        limits = Limits(spi, int(size), low, high)
+    return LimiterStatus(
+        limits.samples_per_insert,
+        limits.min_size,
+        limits.min_diff if math.isfinite(limits.min_diff) else None,
+        limits.max_diff if math.isfinite(limits.max_diff) else None,
+        counts.inserted,
+        counts.sampled,
+        counts.deleted,
+        counts.reserved,
+        counts.granted,
+        why_not_sampled(limits, counts, 1),
+        why_not_inserted(limits, counts, 1),
+    )
+
+
 def _table(fd: int, layout: TableLayout, pages: Words, hazards: Words, seats: int) -> TableStatus:
     control = _read(fd, layout.control, TABLE_CONTROL_BYTES // 8)
     counts = _counts(fd, layout, control, pages, seats)
@@ -332,6 +363,8 @@ def _table(fd: int, layout: TableLayout, pages: Words, hazards: Words, seats: in
             (row_bytes * in_use + values) / visible if visible else row_bytes + page_arenas / layout.page_rows
         ),
         halo_share=int(halo.sum()) / in_use if in_use else 0.0,
+        frozen=bool(control[TABLE_EPOCH // 8] & 1),
+        limiter=_limiter(layout, control, counts),
     )
 
 
@@ -350,6 +383,7 @@ __all__ = [
     "SHM_DIRECTORY",
     "Cleaned",
     "EngineStatus",
+    "LimiterStatus",
     "PageCounts",
     "ParticipantStatus",
     "PolicyStatus",
