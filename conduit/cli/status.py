@@ -12,7 +12,15 @@ import msgspec
 from conduit.cli.output import counted, draw, duration, rate, size
 from conduit.errors import EngineNotFound
 from conduit.plane import inspect
-from conduit.plane.inspect import Cleaned, EngineStatus, LimiterStatus, ParticipantStatus, PolicyStatus, TableStatus
+from conduit.plane.inspect import (
+    Cleaned,
+    EngineStatus,
+    LimiterStatus,
+    ParticipantStatus,
+    PolicyStatus,
+    QueueStatus,
+    TableStatus,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -179,6 +187,9 @@ def _table(table: TableStatus, rows_per_s: float | None) -> RenderableType:
         grid.add_row("frozen", "it takes no rows until it is thawed")
     if table.limiter is not None:
         grid.add_row("limiter", _limiter(table.limiter))
+    if table.queue is not None:
+        for what, text in _queue(table.queue):
+            grid.add_row(what, text)
     if table.pages_recovered:
         grid.add_row("recovered", f"{counted(table.pages_recovered, 'page')} of dead writers")
     grid.add_row(
@@ -202,6 +213,21 @@ def _limiter(limiter: LimiterStatus) -> str:
     ]
     lines += [f"[yellow]{why}[/]" for why in (limiter.sampling, limiter.inserting) if why]
     return "\n".join(lines)
+
+
+def _queue(queue: QueueStatus) -> list[tuple[str, str]]:
+    parts = [f"{counted(queue.waiting, 'row')} waiting"]
+    if queue.rollout_length is not None:
+        parts.append(f"{queue.unfinished:,} in unfinished rollouts of {queue.rollout_length:,} ticks")
+    lines = [("queue", ", ".join([*parts, f"{queue.claimed:,} claimed"]))]
+    if queue.claims:
+        holders = (
+            f"{counted(one.rows, 'row')} by {f'process {one.pid}' if one.pid else 'a dead one'}" for one in queue.claims
+        )
+        lines.append(("claims", ", ".join(holders)))
+    if queue.delivered_again:
+        lines.append(("again", f"{counted(queue.delivered_again, 'claim')} of dead consumers"))
+    return lines
 
 
 def _shape(shape: Sequence[int]) -> str:

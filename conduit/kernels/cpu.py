@@ -67,11 +67,12 @@ from conduit.store.words import (
     J_EPISODES,
     J_STEPS,
     J_REDRAWN,
-) = range(0, 144, 8)
-"""Words of a job: the table descriptor; rows per batch and per block; the sampler's function and state; the window
+    J_FIRST,
+) = range(0, 152, 8)
+"""Words of a job: the table descriptor; the slot behind the last one to fill, and rows per block; the sampler's function and state; the window
 (kernels.resolve); operations (descriptors back to back); scratch int64 [batch] for rows, following rows, pages, generations and open slots;
-outputs int64 [batch] ids, versions, episodes, steps; a count of rows drawn again."""
-J_WORDS = 18
+outputs int64 [batch] ids, versions, episodes, steps; a count of rows drawn again; the first slot to fill."""
+J_WORDS = 19
 
 ROW_BITS = 40
 """A row id is generation << 40 | physical row: 2^40 rows, and a generation that repeats after 2^23 reuses of a page."""
@@ -119,18 +120,22 @@ def _gather(job, slots, count, attempt):  # type: ignore[no-untyped-def]
 
 @inner
 def _write_meta(job, table, slots, count):  # type: ignore[no-untyped-def]
+    # read once: nothing that is stored below can change them, which a compiler cannot know
     metas = peek_i64(table + T_META)
+    blocks = block_of(table, 0)
+    rows, pages, generations = peek_i64(job + J_ROWS), peek_i64(job + J_PAGES), peek_i64(job + J_GENERATIONS)
+    ids, versions = peek_i64(job + J_IDS), peek_i64(job + J_VERSIONS)
+    episodes, steps = peek_i64(job + J_EPISODES), peek_i64(job + J_STEPS)
     for i in range(count):
-        slot = peek_i64(slots + 8 * i)
-        row = peek_i64(peek_i64(job + J_ROWS) + 8 * slot)
-        page = peek_i64(peek_i64(job + J_PAGES) + 8 * slot)
-        generation = peek_i64(peek_i64(job + J_GENERATIONS) + 8 * slot)
+        slot = 8 * peek_i64(slots + 8 * i)
+        row = peek_i64(rows + slot)
+        generation = peek_i64(generations + slot)
         meta = metas + META_BYTES * row
-        stream = load_relaxed(block_of(table, page) + PAGE_STREAM)
-        poke_i64(peek_i64(job + J_IDS) + 8 * slot, ((generation & GENERATION_MASK) << ROW_BITS) | row)
-        poke_i64(peek_i64(job + J_VERSIONS) + 8 * slot, peek_i32(meta))
-        poke_i64(peek_i64(job + J_STEPS) + 8 * slot, peek_i32(meta + 4))
-        poke_i64(peek_i64(job + J_EPISODES) + 8 * slot, (stream << 32) | peek_u32(meta + 8))
+        stream = load_relaxed(blocks + LINE * peek_i64(pages + slot) + PAGE_STREAM)
+        poke_i64(ids + slot, ((generation & GENERATION_MASK) << ROW_BITS) | row)
+        poke_i64(versions + slot, peek_i32(meta))
+        poke_i64(steps + slot, peek_i32(meta + 4))
+        poke_i64(episodes + slot, (stream << 32) | peek_u32(meta + 8))
 
 
 @inner
@@ -151,16 +156,17 @@ def _overwritten(job, table, slots, count):  # type: ignore[no-untyped-def]
 
 @kernel("int64(int64)", nogil=True)
 def deliver(job):  # type: ignore[no-untyped-def]
-    """Fill one batch.
+    """Fill one batch, or the slots of it that are this job's (conduit.plane.mixing).
 
     Returns:
-        Rows delivered (the batch size), or -1 when the sampler found nothing to draw; the outputs are undefined then.
+        Rows delivered, or -1 when the sampler found nothing to draw; the outputs are undefined then.
     """
     table = peek_i64(job + J_TABLE)
     batch = peek_i64(job + J_BATCH)
     step = peek_i64(job + J_BLOCK)
     slots = peek_i64(job + J_SLOTS)
-    for start in range(0, batch, step):
+    first = peek_i64(job + J_FIRST)
+    for start in range(first, batch, step):
         count = min(step, batch - start)
         for i in range(count):
             poke_i64(slots + 8 * i, start + i)
@@ -173,20 +179,20 @@ def deliver(job):  # type: ignore[no-untyped-def]
             count = _overwritten(job, table, slots, count)
             attempt += 1
             poke_i64(job + J_REDRAWN, peek_i64(job + J_REDRAWN) + count)
-    return batch
+    return batch - first
 
 
 @inner
-def _uncount(job, sampled, batch):  # type: ignore[no-untyped-def]
+def _uncount(job, sampled):  # type: ignore[no-untyped-def]
     """Take the batch's deliveries back: it is not handed out. Slots that were not counted name no row."""
-    for slot in range(batch):
+    for slot in range(peek_i64(job + J_FIRST), peek_i64(job + J_BATCH)):
         row = peek_i64(peek_i64(job + J_ROWS) + 8 * slot)
         if row >= 0:
             fetch_add_u32(sampled + 4 * row, -1)
 
 
 @inner
-def _count_deliveries(job, table, slots, batch):  # type: ignore[no-untyped-def]
+def _count_deliveries(job, table, slots):  # type: ignore[no-untyped-def]
     """Count the delivery of every slot's row; slots whose row has been delivered as often as it may be are drawn again.
 
     Counting is what decides between loaders that draw a row at the same time, and between slots of one batch. Returns False
@@ -194,9 +200,10 @@ def _count_deliveries(job, table, slots, batch):  # type: ignore[no-untyped-def]
     """
     sampled, limit = peek_i64(table + T_SAMPLED), peek_i64(table + T_MAX_SAMPLED)
     rows, generations = peek_i64(job + J_ROWS), peek_i64(job + J_GENERATIONS)
-    for i in range(batch):
-        poke_i64(slots + 8 * i, i)
-    count = batch
+    first = peek_i64(job + J_FIRST)
+    count = peek_i64(job + J_BATCH) - first
+    for i in range(count):
+        poke_i64(slots + 8 * i, first + i)
     # draws of their own, whatever attempts the batch took
     attempt = _ATTEMPTS_OF_COUNTED
     while True:
@@ -222,12 +229,12 @@ def _count_deliveries(job, table, slots, batch):  # type: ignore[no-untyped-def]
             if call_5(peek_i64(job + J_DRAW), peek_i64(job + J_DRAW_STATE), job, slots, left, attempt) < 0:
                 for i in range(count):
                     poke_i64(rows + 8 * peek_i64(slots + 8 * i), -1)
-                _uncount(job, sampled, batch)
+                _uncount(job, sampled)
                 return False
             _gather(job, slots, left, attempt)
             _write_meta(job, table, slots, left)
             left = _keep_overwritten_first(job, table, slots, left)
-    for slot in range(batch):
+    for slot in range(first, peek_i64(job + J_BATCH)):
         generation = ~peek_i64(generations + 8 * slot)
         if generation >= 0:
             _last_delivery(table, peek_i64(peek_i64(job + J_PAGES) + 8 * slot), peek_i64(rows + 8 * slot), generation)
@@ -265,10 +272,10 @@ def _last_delivery(table, page, row, generation):  # type: ignore[no-untyped-def
 @kernel("int64(int64)", nogil=True)
 def deliver_counted(job):  # type: ignore[no-untyped-def]
     """`deliver`, in a table whose rows may be delivered so often only."""
-    batch = deliver(job)
-    if batch < 0 or not _count_deliveries(job, peek_i64(job + J_TABLE), peek_i64(job + J_SLOTS), batch):
+    rows = deliver(job)
+    if rows < 0 or not _count_deliveries(job, peek_i64(job + J_TABLE), peek_i64(job + J_SLOTS)):
         return -1
-    return batch
+    return rows
 
 
 @kernel("int64(int64, int64, int64, int64)")

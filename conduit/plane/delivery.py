@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from conduit.clock import Deadline
-from conduit.errors import BuffersBusy, Closed, ConfigError, DataTimeout, MissingExtra
+from conduit.errors import BuffersBusy, Closed, ConfigError, DataTimeout
 from conduit.jit import entry
 from conduit.kernels import cpu
 from conduit.kernels.batchwise import BatchTransform, with_batch_transforms
@@ -24,11 +24,13 @@ from conduit.kernels.plan import Plan, make_plan
 from conduit.kernels.resolve import V_CURRENT, V_OLDEST
 from conduit.kernels.transforms import Pipeline
 from conduit.kernels.windows import Window, need
-from conduit.plane.batch import Batch, Buffer, Format, Maker, Scratch
+from conduit.plane.batch import Batch, Buffer, Format, Maker, Scratch, torch_maker
 from conduit.plane.limiting import Gate
+from conduit.plane.sharing import Share
 from conduit.plane.transforming import Transforming
 from conduit.sampling.prioritised import WEIGHTS, Prioritised, PrioritisedSampler
 from conduit.sampling.uniform import Uniform
+from conduit.store.loaders import NamedLoader
 from conduit.store.table import TableView
 from conduit.store.weights import PolicySlot
 
@@ -108,6 +110,7 @@ class Loader(Delivery):
         max_staleness: int | None,
         policy: PolicySlot | None,
         seed: int,
+        place: NamedLoader | None = None,
         format: Format,  # noqa: A002 - the natural word in a call
         buffers: int,
         on_busy: OnBusy,
@@ -115,6 +118,7 @@ class Loader(Delivery):
         min_rows: int | None,
         fields: Iterable[str] | None,
         ragged: Layout | Mapping[str, Layout],
+        share: Share | None = None,
     ) -> None:
         if format not in ("torch", "numpy"):
             raise ConfigError(f"Expected format 'torch' or 'numpy', got {format!r}")
@@ -133,9 +137,9 @@ class Loader(Delivery):
         self._policy = policy if max_staleness is not None else None
         Deadline(timeout)
         table.check_open()
-        self.plan: Plan = make_plan(
-            table.layout.schema, batch_size, window, transform, fields, () if sampling is None else WEIGHTS, ragged
-        )
+        added = () if sampling is None else WEIGHTS
+        extra = added if share is None else share.extra
+        self.plan: Plan = make_plan(table.layout.schema, batch_size, window, transform, fields, extra, ragged)
         table.layout.table.check_window(*need(self.plan.window))
         limited = table.layout.limits is not None
         self._gate = Gate(table, batch_size, need(self.plan.window)[1]) if limited else None
@@ -146,21 +150,28 @@ class Loader(Delivery):
         self.plan = with_batch_transforms(self.plan, batch_transforms)
         self._transforming = Transforming(table, self.plan, seed)
         self.sampler = _sampler(table, sampling, batch_size, seed, least)
+        self._place = place
+        if place is not None:
+            self.sampler.batch = place.batch
         self._table = table
         self._timeout = timeout
         self._on_busy = on_busy
         self._least = least
         self._scratch = Scratch(self.plan)
         block = min(batch_size, max(_SHORTEST_BLOCK, _BLOCK_BYTES // max(1, self.plan.sample_bytes)))
+        beside: list[Buffer | None] = [None] * buffers
+        if share is not None:
+            beside = share.admit(table.layout.name, self.plan, buffers)
         self._buffers = [
-            Buffer(table, self.plan, self._scratch, self._transforming, self.sampler, block) for _ in range(buffers)
+            Buffer(table, self.plan, self._scratch, self._transforming, self.sampler, block, other) for other in beside
         ]
+        self._wanted = batch_size
         self._turn = 0
         self._batches = 0
         self._redrawn = 0
         self._waited = 0.0
         self._closed = False
-        self._make: Maker = _torch_maker() if format == "torch" else np.ndarray.view
+        self._make: Maker = torch_maker() if format == "torch" else np.ndarray.view
 
     def next(self, timeout: float | None = None) -> Batch:
         """The next batch.
@@ -191,6 +202,8 @@ class Loader(Delivery):
             self._gate.deliver()
         self._batches += 1
         self.sampler.advance()
+        if self._place is not None:
+            self._place.batch = self.sampler.batch
         return batch
 
     def _transform(self, batch: Batch, number: int) -> None:
@@ -206,7 +219,7 @@ class Loader(Delivery):
         gate = self._gate
         if gate is None:
             return self._fill(buffer)
-        if not gate.reserve():
+        if not gate.reserve(self._wanted):
             return False
         filled = False
         try:
@@ -261,10 +274,10 @@ class Loader(Delivery):
                     f"be (max_times_sampled={times}) or deleted"
                 )
             where = f"in table {self._table.layout.name!r}"
-            blocked = None if self._gate is None else self._gate.explain()
+            blocked = None if self._gate is None else self._gate.explain(self._wanted)
             if blocked is not None:
                 raise DataTimeout(
-                    f"Expected the limiter {where} to let a batch of {self.plan.batch_size} out within {timeout} s, but {blocked}"
+                    f"Expected the limiter {where} to let {self._wanted} samples out within {timeout} s, but {blocked}"
                 )
             if found >= self._least:
                 stale = f"; refused as older than max_staleness={self._max_staleness}: {self.stats.stale}"
@@ -325,7 +338,9 @@ class Loader(Delivery):
         return LoaderStats(self._batches, self._batches * self.plan.batch_size, redrawn, self._waited, stale)
 
     def close(self) -> None:
-        """Let the buffers go; batches that are still held stay valid."""
+        """Let the buffers, and the loader's name, go; batches that are still held stay valid."""
+        if self._place is not None:
+            self._place.release()
         self._redrawn = self.stats.redrawn
         self._closed = True
         self._buffers = []
@@ -348,14 +363,3 @@ def _sampler(
         )
     geometry = (table.layout.pages, table.layout.page_rows)
     return PrioritisedSampler(sampling, rule, table.address, geometry, size, seed, least)
-
-
-def _torch_maker() -> Maker:
-    try:
-        import torch  # writers never need it
-    except ImportError as error:
-        raise MissingExtra(
-            'Expected torch to be installed for format="torch": pip install torch, or use format="numpy"'
-        ) from error
-    maker: Maker = torch.from_numpy
-    return maker

@@ -23,17 +23,19 @@ import numpy as np
 from conduit.errors import BadSegment, ConduitError, ConfigError, EngineNotFound
 from conduit.plane.limiting import why_not_inserted, why_not_sampled
 from conduit.plane.status import (
+    ClaimStatus,
     Cleaned,
     EngineStatus,
     LimiterStatus,
     PageCounts,
     ParticipantStatus,
     PolicyStatus,
+    QueueStatus,
     State,
     TableStatus,
 )
 from conduit.schema import Field
-from conduit.store.counting import Counts, counts_of
+from conduit.store.counting import Counts, counts_over
 from conduit.store.declaration import row_stride
 from conduit.store.layout import (
     HAZARDS_PER_PARTICIPANT,
@@ -46,6 +48,7 @@ from conduit.store.limits import Limits
 from conduit.store.locks import LOCK_CREATOR, LOCK_PUBLISHERS, held
 from conduit.store.names import SHM_DIRECTORY, Backing, find, note_path, shm_name
 from conduit.store.participants import LINE_NAME, LINE_PID, LINE_ROWS, LINE_SINCE
+from conduit.store.queue import count_rows
 from conduit.store.segment import HEADER_CLOSED, HEADER_PID, HEADER_TIME, read_layout, remove_if_dead
 from conduit.store.words import (
     FREE,
@@ -63,15 +66,8 @@ from conduit.store.words import (
     PAGE_STATE,
     PAGE_TAIL,
     SEALED,
-    T_CONTROL,
-    T_COUNT,
-    T_PAGES,
-    T_ROWS,
-    T_SEAT_COUNT,
-    T_SEATS,
-    T_SIDES,
-    T_WORDS,
     TABLE_CONTROL_BYTES,
+    TABLE_DELIVERED_AGAIN,
     TABLE_EPOCH,
     TABLE_LIMITS,
     TABLE_RECOVERED,
@@ -246,7 +242,8 @@ def _look(name: str, fd: int, backing: Backing, layout: SegmentLayout) -> Engine
         layout.spec.max_participants,
         participants,
         tuple(
-            _table(fd, one, blocks[one.name], hazards, layout.spec.max_participants) for one in layout.tables.values()
+            _table(fd, one, blocks[one.name], hazards, layout.spec.max_participants, participants)
+            for one in layout.tables.values()
         ),
         tuple(_policy(fd, one, index) for index, one in enumerate(layout.policies.values())),
     )
@@ -279,20 +276,9 @@ def _participants(fd: int, layout: SegmentLayout, hazards: Words, blocks: list[W
 
 def _counts(fd: int, layout: TableLayout, control: Words, pages: Words, seats: int) -> Counts:
     """The same sums as a client makes, over copies."""
-    sides = _read(fd, layout.sides, layout.pages * LINE // 8)
-    taken = _read(fd, layout.seats, seats * LINE // 8)
-    descriptor = np.zeros(T_WORDS, np.int64)
-    for offset, value in (
-        (T_PAGES, pages.ctypes.data),
-        (T_COUNT, layout.pages),
-        (T_ROWS, layout.page_rows),
-        (T_CONTROL, control.ctypes.data),
-        (T_SIDES, sides.ctypes.data),
-        (T_SEATS, taken.ctypes.data),
-        (T_SEAT_COUNT, seats),
-    ):
-        descriptor[offset // 8] = value
-    return counts_of(descriptor.ctypes.data)
+    sides = _read(fd, layout.sides, layout.pages * LINE // 8).reshape(-1, LINE // 8)
+    taken = _read(fd, layout.seats, seats * LINE // 8).reshape(-1, LINE // 8)
+    return counts_over(pages, sides, control, taken, layout.page_rows)
 
 
 def _limiter(layout: TableLayout, control: Words, counts: Counts) -> LimiterStatus | None:
@@ -319,7 +305,33 @@ def _limiter(layout: TableLayout, control: Words, counts: Counts) -> LimiterStat
     )
 
 
-def _table(fd: int, layout: TableLayout, pages: Words, hazards: Words, seats: int) -> TableStatus:
+def _queue(
+    fd: int, layout: TableLayout, pages: Words, control: Words, participants: tuple[ParticipantStatus, ...]
+) -> QueueStatus | None:
+    if layout.table.kind != "queue":
+        return None
+    sides = _read(fd, layout.sides, layout.pages * LINE // 8).reshape(-1, LINE // 8)
+    counts = count_rows(pages, sides, layout.table.rollout_length or 0)
+    pids = {one.number: one.pid for one in participants}
+    claims = tuple(ClaimStatus(number, pids.get(number, 0), rows) for number, rows in sorted(counts.claimed.items()))
+    return QueueStatus(
+        layout.table.rollout_length,
+        counts.waiting,
+        counts.unfinished,
+        sum(counts.claimed.values()),
+        claims,
+        int(control[TABLE_DELIVERED_AGAIN // 8]),
+    )
+
+
+def _table(
+    fd: int,
+    layout: TableLayout,
+    pages: Words,
+    hazards: Words,
+    seats: int,
+    participants: tuple[ParticipantStatus, ...],
+) -> TableStatus:
     control = _read(fd, layout.control, TABLE_CONTROL_BYTES // 8)
     counts = _counts(fd, layout, control, pages, seats)
     kinds = pages[:, PAGE_STATE // 8] & KIND_MASK
@@ -365,6 +377,7 @@ def _table(fd: int, layout: TableLayout, pages: Words, hazards: Words, seats: in
         halo_share=int(halo.sum()) / in_use if in_use else 0.0,
         frozen=bool(control[TABLE_EPOCH // 8] & 1),
         limiter=_limiter(layout, control, counts),
+        queue=_queue(fd, layout, pages, control, participants),
     )
 
 
@@ -381,12 +394,14 @@ def _policy(fd: int, layout: WeightsLayout, index: int) -> PolicyStatus:
 
 __all__ = [
     "SHM_DIRECTORY",
+    "ClaimStatus",
     "Cleaned",
     "EngineStatus",
     "LimiterStatus",
     "PageCounts",
     "ParticipantStatus",
     "PolicyStatus",
+    "QueueStatus",
     "State",
     "TableStatus",
     "clean",

@@ -38,14 +38,14 @@ def limits_of(table: TableView) -> Limits:
 
 
 class Gate:
-    """A loader's way through its table's limiter: reserve, then deliver or cancel, each for one batch.
+    """A loader's way through its table's limiter: reserve, then deliver or cancel what is reserved.
 
     What is reserved and neither delivered nor cancelled counts as sampled until this process detaches or dies. So a batch
     may be made ahead of the call that hands it out: it is reserved before it is drawn, and charged when it is delivered.
 
     Args:
         table: A table with a limiter.
-        count: Samples per batch.
+        count: Most samples that are asked for at once.
         future: Ticks that a window needs behind its first.
 
     Raises:
@@ -62,24 +62,30 @@ class Gate:
         self._words[kernels.G_SHRUNK // 8] = -1
         self._address = self._words.ctypes.data
         self._table = table
-        self._count = count
+        self._held = 0
         self._reserve, self._deliver = entry(kernels.reserve), entry(kernels.deliver)
 
-    def reserve(self) -> bool:
-        """Reserve a batch; False when the limiter does not allow it now."""
-        return self._reserve(self._address, self._count) == 0
+    def reserve(self, count: int) -> bool:
+        """Reserve samples; False when the limiter does not allow them now."""
+        if self._reserve(self._address, count) != 0:
+            return False
+        self._held += count
+        return True
 
     def deliver(self) -> None:
-        """The reserved batch is handed out."""
-        self._deliver(self._address, self._count)
+        """All that is reserved is handed out."""
+        self._deliver(self._address, self._held)
+        self._held = 0
 
     def cancel(self) -> None:
-        """The reserved batch is not going to be handed out."""
-        entry(kernels.cancel)(self._address, self._count)
+        """What is reserved is not going to be handed out."""
+        if self._held:
+            entry(kernels.cancel)(self._address, self._held)
+            self._held = 0
 
-    def explain(self) -> str | None:
+    def explain(self, count: int) -> str | None:
         """Why `reserve` fails now and what frees it, or None."""
-        return why_not_sampled(limits_of(self._table), self._table.counts(), self._count)
+        return why_not_sampled(limits_of(self._table), self._table.counts(), count)
 
 
 def _whole(value: float) -> bool:

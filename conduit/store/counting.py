@@ -9,6 +9,7 @@ and at the end of the look.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -44,16 +45,20 @@ from conduit.store.words import (
     SIDE_GONE,
     T_CONTROL,
     T_COUNT,
+    T_PAGES,
     T_ROWS,
     T_SEAT_COUNT,
     T_SEATS,
     T_SIDES,
+    T_WORDS,
     TABLE_BASE_DELETED,
     TABLE_BASE_INSERTED,
     TABLE_BASE_SAMPLED,
     TABLE_EPOCH,
     TABLE_SHRUNK,
 )
+
+Array = np.ndarray[Any, Any]
 
 N_INSERTED, N_EVICTED, N_SIZE, N_RESERVED, N_DELIVERED, N_OUTSTANDING = range(6)
 """What `count` stores: rows inserted; of these evicted with their page; those that are there; samples reserved and
@@ -82,6 +87,30 @@ class Counts:
     evicted: int
     reserved: int
     granted: int
+
+
+def counts_over(blocks: Array, sides: Array, control: Array, seats: Array, page_rows: int) -> Counts:
+    """The counts by copies of a table's words.
+
+    Args:
+        blocks: Every page's words, int64 [pages, 16].
+        sides: Every page's side line, int64 [pages, 16].
+        control: int64 [TABLE_CONTROL_BYTES // 8].
+        seats: Every participant's seat line, int64 [participants, 16].
+        page_rows: Rows per page.
+    """
+    descriptor = np.zeros(T_WORDS, np.int64)
+    for offset, value in (
+        (T_PAGES, blocks.ctypes.data),
+        (T_COUNT, len(blocks)),
+        (T_ROWS, page_rows),
+        (T_CONTROL, control.ctypes.data),
+        (T_SIDES, sides.ctypes.data),
+        (T_SEATS, seats.ctypes.data),
+        (T_SEAT_COUNT, len(seats)),
+    ):
+        descriptor[offset // 8] = value
+    return counts_of(descriptor.ctypes.data)
 
 
 def counts_of(table: int) -> Counts:

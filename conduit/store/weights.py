@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from conduit.clock import Deadline
 from conduit.errors import Busy, Closed, ConfigError, FieldError, WaitTimeout
 from conduit.jit import entry
 from conduit.schema import Field, dtype_name
@@ -22,7 +23,8 @@ from conduit.store.layout import WEIGHT_COPIES, TensorSpec, WeightsLayout
 from conduit.store.locks import LOCK_PUBLISHERS, try_lock, unlock
 from conduit.store.participants import Participants
 from conduit.store.segment import Segment
-from conduit.store.words import W_VERSION
+from conduit.store.waiting import wait_for
+from conduit.store.words import POLICY_EVENT, W_VERSION
 
 Array = np.ndarray[Any, Any]
 _ATTEMPTS = 1000
@@ -199,6 +201,32 @@ class PolicySlot:
                 self._hold(version)
                 return Weights(version, arrays, self._layout.tensors)
         raise WaitTimeout(f"Expected to read policy {self._layout.name!r} whole, it changed under {_ATTEMPTS} attempts")
+
+    def wait(self, timeout: float | None = 30.0) -> Weights:
+        """The newest weights, as soon as they are newer than what this object last returned.
+
+        Args:
+            timeout: Seconds to wait for a publication; None without limit.
+
+        Raises:
+            WaitTimeout: None came.
+            Closed: The client or engine has closed.
+        """
+        event = self._layout.control + POLICY_EVENT
+        weights = wait_for(
+            self._poll_open, self._segment.base + event, self._segment.words, event // 8, Deadline(timeout)
+        )
+        if weights is None:
+            raise WaitTimeout(
+                f"Expected a version of policy {self._layout.name!r} after {self.held}, none was published within "
+                f"{timeout} s: is its publisher alive (`conduit status`)?"
+            )
+        return weights
+
+    def _poll_open(self) -> Weights | None:
+        if self._segment.closed:
+            raise Closed(f"Expected engine {self._segment.name!r} to be running, it has been closed by its owner")
+        return self.poll()
 
     def _hold(self, version: int) -> None:
         self.held = version

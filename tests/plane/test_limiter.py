@@ -27,15 +27,14 @@ def put(writer, count=1):
         writer.append(obs=OBS, action=1, reward=1.0)
 
 
-def gate_of(engine, count=1):
-    return Gate(engine._views["replay"], count, 0)
+def gate_of(engine):
+    return Gate(engine._views["replay"], 1, 0)
 
 
 def take(engine, count=1):
     """Sample `count` if the limiter allows it; whether it did."""
-    gate = gate_of(engine, 1)
-    gate._count = count
-    if not gate.reserve():
+    gate = gate_of(engine)
+    if not gate.reserve(count):
         return False
     gate.deliver()
     return True
@@ -146,15 +145,18 @@ def test_a_batch_is_charged_when_it_is_handed_out_and_a_cancelled_one_never(limi
     # deepmind/reverb#27: 64 were counted when 2 had been read
     engine, writer = limited(conduit.SampleToInsertRatio(1.0, 1, (0.0, 100.0)))
     put(writer, 64)
-    gate, counts = gate_of(engine, 32), lambda: engine.limiter("replay").counts
-    assert gate.reserve()
+    gate, other = gate_of(engine), gate_of(engine)
+    counts = lambda: engine.limiter("replay").counts  # noqa: E731
+    assert gate.reserve(32)
     assert (counts().sampled, counts().reserved) == (0, 32)
-    assert gate_of(engine, 32).reserve()
-    assert not gate.reserve()
+    assert other.reserve(32)
+    assert not gate.reserve(32)
     gate.cancel()
-    gate.cancel()
+    other.cancel()
+    other.cancel()
     assert (counts().sampled, counts().reserved) == (0, 0)
-    assert gate.reserve()
+    assert gate.reserve(16)
+    assert gate.reserve(16)
     gate.deliver()
     assert (counts().sampled, counts().reserved) == (32, 0)
 
@@ -324,6 +326,27 @@ def test_a_writer_that_waits_in_vain_says_what_would_free_it(make):
         put(writer)
 
 
+def test_a_mixed_loader_is_charged_in_each_table_for_its_part(make, engine_name):
+    schema = make().schema("replay")
+    tables = {
+        "one": conduit.Table(schema, 400, limiter=conduit.Queue(30)),
+        "two": conduit.Table(schema, 400, limiter=conduit.Queue(30)),
+    }
+    with conduit.Engine.create(f"{engine_name}-mix", tables) as engine:
+        for name in tables:
+            put(engine.writer(name, keep_final=False), 20)
+        with engine.mix({"one": 0.75, "two": 0.25}, batch_size=8, format="numpy") as loader:
+            loader.next()
+            loader.next()
+            sampled = [engine.limiter(name).counts.sampled for name in tables]
+            assert sampled == [12, 4]
+            loader.next()
+            with pytest.raises(DataTimeout, match=r"'one'.*min_diff"):
+                loader.next(timeout=0.0)
+        counts = [engine.limiter(name).counts for name in tables]
+        assert [(one.sampled, one.reserved) for one in counts] == [(18, 0), (6, 0)]
+
+
 # -- refusals
 
 
@@ -403,6 +426,7 @@ def test_limits_are_read_whole_while_they_change(make):
     thread.start()
     try:
         for number in range(1, 400):
+            time.sleep(0.001 if number % 10 == 0 else 0)
             engine.limiter("replay").change(conduit.SampleToInsertRatio(float(number), number, (0.0, 10.0 * number)))
     finally:
         stop.set()
@@ -458,7 +482,7 @@ def test_any_order_of_inserts_and_samples_obeys_the_formula(numbers, steps):
 
 def hold_a_reservation(own, count):
     own.gate = Gate(own.client._views["replay"], count, 0)
-    return own.gate.reserve()
+    return own.gate.reserve(count)
 
 
 def hold_a_grant(own, ticks):

@@ -248,7 +248,8 @@ def test_a_frozen_table_takes_no_rows_in_any_form_and_is_read_as_before(make):
     slab.commit()
     put(writer, range(30, 40))
     assert drawn(loader) >= set(range(39))
-    assert view.meta["step"][:20].tolist() == list(range(20))  # the stream went on as if nothing had been
+    # the stream went on as if nothing had been
+    assert set(range(39)) <= {step for _ in range(30) for step in loader.next().steps.tolist()}
 
 
 def test_a_writer_that_waits_is_told_when_its_table_is_frozen(make):

@@ -58,6 +58,33 @@ def client(engine):
 # -- publish and poll
 
 
+def test_a_reader_waits_for_the_next_version_and_is_woken_by_its_publication(engine, client):
+    reader = client.policy()
+    with pytest.raises(WaitTimeout, match=r"after 0, none was published within 0\.05 s"):
+        reader.wait(timeout=0.05)
+    engine.policy().publish(version_of(1))
+    assert_whole(reader.wait(timeout=0.0), 1)
+    publisher = threading.Timer(0.2, lambda: engine.policy().publish(version_of(2)))
+    publisher.start()
+    begun = time.monotonic()
+    assert_whole(reader.wait(timeout=20.0), 2)
+    assert 0.1 < time.monotonic() - begun < 10.0
+    publisher.join()
+
+
+def test_a_reader_that_waits_learns_that_its_engine_has_closed(engine_name):
+    with (
+        conduit.Engine.create(engine_name, {}, policies={"policy": EXAMPLE}) as made,
+        conduit.attach(engine_name) as client,
+    ):
+        reader = client.policy()
+        closer = threading.Timer(0.2, made.close)
+        closer.start()
+        with pytest.raises(Closed, match="closed by its owner"):
+            reader.wait(timeout=20.0)
+        closer.join()
+
+
 def test_there_is_nothing_to_poll_before_the_first_publication(engine, client):
     for slot in (engine.policy(), client.policy()):
         assert slot.version == 0

@@ -1,4 +1,4 @@
-"""What the CartPole examples share: environments, exploration, greedy evaluation, steps of a network and of its target, a command line."""
+"""What the examples that train share: environments, exploration, greedy evaluation, steps of a network and of its target, a command line."""
 
 import argparse
 import time
@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 
-def make_envs(count: int) -> Any:
-    """CartPole-v1, `count` side by side; each resets itself in the step after its episode's end."""
-    return gymnasium.make_vec("CartPole-v1", num_envs=count, vectorization_mode="vector_entry_point")
+def make_envs(count: int, name: str = "CartPole-v1") -> Any:
+    """`count` environments side by side; each resets itself in the step after its episode's end."""
+    mode = "vector_entry_point" if name == "CartPole-v1" else "sync"
+    return gymnasium.make_vec(name, num_envs=count, vectorization_mode=mode)
 
 
 def explore(rng: np.random.Generator, actions: np.ndarray, chance: float) -> np.ndarray:
@@ -22,16 +23,22 @@ def explore(rng: np.random.Generator, actions: np.ndarray, chance: float) -> np.
 
 
 @torch.no_grad()
-def mean_return(policy: Callable[[np.ndarray, Any], tuple[np.ndarray, Any]], seed: int, episodes: int = 20) -> float:
+def mean_return(
+    policy: Callable[[np.ndarray, Any], tuple[np.ndarray, Any]],
+    seed: int,
+    episodes: int = 20,
+    name: str = "CartPole-v1",
+) -> float:
     """Mean return of episodes side by side, each until its first end.
 
     Args:
-        policy: From observations float32 [episodes, 4] and its state to actions int64 [episodes] and its next state;
-            the first state is None.
+        policy: From observations float32 [episodes, n] and its state to actions [episodes, ...] and its next state; the
+            first state is None.
         seed: Of their starts.
         episodes: How many.
+        name: Of the environment.
     """
-    envs = make_envs(episodes)
+    envs = make_envs(episodes, name)
     obs, state = envs.reset(seed=seed)[0], None
     returns, running = np.zeros(episodes), np.ones(episodes, bool)
     while running.any():
@@ -56,23 +63,29 @@ def follow(target: nn.Module, online: nn.Module, rate: float) -> None:
     torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), rate)
 
 
-def run(train: Callable[[int, int], Iterator[tuple[int, float]]], doc: str, steps: int) -> None:
+def run(train: Callable[..., Iterator[tuple[int, float]]], doc: str, steps: int, *, checkpoints: bool = False) -> None:
     """Train once, as the command line says, and print what greedy evaluations give.
 
     Args:
         train: From a seed and a number of environment steps to (steps so far, mean return) of each evaluation.
         doc: The script's docstring; its first line describes it.
         steps: The default.
+        checkpoints: Whether `train` also takes the folder of checkpoints that the run begins from and adds to.
     """
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=steps, help="environment steps (default %(default)s)")
+    if checkpoints:
+        parser.add_argument(
+            "--checkpoints", help="folder of checkpoints; a run that finds some goes on from the newest"
+        )
     options = parser.parse_args()
     torch.set_num_threads(1)  # these networks gain nothing from more
     begun = time.monotonic()
     scores = []
-    for step, score in train(options.seed, options.steps):
+    more = (options.checkpoints,) if checkpoints else ()
+    for step, score in train(options.seed, options.steps, *more):
         scores.append(score)
-        print(f"step {step:6,}  mean return {score:5.1f}", flush=True)
+        print(f"step {step:6,}  mean return {score:6.1f}", flush=True)
     best, last = max(scores, default=np.nan), np.mean(scores[-5:] or [np.nan])
     print(f"best mean return {best:.1f}, of the last evaluations {last:.1f}, {time.monotonic() - begun:.0f} s")
