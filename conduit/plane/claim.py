@@ -127,6 +127,7 @@ class Columns:
         for name, (dtype, offset, *_) in (META_DTYPE.fields or {}).items():
             self._described[f".{name}"] = (dtype, (), (), META_DTYPE.itemsize, meta + offset)
         self._brains = frozenset(field.name for field in self.schema.fields if field.dtype == "bfloat16")
+        self._odd = self._brains | frozenset(table.arenas)
         self.steps = tuple(steps) if isinstance(steps, Iterable) else (steps,)
         for step in self.steps:
             if not isinstance(step, BatchTransform):
@@ -143,10 +144,14 @@ class Columns:
 
     def deliver(self, hold: Any, name: str, row: int, lead: tuple[int, ...]) -> Any:
         """The same as it is handed out; of a ragged field a list of one value for each row."""
-        if name in self.table.arenas:
-            return self._values(hold, name, row, lead)
-        value = self.make(self.array(hold, name, row, lead))
-        return as_bfloat16(value) if name in self._brains else value
+        if name in self._odd:
+            if name in self.table.arenas:
+                return self._values(hold, name, row, lead)
+            return as_bfloat16(self.make(self.array(hold, name, row, lead)))
+        # what a learner waits for: `array`, written out
+        dtype, shape, inner, stride, offset = self._described[name]
+        outer = (stride,) if len(lead) == 1 else (lead[1] * stride, stride)
+        return self.make(np.ndarray((*lead, *shape), dtype, hold, offset + row * stride, (*outer, *inner)))
 
     def _values(self, hold: Any, name: str, row: int, lead: tuple[int, ...]) -> list[Any]:
         arena = self.table.arenas[name][row // self.page_rows]
@@ -204,7 +209,7 @@ class Claim(Mapping[str, Any]):
         self._hold = hold
         self._row = record.page * columns.page_rows + record.start
         self._values: dict[str, Any] = {}
-        self._added: dict[str, Any] = {}
+        self._added: tuple[str, ...] = ()
         self.num_envs: int = words[Q_ENVS]
         self.ticks: int = (record.stop - record.start) // self.num_envs
         self.stream: int = words[Q_STREAM]
@@ -220,14 +225,13 @@ class Claim(Mapping[str, Any]):
             )
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self._values:
+        value = self._values.get(name)
+        if value is None:
             self._check()
-            if name in self._added:
-                return self._added[name]
             if name not in self._columns.names:
                 raise KeyError(name)
-            self._values[name] = self._columns.deliver(self._hold, name, self._row, self._lead)
-        return self._values[name]
+            value = self._values[name] = self._columns.deliver(self._hold, name, self._row, self._lead)
+        return value
 
     def __iter__(self) -> Iterator[str]:
         return iter((*self._columns.names, *self._added))
@@ -339,7 +343,8 @@ class Claim(Mapping[str, Any]):
                 batch[item.name] = self._columns.own(arrays[item.name])
             step.run(batch, arrays, (0, number))
             is_open = is_open or isinstance(step, Apply)
-        self._added = {name: value[0] for name, value in batch.items() if name not in given}
+        self._added = tuple(name for name in batch if name not in given)
+        self._values |= {name: batch[name][0] for name in self._added}
 
     def nest(self) -> dict[str, Any]:
         """The claim with nested fields as nested dicts and tuples; what is no field keeps its name."""
