@@ -74,16 +74,16 @@ MEMBERS = {
         "items keys mask nest num_envs steps stream ticks transform values versions"
     ),
     "Client": (
-        "checkpoint close consumer delete freeze limiter loader mix name policy recover reset scan schema statistics "
-        "tables thaw writer"
+        "checkpoint close consumer delete freeze limiter loader mix name policy recover reset scan schema "
+        "statistics tables thaw writer"
     ),
     "CommitEvery": "publish_every",
     "Consumer": "close next poll stats",
     "Counts": "deleted evicted granted inserted reserved sampled size",
     "Delivery": "close next",
     "Engine": (
-        "adopt checkpoint close consumer create delete freeze limiter loader mix name policy recover reset restore "
-        "restored scan schema statistics tables thaw writer"
+        "adopt checkpoint close consumer create delete freeze limiter loader mix name policy recover reset "
+        "restore restored scan schema statistics tables thaw writer"
     ),
     "Episode": "max_length next_obs",
     "Field": "casting dtype item_bytes itemsize max_length name numpy_dtype observation ragged row_bytes shape",
@@ -112,9 +112,9 @@ MEMBERS = {
     "Statistics": "fields read stamp update",
     "Steps": "columns episodes finals numbers part places starts terminated truncated",
     "Table": (
-        "arena_items capacity check_min_size check_window check_writer future_ticks geometry halo_ticks kind limiter max_length "
-        "max_n_step max_stack max_times_sampled mean_lengths num_envs page_rows priorities rollout_length schema "
-        "statistics"
+        "arena_items capacity check_min_size check_window check_writer future_ticks geometry halo_ticks kind "
+        "limiter max_length max_n_step max_stack max_times_sampled mean_lengths num_envs page_rows priorities "
+        "rollout_length schema statistics"
     ),
     "Transform": "check_source dtype factor high is_affine is_cast is_clipped low offset",
     "Transition": "gamma n_step newest padding stack",
@@ -137,7 +137,7 @@ CALLS = {
     "Engine.create": "name tables *policies=None *backing='shm' *max_participants=128",
     "Engine.adopt": "name",
     "Engine.restore": "path name=None *limiter=None *backing='shm' *max_participants=None *progress=None",
-    "Client.checkpoint": "path *keep=2 *progress=None",
+    "Client.checkpoint": "path *keep=2 *extra=None *progress=None",
     "Client.writer": (
         "table *num_envs=None *autoreset=None *policy=None *schema=None *timeout=10.0 *on_full='wait' "
         "*keep_final=True *statistics=False *ingestion=None *placement=None"

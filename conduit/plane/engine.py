@@ -453,7 +453,12 @@ class Client:
         return self._participants.recover_dead()
 
     def checkpoint(
-        self, path: str | os.PathLike[str], *, keep: int = 2, progress: Callable[[int, int], None] | None = None
+        self,
+        path: str | os.PathLike[str],
+        *,
+        keep: int = 2,
+        extra: Mapping[str, bytes] | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> Path:
         """Write a checkpoint of the whole engine while everybody goes on; nobody is paused.
 
@@ -463,6 +468,8 @@ class Client:
         Args:
             path: Folder of numbered checkpoints; made if it is not there.
             keep: Checkpoints to keep in it, this one included; older ones are removed once this one is safe.
+            extra: Bytes of the caller's own, by name, such as a learner's state: they belong to this checkpoint or are not there at
+                all. `Engine.restored.extra` has them again.
             progress: Called with bytes done and bytes in all, by this thread.
 
         Returns:
@@ -475,7 +482,9 @@ class Client:
             Closed: The client or engine has closed.
         """
         self._check_open()
-        return save(self._segment, self._views, Path(path), keep, sys.modules["conduit"].__version__, progress)
+        return save(
+            self._segment, self._views, Path(path), keep, extra or {}, sys.modules["conduit"].__version__, progress
+        )
 
     def close(self) -> None:
         """Close this client's writers and detach; idempotent. Batches that are held stay valid."""

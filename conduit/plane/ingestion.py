@@ -31,7 +31,15 @@ from conduit.schema import Schema
 from conduit.store import objects
 from conduit.store.table import TableView
 from conduit.store.weights import PolicySlot
-from conduit.store.words import W_FIELD_COUNT, W_FIELDS, W_OBJECTS, W_PUBLISH_EVERY, W_STRICT, W_VERSION
+from conduit.store.words import (
+    W_FIELD_COUNT,
+    W_FIELDS,
+    W_FINISHES,
+    W_OBJECTS,
+    W_PUBLISH_EVERY,
+    W_STRICT,
+    W_VERSION,
+)
 
 Array = np.ndarray[Any, Any]
 
@@ -117,6 +125,7 @@ class Writer:
         )
         if statistics:
             stream.tally = Tally(table)
+            stream.words[W_FINISHES // 8] = 0  # the rows are counted before their page is anybody's
         schema = stream.schema
         self.num_envs = num_envs
         self.autoreset = stream.autoreset

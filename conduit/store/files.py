@@ -83,7 +83,8 @@ def _through_the_cache(fd: int) -> None:
     fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_DIRECT)
 
 
-def _write_all(fd: int, data: Any, offset: int) -> None:
+def write_all(fd: int, data: Any, offset: int) -> None:
+    """Write bytes to their place; past the page cache where the descriptor says so and the file system can."""
     view = memoryview(data)
     while view:
         try:
@@ -149,20 +150,34 @@ class OutFile:
             self._block[self._filled : self._filled + count] = data[at : at + count]
             self._filled += count
             at += count
-            if self._filled == BLOCK:
-                self._hash.update(self._block.data)
-                self._files.submit(self.fd, self._block, HEADER + self.written)
-                self.written += BLOCK
-                self._block, self._filled = None, 0
+            self._flush()
+
+    def _flush(self) -> None:
+        """Hand on the block if it is full."""
+        if self._block is not None and self._filled == BLOCK:
+            self._hash.update(self._block.data)
+            self._files.submit(self.fd, self._block, HEADER + self.written)
+            self.written += BLOCK
+            self._block, self._filled = None, 0
 
     def append_rows(self, rows: Array) -> None:
         """Add rows, uint8 [n, bytes], which may lie apart."""
         if rows.flags.c_contiguous:
             self.append(rows.reshape(-1))
             return
-        step = max(1, (1 << 20) // max(1, rows.shape[1]))
-        for start in range(0, len(rows), step):
-            self.append(np.ascontiguousarray(rows[start : start + step]).reshape(-1))
+        size = rows.shape[1]
+        at = 0
+        while at < len(rows):
+            whole = min(len(rows) - at, (BLOCK - self._filled) // size)
+            if whole == 0 or self._block is None:
+                self.append(rows[at])  # over the block's end, or into a new one
+                at += 1
+                continue
+            target = self._block[self._filled : self._filled + whole * size].reshape(whole, size)
+            target[...] = rows[at : at + whole]
+            self._filled += whole * size
+            at += whole
+            self._flush()
 
     def describe(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
         """Say what has been appended: its dtype and shape."""
@@ -175,11 +190,11 @@ class OutFile:
         if self._block is not None:
             rest = self._block[: self._filled]
             self._hash.update(rest.data)
-            _write_all(self.fd, rest, HEADER + self.written)
+            write_all(self.fd, rest, HEADER + self.written)
             self._files.blocks.give(self._block)
             self._block = None
         self._hash.update(self._header)
-        _write_all(self.fd, self._header, 0)
+        write_all(self.fd, self._header, 0)
         os.fsync(self.fd)
         self.close()
         return FileEntry(size, self._hash.hexdigest())
@@ -224,7 +239,7 @@ class FileSet:
         """Write a full block in the background; waits for an earlier one where too many are on their way."""
         while len(self._pending) >= _AHEAD:
             self._retire()
-        self._pending.append((self._pool.submit(_write_all, fd, block, offset), block))
+        self._pending.append((self._pool.submit(write_all, fd, block, offset), block))
 
     def _retire(self) -> None:
         future, block = self._pending.popleft()

@@ -14,7 +14,7 @@ import os
 import struct
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 import numpy as np
@@ -29,6 +29,7 @@ from conduit.errors import (
     Leftover,
     NoSpace,
 )
+from conduit.store.allocation import allocate, fill_while_allocating
 from conduit.store.layout import HEADER_BYTES, MAGIC, VERSION, SegmentLayout, SegmentSpec, lay_out
 from conduit.store.locks import LOCK_CREATOR, LOCK_SPAN, held, try_lock
 from conduit.store.names import (
@@ -185,24 +186,8 @@ def _require_free_name(name: str) -> None:
     )
 
 
-def _allocate(fd: int, size: int, name: str, backing: Backing) -> None:
-    try:
-        os.posix_fallocate(fd, 0, size)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
-            raise
-        space = os.fstatvfs(fd)
-        free = space.f_bavail * space.f_frsize
-        where = str(SHM_DIRECTORY) if backing == "shm" else "memory"
-        raise NoSpace(
-            f"Expected {size:,} bytes free in {where} for engine {name!r}, got {free:,}: lower the capacity, "
-            "run `conduit clean`, enlarge it (docker run --shm-size=..., mount -o remount,size=... /dev/shm), "
-            'or use backing="memfd"'
-        ) from error
-
-
 def create(
-    name: str, spec: SegmentSpec, backing: Backing = "shm", fill: Callable[[Segment], None] | None = None
+    name: str, spec: SegmentSpec, backing: Backing = "shm", fill: Callable[[Segment], Iterator[None]] | None = None
 ) -> Segment:
     """Create a segment of fully allocated memory, zeroed.
 
@@ -210,7 +195,7 @@ def create(
         name: Engine name.
         spec: What is in it.
         backing: Where its memory comes from.
-        fill: Called before anybody can attach; when it raises, nothing is left behind.
+        fill: What fills it before anybody can attach (allocation.fill_while_allocating); when it raises, nothing is left behind.
 
     Raises:
         EngineExists, Leftover: The name is taken by a living or by a dead engine.
@@ -227,10 +212,13 @@ def create(
         if fd < 0:
             continue
         try:
-            _allocate(fd, layout.size, name, backing)
-            segment = Segment(name, backing, fd, lock_fd, layout)
-            if fill is not None:
-                fill(segment)
+            if fill is None:
+                allocate(fd, layout.size, name, backing)
+                segment = Segment(name, backing, fd, lock_fd, layout)
+            else:
+                os.ftruncate(fd, layout.size)
+                segment = Segment(name, backing, fd, lock_fd, layout)
+                fill_while_allocating(fd, layout.size, name, backing, fill(segment))
         except BaseException:
             unlink_segment(name)
             os.close(lock_fd)

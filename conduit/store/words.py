@@ -212,15 +212,17 @@ W_LIMIT = 240
 W_LAST = 248
 """Page that was finished before there was a next one + 1 (queues), or 0; and its generation."""
 W_LAST_GENERATION = 256
-W_EPOCH = 264
+W_FINISHES = 264
+"""1: the commit that fills a page finishes it, so that a writer that pauses then keeps no page (queues)."""
+W_EPOCH = 272
 """TABLE_EPOCH as the page was opened, without its lowest bit."""
-W_SEAT = 272
+W_SEAT = 280
 """Address of this participant's seat line, where the table has a limiter, else 0."""
-W_GRANTED = 280
+W_GRANTED = 288
 """Rows granted and not published yet."""
-W_BEYOND = 288
+W_BEYOND = 296
 """1: the bare handle has no row to commit, until it asks for one."""
-W_WORDS = 37
+W_WORDS = 38
 
 # --- arena of a ragged field, as a writer sees it: private to a process, int64 words
 A_SPANS = 0

@@ -94,6 +94,7 @@ from conduit.store.words import (
     W_ENVS,
     W_EPISODES,
     W_EPOCH,
+    W_FINISHES,
     W_GRANTED,
     W_KEPT,
     W_LAST,
@@ -561,7 +562,9 @@ def _commit(writer, ticks):  # type: ignore[no-untyped-def]
     pending = peek_i64(writer + W_UNPUBLISHED) + ticks
     poke_i64(writer + W_UNPUBLISHED, pending)
     full = _room(writer) < envs + peek_i64(writer + W_RESERVE)
-    if full or pending >= peek_i64(writer + W_PUBLISH_EVERY):
+    if full and peek_i64(writer + W_FINISHES) != 0:
+        _finish_page(writer)
+    elif full or pending >= peek_i64(writer + W_PUBLISH_EVERY):
         _publish(writer)
     return -1 if full else row
 

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import conduit
 from conduit import offline
-from perf import subjects
+from perf import checkpoints, subjects
 from perf.bars import Bar
 from perf.bars.engine import _hear, _Others
 from perf.measure import Method, Spread, compare, time_text
-from perf.workloads import CARTPOLE, Workload, ticks
+from perf.workloads import ATARI, CARTPOLE, Workload, ticks
 
 TITLE = "queues, limits, checkpoints, offline data"
 
@@ -115,7 +120,7 @@ def offline_import(rows: int = 1_000_000, rounds: int = 7) -> Iterator[Bar]:
             for kind, times in wall.items():
                 table = offline.table_for(f"{folder}/{kind}")
                 name = f"perf-import-{os.getpid()}"
-                with subjects.conduit.Engine.create(name, {subjects.TABLE: table}) as engine:
+                with conduit.Engine.create(name, {subjects.TABLE: table}) as engine:
                     begun, spent = time.perf_counter(), time.process_time()
                     offline.load(engine, subjects.TABLE, f"{folder}/{kind}")
                     if turn:
@@ -142,7 +147,7 @@ def offline_import(rows: int = 1_000_000, rounds: int = 7) -> Iterator[Bar]:
 def limiter_on_a_draw() -> Iterator[Bar]:
     """What a limiter costs a draw: the same loader on the same rows, with and without, while rows come and are evicted."""
     rng = np.random.default_rng()
-    wide = subjects.conduit.SampleToInsertRatio(1.0, 1000, 1e15)
+    wide = conduit.SampleToInsertRatio(1.0, 1000, 1e15)
     with contextlib.ExitStack() as stack:
         methods = []
         for name, limiter in (("without", None), ("with", wide)):
@@ -182,5 +187,111 @@ def _check_import(engine: Any, flat: Mapping[str, Any], ended: Any, finals: Any)
     assert (done, kept) == (len(flat["terminated"]), len(ended))
 
 
-GROUPS = (hand_over, limiter_on_a_draw, offline_import)
+def checkpoint(size: int = 4 << 30) -> Iterator[Bar]:
+    """Checkpoint of 4 GiB, writers' pauses beside it, and restore."""
+    envs = 16
+    frames = Workload("84x84", ATARI.parts, rows=size // sum(part.row_bytes for part in ATARI.parts))
+    table = conduit.Table(subjects.schema(frames), capacity=frames.rows, num_envs=envs)
+    name = f"perf-{os.getpid()}-checkpoint"
+    rng = np.random.default_rng()
+    with tempfile.TemporaryDirectory(prefix="conduit-perf-", dir=os.environ.get("CONDUIT_PERF_DISK")) as folder:
+        path = Path(folder)
+        with conduit.Engine.create(name, {subjects.TABLE: table}) as engine:
+            with engine.writer(subjects.TABLE, num_envs=envs) as writer:
+                images = rng.integers(0, 256, (8, envs, 84, 84), np.uint8)
+                for tick in range(frames.rows // envs):
+                    writer.append(
+                        obs=images[tick % 8],
+                        action=np.full(envs, tick),
+                        reward=np.zeros(envs, np.float32),
+                        terminated=np.zeros(envs, bool),
+                    )
+            made, plain = [], []
+            for _ in range(3):
+                plain.append(checkpoints.plain_write(path / "plain", size, direct=True))
+                started = time.perf_counter()
+                where = engine.checkpoint(path, keep=1)
+                made.append(time.perf_counter() - started)
+            cached = checkpoints.plain_write(path / "plain", size // 8, direct=False) * 8
+            pauses = _pauses(engine, name, path, envs)
+            where = engine.checkpoint(path, keep=1)
+        files = [one for one in where.rglob("*.npy") if one.stat().st_size > checkpoints.BLOCK]
+        stored = sum(one.stat().st_size for one in where.rglob("*.npy"))
+        rates = Spread.of(np.array([stored / one for one in made]) / (size / np.array(plain)))
+        yield Bar(
+            f"checkpoint of {stored / 2**30:.1f} GiB",
+            f"{rates.median:.2f}x of plain writes ({stored / min(made) / 1e9:.2f} GB/s)",
+            ">= 0.7x",
+            rates.median >= 0.7,
+            (
+                f"best of 3 of dd bs=16M conv=fsync oflag=direct, in turns: {size / min(plain) / 1e9:.2f} GB/s; through the page "
+                f"cache (no oflag=direct): {size / cached / 1e9:.2f} GB/s. Each with fsync",
+            ),
+        )
+        yield from pauses
+        restored, read = [], []
+        for _ in range(3):
+            read.append(checkpoints.plain_read(files, direct=True))
+            checkpoints.forget(files)
+            started = time.perf_counter()
+            with conduit.Engine.restore(where) as engine:
+                restored.append(time.perf_counter() - started)
+        cached = checkpoints.plain_read(files, direct=False)
+        speed = Spread.of(np.array(read) / np.array(restored))
+        yield Bar(
+            "restore of it",
+            f"{speed.median:.2f}x of plain reads ({stored / min(restored) / 1e9:.2f} GB/s)",
+            ">= 0.7x",
+            speed.median >= 0.7,
+            (
+                "the files are dropped from the page cache first (posix_fadvise DONTNEED). Plain reads go into one buffer of "
+                f"16 MiB, in turns, best of 3: {stored / min(read) / 1e9:.2f} GB/s past the cache, {stored / cached / 1e9:.2f} "
+                "GB/s through it; a restore also allocates the memory, and compares digests",
+            ),
+        )
+
+
+def _pauses(engine: Any, name: str, path: Path, envs: int) -> list[Bar]:
+    """Longest time between two commits of a flat-out writer, without a checkpoint and beside one."""
+    command = [sys.executable, "-m", "perf.checkpoints", name, str(envs)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
+
+        def longest() -> tuple[float, float]:
+            writer.stdin.write("\n")
+            writer.stdin.flush()
+            told = json.loads(writer.stdout.readline())
+            return told["longest_ns"] / 1e6, told["held_ns"] / 1e6
+
+        longest()
+        beside, alone, left_out = [], [], 0
+        for _ in range(5):
+            longest()
+            started = time.perf_counter()
+            where = engine.checkpoint(path, keep=1)
+            took = time.perf_counter() - started
+            beside.append(longest())
+            left_out += json.loads((where / "manifest.json").read_text())["manifest"]["tables"][subjects.TABLE][
+                "pages_left_out"
+            ]
+            time.sleep(took)
+            alone.append(longest())
+        writer.stdin.close()
+        writer.wait(30)
+    (wall, held), (wall_alone, held_alone) = np.median(beside, 0), np.median(alone, 0)
+    return [
+        Bar(
+            "longest pause of a writer beside it, less waiting for a core",
+            f"{held:.1f} ms ({held_alone:.1f} ms without a checkpoint)",
+            "< 20 ms",
+            bool(held < 20.0),
+            (
+                f"a flat-out writer, {envs} frames a tick, medians of 5 stretches as long as a checkpoint; with what it waited for a "
+                f"core (/proc/thread-self/schedstat): {wall:.1f} ms beside one, {wall_alone:.1f} ms without, load "
+                f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; pages overwritten before they could be copied: {left_out} in all",
+            ),
+        )
+    ]
+
+
+GROUPS = (hand_over, limiter_on_a_draw, checkpoint, offline_import)
 """One function for each row of the issue's table."""

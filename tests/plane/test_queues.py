@@ -662,6 +662,24 @@ def test_a_full_queue_refuses_and_takes_the_same_step_later(queue):
         number += 2
 
 
+def test_writers_that_pause_after_a_whole_rollout_keep_no_page_from_others(queue):
+    # reverb#64, acme#207: nobody may wait for somebody who has nothing to do
+    engine = queue(rollout_length=2, capacity=4)
+    pages = engine._views["replay"].layout.pages
+    consumer = engine.consumer("replay", format="numpy")
+    idle = [engine.writer("replay") for _ in range(pages)]
+    for writer in idle:
+        steps(writer, 0, 2)
+    for _ in idle:
+        consumer.next(timeout=0).ack()
+    late = engine.writer("replay", timeout=0.0)
+    for number in range(0, 4 * pages, 2):
+        steps(late, number, 2)
+        consumer.next(timeout=0).ack()
+    for writer in idle:
+        steps(writer, 2, 2)
+
+
 def test_a_closed_engine_ends_consumers(queue):
     engine = queue()
     steps(engine.writer("replay"), 0, 2)
