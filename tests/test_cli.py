@@ -277,6 +277,30 @@ def test_status_shows_what_waits_in_a_queue_and_who_has_claimed_what(engine_name
         claim.ack()
 
 
+def test_status_shows_what_a_limiter_is_against_and_a_frozen_table(engine_name):
+    table = conduit.Table(conduit.Schema([conduit.Field("x", "int64")]), 100, limiter=conduit.Queue(4))
+    with conduit.Engine.create(engine_name, {"t": table}) as engine:
+        writer = engine.writer("t")
+        for number in range(4):
+            writer.append(x=number)
+        engine.freeze("t")
+        (found,) = one(engine_name)["tables"]
+        assert found["frozen"]
+        assert (found["limiter"]["inserted"], found["limiter"]["max_diff"], found["limiter"]["sampling"]) == (
+            4,
+            4.0,
+            None,
+        )
+        assert found["limiter"]["inserting"].endswith("1 more sample frees it")
+        text = ok("status", engine_name)
+        assert re.search(r"frozen +it takes no rows", text)
+        assert re.search(r"limiter +1 samples per insert from 1 row on, range 0 to 4", text)
+        assert "inserting is blocked by max_diff" in text
+        engine.limiter("t").change(conduit.MinSize(2))
+        (found,) = one(engine_name)["tables"]
+        assert (found["limiter"]["min_diff"], found["limiter"]["inserting"]) == (None, None)
+
+
 def test_rates_are_measured_over_the_interval_and_left_out_when_it_is_0(cast, engine_name):
     cast.start("owner", engine_name)
     busy = cast.start("busy", engine_name, rows=8)
