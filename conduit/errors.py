@@ -8,6 +8,7 @@
     ├── FieldError(ValueError)            a value does not fit its field: key, dtype, shape
     ├── ConfigError(ValueError)           an option is wrong, or options contradict each other
     │   └── CapacityError                 a capacity or page size that cannot work
+    ├── SourceError(ValueError)           offline data that cannot be read, or do not fit
     ├── NoSpace(OSError)                  the memory file system is full
     ├── EngineExists(FileExistsError)     a live engine already has this name
     │   └── Leftover                      the segment of an engine that died has this name
@@ -75,6 +76,10 @@ class ConfigError(ConduitError, ValueError):
 
 class CapacityError(ConfigError):
     """A capacity or page size that cannot work, such as fewer rows than the writers need at once."""
+
+
+class SourceError(ConduitError, ValueError):
+    """Offline data cannot be read or written: damaged, or of other columns, dtypes or shapes; the message names the file."""
 
 
 class NoSpace(ConduitError, OSError):

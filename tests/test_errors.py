@@ -17,6 +17,7 @@ BUILTINS = {
     "FieldError": ValueError,
     "ConfigError": ValueError,
     "CapacityError": ValueError,
+    "SourceError": ValueError,
     "NoSpace": OSError,
     "EngineExists": FileExistsError,
     "Leftover": FileExistsError,

@@ -1,10 +1,11 @@
-"""The command `conduit`: demo, status, checkpoint, checkpoints, clean, doctor.
+"""The command `conduit`: demo, status, import, export, checkpoint, checkpoints, clean, doctor.
 
     output    numbers and sizes as text, JSON, the console
     status    what engines look like
     doctor    what this machine offers and lacks
     checks    the checks that the doctor makes of the machine
     packages  those of other packages
+    offline   tables from and to files and datasets
     checkpoints  checkpoints made and looked at
     progress  a bar for what takes long
 
@@ -172,6 +173,46 @@ def clean(
     else:
         show_cleaned(done)
     raise typer.Exit(1 if name is not None and not done[0].removed else 0)
+
+
+@app.command("import")
+def import_(
+    name: Annotated[str, typer.Argument(help="A running engine.")],
+    table: Annotated[str, typer.Argument(help="Its table.")],
+    source: Annotated[str, typer.Argument(help="Directory or file of npz or Parquet, or a local Minari dataset.")],
+    column: Annotated[
+        list[str] | None, typer.Option(help="field=column, where the names differ; several times.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Load offline data into a table; what does not fit is refused before anything is written."""
+    from conduit.cli.offline import bring, told_of_loaded
+    from conduit.cli.output import write_json
+
+    loaded = bring(name, table, source, column or [], quiet=json)
+    if json:
+        write_json(loaded)
+    else:
+        sys.stdout.write(told_of_loaded(table, loaded))
+
+
+@app.command()
+def export(
+    name: Annotated[str, typer.Argument(help="A running engine.")],
+    table: Annotated[str, typer.Argument(help="Its table.")],
+    path: Annotated[str, typer.Argument(help="A new directory, or the id of a new Minari dataset.")],
+    format: Annotated[str, typer.Option(help="npz, parquet or minari.")] = "npz",  # noqa: A002 - the option's name
+    json: Json = False,
+) -> None:
+    """Save all steps of a table, while writers go on; the directory appears when it is complete."""
+    from conduit.cli.offline import take, told_of_saved
+    from conduit.cli.output import write_json
+
+    saved = take(name, table, path, format, quiet=json)
+    if json:
+        write_json(saved)
+    else:
+        sys.stdout.write(told_of_saved(path, saved))
 
 
 @app.command()

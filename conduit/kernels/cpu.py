@@ -60,11 +60,12 @@ from conduit.store.words import (
     J_EPISODES,
     J_STEPS,
     J_REDRAWN,
-) = range(0, 144, 8)
-"""Words of a job: the table descriptor; rows per batch and per block; the sampler's function and state; the window
+    J_FIRST,
+) = range(0, 152, 8)
+"""Words of a job: the table descriptor; the slot behind the last one to fill, and rows per block; the sampler's function and state; the window
 (kernels.resolve); operations (descriptors back to back); scratch int64 [batch] for rows, following rows, pages, generations and open slots;
-outputs int64 [batch] ids, versions, episodes, steps; a count of rows drawn again."""
-J_WORDS = 18
+outputs int64 [batch] ids, versions, episodes, steps; a count of rows drawn again; the first slot to fill."""
+J_WORDS = 19
 
 ROW_BITS = 40
 """A row id is generation << 40 | physical row: 2^40 rows, and a generation that repeats after 2^23 reuses of a page."""
@@ -146,16 +147,17 @@ def _overwritten(job, table, slots, count):  # type: ignore[no-untyped-def]
 
 @kernel("int64(int64)", nogil=True)
 def deliver(job):  # type: ignore[no-untyped-def]
-    """Fill one batch.
+    """Fill one batch, or the slots of it that are this job's (conduit.plane.mixing).
 
     Returns:
-        Rows delivered (the batch size), or -1 when the sampler found nothing to draw; the outputs are undefined then.
+        Rows delivered, or -1 when the sampler found nothing to draw; the outputs are undefined then.
     """
     table = peek_i64(job + J_TABLE)
     batch = peek_i64(job + J_BATCH)
     step = peek_i64(job + J_BLOCK)
     slots = peek_i64(job + J_SLOTS)
-    for start in range(0, batch, step):
+    first = peek_i64(job + J_FIRST)
+    for start in range(first, batch, step):
         count = min(step, batch - start)
         for i in range(count):
             poke_i64(slots + 8 * i, start + i)
@@ -168,7 +170,7 @@ def deliver(job):  # type: ignore[no-untyped-def]
             count = _overwritten(job, table, slots, count)
             attempt += 1
             poke_i64(job + J_REDRAWN, peek_i64(job + J_REDRAWN) + count)
-    return batch
+    return batch - first
 
 
 @kernel("int64(int64, int64, int64, int64)")

@@ -14,7 +14,7 @@ from conduit.store.checkpoint import MANIFEST, Manifest, candidates, numbered, r
 from conduit.store.files import FileReader
 from conduit.store.limits import Limits
 from conduit.store.names import Backing
-from conduit.store.restoring import Counts, LimiterPolicy, create_from
+from conduit.store.restoring import Counts, LimiterPolicy, create_from, read_extra
 from conduit.store.segment import Segment
 
 Progress = Callable[[int, int], None]
@@ -49,6 +49,7 @@ class Restored:
         created_ns: When it was made, nanoseconds since the epoch.
         tables: By name.
         loaders: {name of a loader: number of the batch it goes on with}.
+        extra: The caller's own bytes, by name.
         skipped: Newer checkpoints that could not be used, and why.
     """
 
@@ -56,6 +57,7 @@ class Restored:
     created_ns: int
     tables: dict[str, RestoredTable]
     loaders: dict[str, int]
+    extra: dict[str, bytes]
     skipped: tuple[tuple[Path, str], ...]
 
 
@@ -130,6 +132,7 @@ def restore(
                     f"Expected limiter='keep', 'reset' or 'rebase', since tables {limited} have a limiter: say whether its "
                     "counts stay as they were, begin anew, or are moved to where nobody waits"
                 )
+            extra = read_extra(one, manifest)
             segment, counts = create_from(
                 one,
                 manifest,
@@ -145,13 +148,17 @@ def restore(
             continue
         for where, why in skipped:
             warnings.warn(f"Conduit did not use the newer checkpoint {where}: {why}", RuntimeWarning, stacklevel=3)
-        return segment, _report(one, manifest, counts, tuple(skipped))
+        return segment, _report(one, manifest, counts, extra, tuple(skipped))
     assert first is not None  # noqa: S101 - candidates are at least one
     raise first
 
 
 def _report(
-    path: Path, manifest: Manifest, counts: dict[str, Counts], skipped: tuple[tuple[Path, str], ...]
+    path: Path,
+    manifest: Manifest,
+    counts: dict[str, Counts],
+    extra: dict[str, bytes],
+    skipped: tuple[tuple[Path, str], ...],
 ) -> Restored:
     tables = {}
     for name, one in manifest.tables.items():
@@ -160,7 +167,7 @@ def _report(
         rows = one.visible - one.rows_left_out
         tables[name] = RestoredTable(rows, one.rows_left_out, *numbers, waits(found.limits, *numbers))
     loaders = {name: one.batch for name, one in manifest.loaders.items()}
-    return Restored(path, manifest.created_ns, tables, loaders, skipped)
+    return Restored(path, manifest.created_ns, tables, loaders, extra, skipped)
 
 
 def checkpoints(

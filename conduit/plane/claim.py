@@ -101,17 +101,19 @@ class Columns:
 
     Args:
         table: The queue.
-        make: Makes what is handed out from an array.
+        make: Makes what is handed out from a view of shared memory.
+        own: The same from an array that belongs to the claim.
         steps: Steps on each claim's arrays as a batch of one rollout.
 
     Raises:
         ConfigError: A step that is none.
     """
 
-    def __init__(self, table: TableView, make: Maker, steps: Iterable[BatchTransform]) -> None:
+    def __init__(self, table: TableView, make: Maker, own: Maker, steps: Iterable[BatchTransform]) -> None:
         self.table = table
         self.schema = table.layout.schema
         self.make = make
+        self.own = own
         self.page_rows = table.layout.page_rows
         self.names = (*self.schema.names, *_FLAGS)
         base = table.segment.base
@@ -125,8 +127,8 @@ class Columns:
         for name, (dtype, offset, *_) in (META_DTYPE.fields or {}).items():
             self._described[f".{name}"] = (dtype, (), (), META_DTYPE.itemsize, meta + offset)
         self._brains = frozenset(field.name for field in self.schema.fields if field.dtype == "bfloat16")
-        self._steps = tuple(steps) if isinstance(steps, Iterable) else (steps,)
-        for step in self._steps:
+        self.steps = tuple(steps) if isinstance(steps, Iterable) else (steps,)
+        for step in self.steps:
             if not isinstance(step, BatchTransform):
                 raise ConfigError(
                     f"Expected conduit.gae, vtrace, returns_to_go, normalise_advantages or apply, got "
@@ -157,40 +159,6 @@ class Columns:
             value = self.make(np.ndarray(shape, arena.dtype, hold, start + first * item, arena.strides))
             found.append(as_bfloat16(value) if name in self._brains else value)
         return found
-
-    def transform(self, claim: Claim, number: int) -> None:
-        """Run the steps on a claim.
-
-        Raises:
-            ConfigError: A step lacks its inputs, or makes what is there already.
-        """
-        if not self._steps:
-            return
-        batch = claim.batch()
-        window = Rollout(claim.ticks, claim.num_envs)
-        arrays: dict[str, Array] = {}
-        is_open = False
-        for step in self._steps:
-            known = {
-                name: Computed(name, str(value.dtype).removeprefix("torch."), tuple(value.shape[1:]))
-                for name, value in batch.items()
-                if hasattr(value, "dtype")
-            }
-            for item in step.outputs(Contents(window, known, is_open)):
-                if item.name in batch:
-                    raise ConfigError(
-                        f"Expected one step to make {item.name!r}, it is there already - at batch_transforms, {step}"
-                    )
-                arrays[item.name] = np.zeros((1, *item.lanes), item.dtype)
-                batch[item.name] = self.make(arrays[item.name].view()) if not is_numpy(batch) else arrays[item.name]
-            step.run(batch, arrays, (0, number))
-            is_open = is_open or isinstance(step, Apply)
-        claim.adopt({name: value[0] for name, value in batch.items() if name not in claim.batch_names})
-
-
-def is_numpy(batch: Mapping[str, Any]) -> bool:
-    """Whether a batch holds numpy arrays."""
-    return isinstance(next(iter(batch.values())), np.ndarray)
 
 
 class Claim(Mapping[str, Any]):
@@ -275,7 +243,7 @@ class Claim(Mapping[str, Any]):
     def ids(self) -> Any:
         """Row ids, int64 [ticks, num_envs]."""
         rows = np.arange(self._row, self._row + self.ticks * self.num_envs).reshape(self._lead)
-        return self._columns.make(rows | (self._record.generation & GENERATION_MASK) << ROW_BITS)
+        return self._columns.own(rows | (self._record.generation & GENERATION_MASK) << ROW_BITS)
 
     @property
     def versions(self) -> Any:
@@ -290,17 +258,17 @@ class Claim(Mapping[str, Any]):
     @property
     def episodes(self) -> Any:
         """Episode numbers, unique in the table, int64 [ticks, num_envs]."""
-        return self._columns.make(self._meta("episode").astype(np.int64) | self.stream << 32)
+        return self._columns.own(self._meta("episode").astype(np.int64) | self.stream << 32)
 
     @property
     def is_first(self) -> Any:
         """Where an episode begins, bool [ticks, num_envs]."""
-        return self._columns.make((self._meta("link") & FIRST) != 0)
+        return self._columns.own((self._meta("link") & FIRST) != 0)
 
     @property
     def mask(self) -> Any:
         """Where a row is a step, bool [ticks, num_envs]; with autoreset "next_step" others are only an observation."""
-        return self._columns.make((self._meta("link") & FINAL) == 0)
+        return self._columns.own((self._meta("link") & FINAL) == 0)
 
     @property
     def bootstrap(self) -> dict[str, Any] | None:
@@ -329,15 +297,9 @@ class Claim(Mapping[str, Any]):
             if name in columns.table.arenas:
                 found[name] = [columns.deliver(self._hold, name, row, (1,))[0] for row in rows.tolist()]
             else:
-                value = columns.make(columns.table.columns[name][rows])
+                value = columns.own(columns.table.columns[name][rows])
                 found[name] = as_bfloat16(value) if columns.schema[name].dtype == "bfloat16" else value
-        return columns.make(np.stack(np.divmod(places, self.num_envs), 1)), found
-
-    @property
-    def batch_names(self) -> tuple[str, ...]:
-        """Names of `batch` that are not computed by steps."""
-        behind = (f"bootstrap_{name}" for name in self._columns.schema.observation_names)
-        return (*self._columns.names, "is_first", "mask", *behind)
+        return columns.own(np.stack(np.divmod(places, self.num_envs), 1)), found
 
     def batch(self) -> dict[str, Any]:
         """The claim as a batch of one rollout, {name: [1, ticks, num_envs, *shape]}, as `conduit.gae(...)(batch, ...)` takes it.
@@ -352,9 +314,32 @@ class Claim(Mapping[str, Any]):
                 batch[f"bootstrap_{name}"] = value[None]
         return batch
 
-    def adopt(self, added: Mapping[str, Any]) -> None:
-        """Add what steps have made of the claim."""
-        self._added.update(added)
+    def transform(self, number: int) -> None:
+        """Run a consumer's steps on the claim as a batch; called once, before it is handed out.
+
+        Raises:
+            ConfigError: A step lacks its inputs, or makes what is there already.
+        """
+        steps = self._columns.steps
+        batch = self.batch()
+        given = frozenset(batch)
+        arrays: dict[str, Array] = {}
+        is_open = False
+        for step in steps:
+            known = {
+                name: Computed(name, str(value.dtype).removeprefix("torch."), tuple(value.shape[1:]))
+                for name, value in batch.items()
+            }
+            for item in step.outputs(Contents(Rollout(*self._lead), known, is_open)):
+                if item.name in batch:
+                    raise ConfigError(
+                        f"Expected one step to make {item.name!r}, it is there already - at batch_transforms, {step}"
+                    )
+                arrays[item.name] = np.zeros((1, *item.lanes), item.dtype)
+                batch[item.name] = self._columns.own(arrays[item.name])
+            step.run(batch, arrays, (0, number))
+            is_open = is_open or isinstance(step, Apply)
+        self._added = {name: value[0] for name, value in batch.items() if name not in given}
 
     def nest(self) -> dict[str, Any]:
         """The claim with nested fields as nested dicts and tuples; what is no field keeps its name."""

@@ -17,7 +17,7 @@ import numpy as np
 from conduit.clock import Deadline
 from conduit.errors import Closed, ConfigError, DataTimeout
 from conduit.kernels.batchwise import BatchTransform
-from conduit.plane.batch import Format, Maker, torch_maker
+from conduit.plane.batch import Format, torch_maker
 from conduit.plane.claim import Claim, Columns, Record
 from conduit.store.queue import Q_WORDS, QueueView
 from conduit.store.table import Lease, TableView
@@ -76,8 +76,8 @@ class Consumer:
         self._queue = QueueView(table)
         self._timeout = timeout
         self._drops = partial == "drop"
-        make: Maker = torch_maker() if format == "torch" else _read_only
-        self._columns = Columns(table, make, batch_transforms)
+        tensors = torch_maker() if format == "torch" else None
+        self._columns = Columns(table, tensors or _read_only, tensors or np.ndarray.view, batch_transforms)
         self._out = np.zeros(Q_WORDS, np.int64)
         self._out_address = self._out.ctypes.data
         # one object for each claim stands behind its arrays; its death says that nobody can look any more
@@ -156,7 +156,8 @@ class Consumer:
         self._claims += 1
         self._rows += record.stop - record.start
         self._again += claim.delivered_before
-        self._columns.transform(claim, self._claims)
+        if self._columns.steps:
+            claim.transform(self._claims)
         return claim
 
     @property

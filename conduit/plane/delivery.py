@@ -25,6 +25,7 @@ from conduit.kernels.resolve import V_CURRENT, V_OLDEST
 from conduit.kernels.transforms import Pipeline
 from conduit.kernels.windows import Window, need
 from conduit.plane.batch import Batch, Buffer, Format, Maker, Scratch, torch_maker
+from conduit.plane.sharing import Share
 from conduit.plane.transforming import Transforming
 from conduit.sampling.prioritised import WEIGHTS, Prioritised, PrioritisedSampler
 from conduit.sampling.uniform import Uniform
@@ -108,7 +109,7 @@ class Loader(Delivery):
         max_staleness: int | None,
         policy: PolicySlot | None,
         seed: int,
-        place: NamedLoader | None,
+        place: NamedLoader | None = None,
         format: Format,  # noqa: A002 - the natural word in a call
         buffers: int,
         on_busy: OnBusy,
@@ -116,6 +117,7 @@ class Loader(Delivery):
         min_rows: int | None,
         fields: Iterable[str] | None,
         ragged: Layout | Mapping[str, Layout],
+        share: Share | None = None,
     ) -> None:
         if format not in ("torch", "numpy"):
             raise ConfigError(f"Expected format 'torch' or 'numpy', got {format!r}")
@@ -134,9 +136,9 @@ class Loader(Delivery):
         self._policy = policy if max_staleness is not None else None
         Deadline(timeout)
         table.check_open()
-        self.plan: Plan = make_plan(
-            table.layout.schema, batch_size, window, transform, fields, () if sampling is None else WEIGHTS, ragged
-        )
+        added = () if sampling is None else WEIGHTS
+        extra = added if share is None else share.extra
+        self.plan: Plan = make_plan(table.layout.schema, batch_size, window, transform, fields, extra, ragged)
         table.layout.table.check_window(*need(self.plan.window))
         least = batch_size if min_rows is None else min_rows
         if not isinstance(least, int) or not 1 <= least <= table.layout.rows:
@@ -153,8 +155,11 @@ class Loader(Delivery):
         self._least = least
         self._scratch = Scratch(self.plan)
         block = min(batch_size, max(_SHORTEST_BLOCK, _BLOCK_BYTES // max(1, self.plan.sample_bytes)))
+        beside: list[Buffer | None] = [None] * buffers
+        if share is not None:
+            beside = share.admit(table.layout.name, self.plan, buffers)
         self._buffers = [
-            Buffer(table, self.plan, self._scratch, self._transforming, self.sampler, block) for _ in range(buffers)
+            Buffer(table, self.plan, self._scratch, self._transforming, self.sampler, block, other) for other in beside
         ]
         self._turn = 0
         self._batches = 0

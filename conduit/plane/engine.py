@@ -25,7 +25,9 @@ from conduit.plane.checkpointing import Restored, restore
 from conduit.plane.consuming import Consumer, Partial
 from conduit.plane.delivery import Loader, OnBusy
 from conduit.plane.ingestion import CommitPerStep, Ingestion, Writer, writer_type
+from conduit.plane.mixing import Counts, MixedLoader
 from conduit.plane.placement import HostPlacement, Placement, Pool
+from conduit.plane.scanning import Scan
 from conduit.plane.stream import Autoreset, OnFull
 from conduit.sampling.prioritised import Prioritised
 from conduit.schema import Schema
@@ -236,6 +238,94 @@ class Client:
                 place.release()
             raise
 
+    def mix(
+        self,
+        tables: Mapping[str, float],
+        *,
+        batch_size: int,
+        window: Window | None = None,
+        sampling: Prioritised | Mapping[str, Prioritised | None] | None = None,
+        transform: Mapping[str, Pipeline] | None = None,
+        batch_transforms: Iterable[BatchTransform] = (),
+        max_staleness: int | None = None,
+        policy: PolicySlot | None = None,
+        seed: int | None = None,
+        name: str | None = None,
+        format: Format = "torch",  # noqa: A002 - the natural word in a call
+        buffers: int = 3,
+        on_busy: OnBusy = "error",
+        timeout: float | None = 30.0,
+        min_rows: int | Mapping[str, int] | None = None,
+        fields: Iterable[str] | None = None,
+        ragged: Layout | Mapping[str, Layout] = "pad",
+        counts: Counts = "exact",
+    ) -> MixedLoader:
+        """Open a loader whose batches come from several tables, for use by one thread.
+
+        Args:
+            tables: {table: weight}, such as {"replay": 0.75, "demos": 0.25}; a table's rows lie side by side, in this order.
+            sampling: conduit.Prioritised(...) for all tables or {table: ...}; None draws uniformly. Weights are worked out for
+                each table by itself; rows of a uniformly drawn table beside a prioritised one have weight 1.
+            min_rows: Rows that must be in a table before the first batch, for all or {table: ...}; default its share of a batch.
+            counts: "exact": a table's share of all rows so far is exact to within a row, whatever its share of one batch.
+                "random": each row's table is drawn.
+            batch_size: Rows of all tables together.
+            fields: Outputs to deliver, as for `loader`, and so is all that follows; they must be the same for all tables.
+            window: Of every table.
+            transform: Of every table; statistics are each table's own.
+            batch_transforms: Steps on the whole batch.
+            max_staleness: Of every table.
+            policy: As for `loader`.
+            seed: As for `loader`.
+            name: As for `loader`; it is kept with the first of the tables.
+            format: As for `loader`.
+            buffers: As for `loader`.
+            on_busy: As for `loader`.
+            timeout: As for `loader`.
+            ragged: As for `loader`.
+
+        Raises:
+            ConfigError: Bad options, or outputs that differ; names the first difference.
+            Busy: A living process has a loader of this name open.
+        """
+        if not isinstance(tables, Mapping) or not tables:
+            raise ConfigError(f"Expected {{table: weight}} of at least one table, got {tables!r}")
+        views = {table: self._view(table) for table in tables}
+        first = next(iter(views.values()))
+        place = None if name is None else take_name(self._segment, first.check_open(), name, first.layout.name, seed)
+        try:
+            return MixedLoader(
+                views,
+                tables,
+                batch_size=batch_size,
+                window=window,
+                sampling=sampling,
+                transform=transform,
+                batch_transforms=tuple(batch_transforms)
+                if isinstance(batch_transforms, Iterable)
+                else batch_transforms,
+                max_staleness=max_staleness,
+                policy=policy,
+                seed=place.seed if place is not None else 0 if seed is None else seed,
+                place=place,
+                format=format,
+                buffers=buffers,
+                on_busy=on_busy,
+                timeout=timeout,
+                min_rows=min_rows,
+                fields=fields if fields is None or isinstance(fields, str) else tuple(fields),
+                ragged=ragged,
+                counts=counts,
+            )
+        except BaseException:
+            if place is not None:
+                place.release()
+            raise
+
+    def scan(self, table: str) -> Scan:
+        """Every step that a table has now, once, environment by environment in the order of time; iterating yields columns."""
+        return Scan(self._view(table))
+
     def consumer(
         self,
         table: str,
@@ -294,7 +384,12 @@ class Client:
         return self._participants.recover_dead()
 
     def checkpoint(
-        self, path: str | os.PathLike[str], *, keep: int = 2, progress: Callable[[int, int], None] | None = None
+        self,
+        path: str | os.PathLike[str],
+        *,
+        keep: int = 2,
+        extra: Mapping[str, bytes] | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> Path:
         """Write a checkpoint of the whole engine while everybody goes on; nobody is paused.
 
@@ -304,6 +399,8 @@ class Client:
         Args:
             path: Folder of numbered checkpoints; made if it is not there.
             keep: Checkpoints to keep in it, this one included; older ones are removed once this one is safe.
+            extra: Bytes of the caller's own, by name, such as a learner's state: they belong to this checkpoint or are not there at
+                all. `Engine.restored.extra` has them again.
             progress: Called with bytes done and bytes in all, by this thread.
 
         Returns:
@@ -316,7 +413,9 @@ class Client:
             Closed: The client or engine has closed.
         """
         self._check_open()
-        return save(self._segment, self._views, Path(path), keep, sys.modules["conduit"].__version__, progress)
+        return save(
+            self._segment, self._views, Path(path), keep, extra or {}, sys.modules["conduit"].__version__, progress
+        )
 
     def close(self) -> None:
         """Close this client's writers and detach; idempotent. Batches that are held stay valid."""

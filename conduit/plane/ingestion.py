@@ -21,6 +21,7 @@ from conduit.field import Field
 from conduit.jit import entry
 from conduit.kernels.leaves import Leaves
 from conduit.plane.append import generate_append
+from conduit.plane.bulk import Bulk
 from conduit.plane.placement import Placement, Pool, Request, place
 from conduit.plane.rows import Bare, Slab, Step
 from conduit.plane.stream import Autoreset, OnFull, Stream
@@ -30,7 +31,15 @@ from conduit.schema import Schema
 from conduit.store import objects
 from conduit.store.table import TableView
 from conduit.store.weights import PolicySlot
-from conduit.store.words import W_FIELD_COUNT, W_FIELDS, W_OBJECTS, W_PUBLISH_EVERY, W_STRICT, W_VERSION
+from conduit.store.words import (
+    W_FIELD_COUNT,
+    W_FIELDS,
+    W_FINISHES,
+    W_OBJECTS,
+    W_PUBLISH_EVERY,
+    W_STRICT,
+    W_VERSION,
+)
 
 Array = np.ndarray[Any, Any]
 
@@ -116,6 +125,7 @@ class Writer:
         )
         if statistics:
             stream.tally = Tally(table)
+            stream.words[W_FINISHES // 8] = 0  # the rows are counted before their page is anybody's
         schema = stream.schema
         self.num_envs = num_envs
         self.autoreset = stream.autoreset
@@ -226,6 +236,34 @@ class Writer:
             ConfigError: It does not fit a page.
         """
         return Slab(self._stream, ticks, max_finals)
+
+    def extend(
+        self,
+        columns: Mapping[str, Any],
+        *,
+        terminated: Any = None,
+        truncated: Any = None,
+        places: Any = (),
+        finals: Any = None,
+    ) -> None:
+        """Write and commit many steps at once, as many as there are, over as many pages as they need.
+
+        Args:
+            columns: {field: [ticks, *shape]}, or [ticks, num_envs, *shape]; nested fields as nested values.
+            terminated: Bool [ticks] or [ticks, num_envs]; None for all False.
+            truncated: The same.
+            places: int64 [k], ascending: the steps, counted row by row (tick * num_envs + environment), that end an episode
+                and whose final observation is given.
+            finals: Those observations, structured like the observation: arrays [k, *shape].
+
+        Raises:
+            FieldError: As `append`; nothing is written.
+            ConfigError: The schema has ragged fields.
+            SpaceTimeout, Busy: No page could be claimed; what filled the pages before is committed.
+            Closed: The writer, client or engine has closed, or another form of writing is in progress.
+        """
+        self._stream.check()
+        Bulk(self._stream, columns, terminated, truncated, places, finals).write()
 
     def bare(self) -> Bare:
         """The writer without checks, for hot loops: whole-table columns, a row number, and `commit()`.

@@ -14,7 +14,17 @@ import numpy as np
 
 from conduit.errors import ConfigError, FieldError
 from conduit.jit import address, entry, inner, kernel
-from conduit.kernels.cpu import J_BATCH, J_FOLLOWING, J_GENERATIONS, J_PAGES, J_ROWS, J_TABLE, J_WINDOW, ask_for
+from conduit.kernels.cpu import (
+    J_BATCH,
+    J_FIRST,
+    J_FOLLOWING,
+    J_GENERATIONS,
+    J_PAGES,
+    J_ROWS,
+    J_TABLE,
+    J_WINDOW,
+    ask_for,
+)
 from conduit.kernels.leaves import as_priorities, not_a_priority
 from conduit.kernels.philox import random_pair, scale_to
 from conduit.kernels.plan import Computed
@@ -166,7 +176,8 @@ def _draw(state, job, slots, count, attempt):  # type: ignore[no-untyped-def]
         return call_5(peek_i64(state + Q_UNIFORM), peek_i64(state + Q_UNIFORM_STATE), job, slots, count, attempt)
     seed = peek_i64(state + Q_SEED)
     batch = peek_i64(peek_i64(state + Q_BATCH_AT))
-    size = peek_i64(job + J_BATCH)
+    begin = peek_i64(job + J_FIRST)
+    size = peek_i64(job + J_BATCH) - begin
     stratified = peek_i64(state + Q_STRATIFIED) != 0
     density = listed / total
     whole, rest = total // size, total % size
@@ -182,8 +193,9 @@ def _draw(state, job, slots, count, attempt):  # type: ignore[no-untyped-def]
             first, second = random_pair(seed, batch, lane(slot, attempt, 0))
         low, high = 0, total
         if stratified:
-            low = whole * slot + rest * slot // size
-            high = whole * (slot + 1) + rest * (slot + 1) // size
+            stratum = slot - begin
+            low = whole * stratum + rest * stratum // size
+            high = whole * (stratum + 1) + rest * (stratum + 1) // size
         position = low + scale_to(second if slot & 1 else first, max(1, high - low))
         entry_ = locate(entries, listed, np.int64(position * density), position)
         page = peek_i64(entry_ + E_PAGE)
@@ -348,8 +360,8 @@ class PrioritisedSampler:
         """Rows that the last draw looked at, those that begin no window included."""
         return self._words[Q_OFFERED // 8]
 
-    def finish(self, arrays: dict[str, Array]) -> None:
-        """Fill "probabilities" and "weights" of the batch that was drawn last."""
+    def finish(self, arrays: dict[str, Array], first: int = 0, count: int | None = None) -> None:
+        """Fill "probabilities" and "weights" of the batch that was drawn last, or of its `count` slots from `first` on."""
         known = self._outputs.get(id(arrays))
         if known is None or known[0] is not arrays:
             # taking an array's address costs as much as weighing all samples, and there are but a few buffers
@@ -361,7 +373,9 @@ class PrioritisedSampler:
             least = -1.0
         elif self._options.normalise == "buffer" and total > 0:
             least = self._least_leaf(self._sums, self._words[Q_WINDOW // 8], self._table) / total
-        self._weigh(self._drawn, self._size, self.candidates, self.beta, least, known[1], known[2])
+        size = self._size if count is None else count
+        drawn, out, weights = self._drawn + 8 * first, known[1] + 8 * first, known[2] + 4 * first
+        self._weigh(drawn, size, self.candidates, self.beta, least, out, weights)
 
     def update(self, ids: Any, priorities: Any) -> int:
         """Set priorities by row id; returns how many came too late.

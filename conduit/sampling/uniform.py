@@ -190,7 +190,7 @@ class Uniform:
     @property
     def batch(self) -> int:
         """Number of the batch that is drawn next; set it to repeat or skip draws."""
-        return int(self._state[S_BATCH // 8])
+        return self._words[S_BATCH // 8]
 
     @batch.setter
     def batch(self, number: int) -> None:
@@ -200,13 +200,13 @@ class Uniform:
         """Go on to the next batch."""
         self._words[S_BATCH // 8] += 1
 
-    def finish(self, arrays: dict[str, np.ndarray[Any, Any]]) -> None:
+    def finish(self, arrays: dict[str, np.ndarray[Any, Any]], first: int = 0, count: int | None = None) -> None:
         """Nothing is left to do for a batch of equal probabilities."""
 
     @property
     def candidates(self) -> int:
         """Rows that the last draw chose among, rejected ones included."""
-        return int(self._state[S_CANDIDATES // 8])
+        return self._words[S_CANDIDATES // 8]
 
     @property
     def offered(self) -> int:

@@ -3,6 +3,7 @@
     path/0000000007/manifest.json                  what is here, and a digest of every file
                     tables/replay/...              words, rows and values of a table (conduit.store.saving)
                     policies/policy/...            the arrays of a weights slot
+                    extra/...                      bytes of the caller's own
 
 A checkpoint is made under a name that begins with a dot and renamed when all of it is on the disk, its manifest last. So what
 has a number is whole, whenever its maker was killed; what has a dot is a leftover, and the next checkpoint removes it.
@@ -87,6 +88,7 @@ class Manifest(msgspec.Struct, frozen=True):
         created_ns: When it was made, nanoseconds since the epoch.
         spec: What the engine was created with.
         tables, policies, loaders: By name.
+        extra: Names of the caller's own bytes.
         files: {name below the checkpoint's folder: entry}.
     """
 
@@ -97,6 +99,7 @@ class Manifest(msgspec.Struct, frozen=True):
     tables: dict[str, TableEntry]
     policies: dict[str, PolicyEntry]
     loaders: dict[str, LoaderEntry]
+    extra: tuple[str, ...]
     files: dict[str, FileEntry]
 
 
@@ -143,6 +146,11 @@ def columns_of(layout: TableLayout) -> list[Column]:
 def policy_file(folder: str, tensor: TensorSpec) -> tuple[str, np.dtype[Any]]:
     """Name and dtype of the file of one array of a weights slot."""
     return f"{folder}/{safe(tensor.name)}.npy", np.dtype(Field("weights", tensor.dtype).numpy_dtype)
+
+
+def extra_file(name: str) -> str:
+    """Name of the file of bytes of the caller's own."""
+    return f"extra/{safe(name)}.npy"
 
 
 def safe(name: str) -> str:

@@ -85,6 +85,7 @@ class NamedLoader:
         self._words = slot.data
         self._participants = participants
         self._number = participants.number
+        self._held = True
         self.seed = int(slot[LOADER_SEED])
 
     @property
@@ -98,8 +99,10 @@ class NamedLoader:
 
     def release(self) -> None:
         """Let go of the name; idempotent."""
-        if self._participants.seated and self._words[LOADER_OWNER] == self._number + 1:
+        # once only: by now another loader of this process may have the name
+        if self._held and self._participants.seated and self._words[LOADER_OWNER] == self._number + 1:
             self._words[LOADER_OWNER] = 0
+        self._held = False
 
     def __del__(self) -> None:
         if hasattr(self, "_words") and not sys.is_finalizing():

@@ -21,9 +21,9 @@ from conduit.errors import CheckpointError, ConfigError
 from conduit.jit import entry
 from conduit.store import protocol
 from conduit.store import segment as segments
-from conduit.store.checkpoint import MANIFEST, Manifest, TableEntry, columns_of, policy_file, safe
+from conduit.store.checkpoint import MANIFEST, Manifest, TableEntry, columns_of, extra_file, policy_file, safe
 from conduit.store.cut import TableCut
-from conduit.store.files import BLOCK, DAMAGED, FileReader, Sink, write_all
+from conduit.store.files import BLOCK, DAMAGED, HEADER, FileReader, Sink, write_all
 from conduit.store.layout import WEIGHT_COPIES, TableLayout
 from conduit.store.limits import Limits
 from conduit.store.loaders import Known, write_loader
@@ -109,6 +109,23 @@ def create_from(
             write_loader(segment, index, loader, Known(one.table, one.seed, one.batch))
 
     return segments.create(name, spec, backing, fill), found
+
+
+def read_extra(path: Path, manifest: Manifest) -> dict[str, bytes]:
+    """The caller's own bytes in a checkpoint.
+
+    Raises:
+        CheckpointError: A file of them is missing or damaged.
+    """
+    found = {}
+    with FileReader(path, manifest.files, None) as reader:
+        for name in manifest.extra:
+            file = extra_file(name)
+            size = manifest.files[file].size - HEADER if file in manifest.files else -1
+            if size < 0:
+                raise CheckpointError(f"Expected {path / MANIFEST} to list {file}: {DAMAGED}")
+            found[name] = reader.read(file, np.dtype(np.uint8), (size,)).tobytes()
+    return found
 
 
 @dataclass(frozen=True, slots=True)

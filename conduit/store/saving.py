@@ -8,13 +8,13 @@ change: those are copied as they are when their page's turn comes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from conduit.errors import Overwritten, WaitTimeout
+from conduit.errors import ConfigError, Overwritten, WaitTimeout
 from conduit.jit import entry
 from conduit.store import protocol
 from conduit.store.checkpoint import (
@@ -24,6 +24,7 @@ from conduit.store.checkpoint import (
     PolicyEntry,
     TableEntry,
     columns_of,
+    extra_file,
     new_checkpoint,
     policy_file,
     safe,
@@ -104,7 +105,13 @@ def counts(cut: TableCut) -> tuple[int, int, int, int]:
 
 
 def save(
-    segment: Segment, views: dict[str, TableView], folder: Path, keep: int, version: str, progress: Progress | None
+    segment: Segment,
+    views: dict[str, TableView],
+    folder: Path,
+    keep: int,
+    extra: Mapping[str, bytes],
+    version: str,
+    progress: Progress | None,
 ) -> Path:
     """Write the next checkpoint into a folder.
 
@@ -113,6 +120,7 @@ def save(
         views: Its tables, of a client that has a seat.
         folder: Where numbered checkpoints lie.
         keep: How many to keep, this one included.
+        extra: Bytes of the caller's own, by name.
         version: Version of Conduit.
         progress: Called with bytes done and bytes in all.
 
@@ -120,17 +128,30 @@ def save(
         The checkpoint's own folder.
 
     Raises:
-        NoSpace: The disk is full. Busy: Somebody else makes one there. Closed: The engine has closed.
+        ConfigError: `extra` holds something else than bytes. NoSpace: The disk is full. Busy: Somebody else makes one there. Closed: The engine has closed.
     """
+    for name, content in extra.items():
+        if not isinstance(name, str) or not name or not isinstance(content, bytes | bytearray | memoryview):
+            raise ConfigError(
+                f"Expected extra as {{name: bytes}}, got {type(content).__name__} for {name!r}: for a state dict, "
+                "torch.save it into an io.BytesIO and pass its getvalue()"
+            )
     with new_checkpoint(folder, keep) as (making, final):
         try:
-            _fill(segment, views, making, version, progress)
+            _fill(segment, views, making, extra, version, progress)
         except OSError as error:
             raise no_space(error, folder) from error
     return final
 
 
-def _fill(segment: Segment, views: dict[str, TableView], making: Path, version: str, progress: Progress | None) -> None:
+def _fill(
+    segment: Segment,
+    views: dict[str, TableView],
+    making: Path,
+    extra: Mapping[str, bytes],
+    version: str,
+    progress: Progress | None,
+) -> None:
     for view in views.values():
         view.check_open()
     tables, policies = {}, {}
@@ -147,10 +168,20 @@ def _fill(segment: Segment, views: dict[str, TableView], making: Path, version: 
             tables[name] = _save_table(views[name], cuts[name], targets[name], counter)
         for layout in segment.layout.policies.values():
             policies[layout.name] = _save_policy(segment, layout, files)
+        for name, content in extra.items():
+            files.write(extra_file(name), np.frombuffer(content, np.uint8))
         files.finish()
         in_order = {name: tables[name] for name in views}
         manifest = Manifest(
-            version, segment.name, created, segment.layout.spec, in_order, policies, loaders, files.entries
+            version,
+            segment.name,
+            created,
+            segment.layout.spec,
+            in_order,
+            policies,
+            loaders,
+            tuple(extra),
+            files.entries,
         )
     write_manifest(making, manifest)
     counter.end()

@@ -206,7 +206,9 @@ W_LIMIT = 240
 W_LAST = 248
 """Page that was finished before there was a next one + 1 (queues), or 0; and its generation."""
 W_LAST_GENERATION = 256
-W_WORDS = 33
+W_FINISHES = 264
+"""1: the commit that fills a page finishes it, so that a writer that pauses then keeps no page (queues)."""
+W_WORDS = 34
 
 # --- arena of a ragged field, as a writer sees it: private to a process, int64 words
 A_SPANS = 0

@@ -79,6 +79,7 @@ from conduit.store.words import (
     W_ENV_STATE,
     W_ENVS,
     W_EPISODES,
+    W_FINISHES,
     W_KEPT,
     W_LAST,
     W_LAST_GENERATION,
@@ -292,18 +293,8 @@ def fits(writer, rows, tail):  # type: ignore[no-untyped-def]
     return 1 if local <= limit and local + tail + peek_i64(writer + W_TAIL) <= peek_i64(writer + W_ROWS) else 0
 
 
-@kernel("int64(int64, int64, int64)")
-def stage_final(writer, row, behind):  # type: ignore[no-untyped-def]
-    """Reserve a tail row for the final observation of an uncommitted physical row.
-
-    Args:
-        writer: Writer state.
-        row: Physical row whose episode ends with it.
-        behind: Physical row behind those that are being written; the tail stays clear of them.
-
-    Returns:
-        Physical row to write the observation to, or -1 when the page has no room for it.
-    """
+@inner
+def _stage_final(writer, row, behind):  # type: ignore[no-untyped-def]
     table = peek_i64(writer + W_TABLE)
     word = peek_i64(table + T_META) + row * META_BYTES + 12
     link = peek_u32(word) >> LINK_SHIFT
@@ -316,6 +307,43 @@ def stage_final(writer, row, behind):  # type: ignore[no-untyped-def]
     poke_i64(writer + W_TAIL, tail)
     clear_spans(writer, kept)
     poke_u32(word, (kept - row) << LINK_SHIFT)
+    return kept
+
+
+@kernel("int64(int64, int64, int64)")
+def stage_final(writer, row, behind):  # type: ignore[no-untyped-def]
+    """Reserve a tail row for the final observation of an uncommitted physical row.
+
+    Args:
+        writer: Writer state.
+        row: Physical row whose episode ends with it.
+        behind: Physical row behind those that are being written; the tail stays clear of them.
+
+    Returns:
+        Physical row to write the observation to, or -1 when the page has no room for it.
+    """
+    return _stage_final(writer, row, behind)
+
+
+@kernel("int64(int64, int64, int64, int64, int64)")
+def stage_finals(writer, first, places, count, behind):  # type: ignore[no-untyped-def]
+    """Reserve tail rows for the final observations of `count` uncommitted rows that have none yet, side by side.
+
+    Args:
+        writer: Writer state.
+        first: Physical row that places are counted from.
+        places: Address of int64 [count], ascending: the rows whose episodes end.
+        count: Rows, at least 1.
+        behind: Physical row behind those that are being written.
+
+    Returns:
+        Physical row of the last one's observation; those before lie above it, in reverse. -1 when the page has no room.
+    """
+    kept = -1
+    for i in range(count):
+        kept = _stage_final(writer, first + peek_i64(places + 8 * i), behind)
+        if kept < 0:
+            return -1
     return kept
 
 
@@ -473,7 +501,9 @@ def _commit(writer, ticks):  # type: ignore[no-untyped-def]
     pending = peek_i64(writer + W_UNPUBLISHED) + ticks
     poke_i64(writer + W_UNPUBLISHED, pending)
     full = _room(writer) < envs + peek_i64(writer + W_RESERVE)
-    if full or pending >= peek_i64(writer + W_PUBLISH_EVERY):
+    if full and peek_i64(writer + W_FINISHES) != 0:
+        _finish_page(writer)
+    elif full or pending >= peek_i64(writer + W_PUBLISH_EVERY):
         _publish(writer)
     return -1 if full else row
 

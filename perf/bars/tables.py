@@ -10,21 +10,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import conduit
+from conduit import offline
 from perf import checkpoints, subjects
 from perf.bars import Bar
 from perf.bars.engine import _hear, _Others
 from perf.measure import Spread, time_text
-from perf.workloads import ATARI, CARTPOLE, Workload
+from perf.workloads import ATARI, CARTPOLE, Workload, ticks
 
 TITLE = "queues, limits, checkpoints, offline data"
 
-conduit = subjects.conduit
 TICKS, ENVS = 128, 64
 FIELDS = ("obs", "action", "reward", "terminated", "truncated")
 
@@ -97,6 +98,64 @@ def _broken(tensors: list[Any], rollout: int) -> int:
     wrong = (obs[..., 0] != numbers[:, None]) | (obs[..., 1] != np.arange(ENVS)) | (reward != -numbers[:, None])
     wrong[:-1] |= action[:-1] != numbers[:-1, None]
     return int(wrong.sum())
+
+
+def offline_import(rows: int = 1_000_000, rounds: int = 7) -> Iterator[Bar]:
+    """Import of CartPole rows from Parquet and from npz."""
+    rng = np.random.default_rng()
+    columns = ticks(Workload("one environment", CARTPOLE.parts, rows), rows, rng, ends=1 / 20)
+    flat = {name: column[:, 0] for name, column in columns.items()}
+    ended = np.flatnonzero(flat["terminated"])
+    finals = rng.standard_normal((len(ended), 4), np.float32)
+    wall: dict[str, list[float]] = {"parquet": [], "npz": []}
+    cpu: dict[str, list[float]] = {"parquet": [], "npz": []}
+    with tempfile.TemporaryDirectory() as folder:
+        with subjects.engine(Workload("source", CARTPOLE.parts, rows + len(ended) + (1 << 16))) as (client, _):
+            with client.writer(subjects.TABLE) as writer:
+                fields = {part.name: flat[part.name] for part in CARTPOLE.parts}
+                writer.extend(fields, terminated=flat["terminated"], places=ended, finals=finals)
+            for kind in wall:
+                offline.save(client, subjects.TABLE, f"{folder}/{kind}", format=kind)
+        # every file is read once before it is timed: what is measured is the import, not the disk
+        for turn in range(rounds + 1):
+            for kind, times in wall.items():
+                table = offline.table_for(f"{folder}/{kind}")
+                name = f"perf-import-{os.getpid()}"
+                with conduit.Engine.create(name, {subjects.TABLE: table}) as engine:
+                    begun, spent = time.perf_counter(), time.process_time()
+                    offline.load(engine, subjects.TABLE, f"{folder}/{kind}")
+                    if turn:
+                        cpu[kind].append((time.process_time() - spent) / rows * 1e9)
+                        times.append((time.perf_counter() - begun) / rows * 1e9)
+                    else:
+                        _check_import(engine, flat, ended, finals)
+    for kind, label in (("parquet", "Parquet"), ("npz", "npz")):
+        spread = Spread.of(np.array(wall[kind]))
+        note = (
+            f"wall time of `load` into a fresh table, files in the page cache, {rounds} rounds, {time_text(spread)} a row; CPU "
+            f"time {time_text(Spread.of(np.array(cpu[kind])))} a row; {len(ended)} episodes; every row compared before"
+        )
+        speed = 1e9 / spread.median
+        yield Bar(
+            f"{label} import of {rows:,} CartPole rows",
+            f"{speed / 1e6:.1f} M rows/s",
+            ">= 1 M rows/s",
+            speed >= 1e6,
+            (note,),
+        )
+
+
+def _check_import(engine: Any, flat: Mapping[str, Any], ended: Any, finals: Any) -> None:
+    """Hold what was imported to what was exported, row by row."""
+    done = kept = 0
+    for steps in engine.scan(subjects.TABLE):
+        here = slice(done, done + len(steps))
+        for name, values in (*steps.columns.items(), ("terminated", steps.terminated)):
+            np.testing.assert_array_equal(values, flat[name][here])
+        np.testing.assert_array_equal(steps.places + done, ended[kept : kept + len(steps.places)])
+        np.testing.assert_array_equal(steps.finals["obs"], finals[kept : kept + len(steps.places)])
+        done, kept = done + len(steps), kept + len(steps.places)
+    assert (done, kept) == (len(flat["terminated"]), len(ended))
 
 
 def checkpoint(size: int = 4 << 30) -> Iterator[Bar]:
@@ -206,5 +265,5 @@ def _pauses(engine: Any, name: str, path: Path, envs: int) -> list[Bar]:
     ]
 
 
-GROUPS = (hand_over, checkpoint)
+GROUPS = (hand_over, checkpoint, offline_import)
 """One function for each row of the issue's table."""

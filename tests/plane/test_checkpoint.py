@@ -216,6 +216,19 @@ def test_weights_come_back_with_their_version(engine, tmp_path):
         assert (again.policy().poll().arrays["w"] == 6).all()
 
 
+def test_a_callers_own_bytes_belong_to_their_checkpoint(engine, tmp_path):
+    engine.checkpoint(tmp_path, extra={"agent/1": b"first", "empty": b""})
+    engine.checkpoint(tmp_path, extra={"agent/1": bytearray(b"second")})
+    first, second = (one.path for one in checkpoints(tmp_path))
+    with restored(first, engine.name) as again:
+        assert again.restored.extra == {"agent/1": b"first", "empty": b""}
+    with restored(second, engine.name) as again:
+        assert again.restored.extra == {"agent/1": b"second"}
+    with pytest.raises(ConfigError, match=r"extra as \{name: bytes\}, got dict for 'agent'"):
+        engine.checkpoint(tmp_path, extra={"agent": {}})
+    assert [one.path for one in checkpoints(tmp_path)] == [first, second]
+
+
 def test_named_loaders_go_on_with_the_batch_that_was_next(engine, tmp_path):
     with engine.writer("replay") as writer:
         write(writer, 300)
@@ -361,7 +374,7 @@ def test_the_pages_that_writers_took_meanwhile_are_left_out_counted_and_free(eng
         assert entry.rows_left_out == (missing[:, PAGE_COMMITTED // 8] - missing[:, PAGE_HALO // 8]).sum()
         inserted, sampled, deleted, visible = saving.counts(cut)
         manifest = saving.Manifest(
-            "0", engine.name, 0, engine._segment.layout.spec, {"replay": entry}, {}, {}, files.entries
+            "0", engine.name, 0, engine._segment.layout.spec, {"replay": entry}, {}, {}, (), files.entries
         )
         segment, counts = create_from(
             tmp_path,
@@ -486,7 +499,7 @@ def good(engine, tmp_path):
     with engine.writer("replay", statistics=True) as writer:
         write(writer, 120)
     engine.policy().publish(WEIGHTS["policy"])
-    return engine.checkpoint(tmp_path / "good")
+    return engine.checkpoint(tmp_path / "good", extra={"agent": b"its state"})
 
 
 def _refused(path, name, *words):

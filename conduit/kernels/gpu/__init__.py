@@ -1,0 +1,16 @@
+"""The kernels of batches on a GPU, in Triton: one module per family, its host wrappers, and their slow reference.
+
+    launching    what is shared: checks before a launch, the launch itself, recording instead of launching
+    philox       uniform indices and rows, the same as the CPU draws under the same seed
+    transitions  from anchor rows along links to n-step returns, flags and frame rows
+    gather       all fields of a batch in one launch: copy, cast, scale
+    frames       frame stacks, each frame read once; images at random shifts
+    priority     leaves, sums, draws and updates of priorities, in integers
+    returns      GAE and V-trace, sequential or as a scan
+    ragged       values of varying lengths, padded or packed
+    reference    what all of them must compute, in plain numpy
+
+Importing one of them imports Triton; nothing that runs on the CPU does. They take tensors that lie on the device and write into
+tensors that the caller made, so that a launch allocates nothing, waits for nothing and can be captured in a CUDA graph: what
+changes from batch to batch (seeds, counts, sums) is read from device memory. docs/kernels.md has the choices and figures.
+"""

@@ -1,0 +1,139 @@
+"""What the GPU kernels must compute, in plain numpy and Python: the specification of what conduit.kernels.reference does not say.
+
+Returns of whole batches are specified by conduit.kernels.reference_returns, elements' conversions, the generator, moved images,
+padded and packed values by conduit.kernels.reference.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from conduit.field import Field
+from conduit.kernels import reference
+from conduit.kernels.plan import Output
+from conduit.kernels.transforms import Transform
+from conduit.kernels.windows import Transition
+from conduit.store.words import FINAL, FIRST, KEPT, LINK_SHIFT, TERMINATED, TRUNCATED
+
+Array = np.ndarray[Any, Any]
+
+
+def gathered(column: Array, dtype: str, index: Array, transform: Transform) -> Array:
+    """Rows of a column, converted; zeros for row -1.
+
+    Args:
+        column: [rows, *shape], bfloat16 as its uint16 bits.
+        dtype: The column's, as conduit.field names it.
+        index: int64 [...].
+        transform: What is done to each element.
+
+    Returns:
+        [..., *shape] of the transform's dtype, bfloat16 as its bits.
+    """
+    field = Field("x", dtype, column.shape[1:])
+    output = Output("x", field, "anchor", (), transform)
+    flat = index.reshape(-1)
+    rows = reference.transform(output, column[np.maximum(flat, 0)])
+    rows[flat < 0] = 0
+    return rows.reshape(*index.shape, *column.shape[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A transition found along links: rows of the next observation and of the stacks, and what follows from the steps."""
+
+    following: int
+    reward: float
+    discount: float
+    used: int
+    terminated: bool
+    truncated: bool
+    stack: list[int]
+    following_stack: list[int]
+
+
+def resolved(
+    meta: Array, reward: Array, row: int, page: tuple[int, int, int], envs: int, window: Transition
+) -> Resolved | None:
+    """The transition from an anchor row, or None where the row anchors none.
+
+    Args:
+        meta: META_DTYPE [rows].
+        reward: float64 [rows].
+        row: The anchor.
+        page: First row of its page, the row behind the last committed one, the row behind the page.
+        envs: Rows per tick.
+        window: What is asked for.
+    """
+    _, limit, end = page
+    total, discount, used, at, last = 0.0, 1.0, 0, row, row
+    flags = 0
+    while True:
+        word = int(meta["link"][at])
+        ahead, kept = at + (word >> LINK_SHIFT), bool(word & KEPT)
+        if word & FINAL or (kept and ahead >= end) or (ahead == at and not word & TERMINATED):
+            return None
+        if ahead != at and not kept and (ahead >= limit or int(meta["link"][ahead]) & FIRST):
+            if used == 0 or window.newest != "bootstrap":
+                return None
+            after = at
+            break
+        total += discount * float(reward[at])
+        discount *= window.gamma
+        used, last, after, flags = used + 1, at, ahead, word & (TERMINATED | TRUNCATED)
+        if flags or used == window.n_step:
+            break
+        at = ahead
+    ticks = int(meta["step"][row])
+    stack = _frames([row - back * envs for back in range(ticks + 1)], window)
+    behind = [last - back * envs for back in range(int(meta["step"][last]) + 1)]
+    following = _frames(behind if after == last else [after, *behind], window)
+    return Resolved(after, total, discount, used, bool(flags & TERMINATED), bool(flags & TRUNCATED), stack, following)
+
+
+def _frames(newest_first: list[int], window: Transition) -> list[int]:
+    missing = newest_first[-1] if window.padding == "repeat" else reference.ZEROS
+    padded = newest_first + [missing] * window.stack
+    return padded[: window.stack][::-1]
+
+
+def drawn(leaves: Array, seed: int, draw: int, count: int, *, stratified: bool) -> tuple[list[int], list[float]]:
+    """Rows and probabilities of a prioritised draw, from a running sum in Python's integers; row -1 where all leaves are 0."""
+    ends = np.cumsum(leaves.astype(object)).tolist()
+    total = ends[-1]
+    rows, probabilities = list[int](), list[float]()
+    for slot in range(count):
+        if total == 0:
+            rows.append(-1)
+            probabilities.append(0.0)
+            continue
+        bits = reference.philox(seed, draw, slot >> 1)[slot & 1]
+        low, high = 0, total
+        if stratified:
+            low, high = ((total // count) * k + (total % count) * k // count for k in (slot, slot + 1))
+        position = low + (bits * max(1, high - low) >> 64)
+        row = next(i for i, end in enumerate(ends) if position < end)
+        rows.append(row)
+        probabilities.append(int(leaves[row]) / total)
+    return rows, probabilities
+
+
+def summed(leaves: Array, fan_out: int) -> list[list[int]]:
+    """Sums of `fan_out` numbers each, level by level, until no more than that many are left (at least one level)."""
+    levels: list[list[int]] = []
+    numbers = [int(leaf) for leaf in leaves]
+    while not levels or len(numbers) > fan_out:
+        bounds = [*range(0, len(numbers), fan_out), len(numbers)]
+        numbers = [sum(numbers[low:high]) for low, high in pairwise(bounds)]
+        levels.append(numbers)
+    return levels
+
+
+def loss_mask(lengths: Array, prompts: Array, longest: int) -> Array:
+    """Bool [n, longest]: places of values behind their prompts."""
+    places = np.arange(longest)
+    return (places < lengths[:, None]) & (places >= prompts[:, None])

@@ -1,0 +1,236 @@
+"""From anchor rows to transitions of n steps, along the links in `meta`: conduit.kernels.resolve's `Transition` on the device.
+
+One lane takes one sample and walks as far as the CPU does, with the same refusals: a row that anchors no such window gets -1 for
+every row number, 0 steps and flags that are False, so that a gather makes zeros of it. Sums are float64, in the order of
+the steps, and rounded once: they equal the CPU's bit for bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from conduit.errors import ConfigError
+from conduit.kernels.gpu.elements import constants_of, convert
+from conduit.kernels.gpu.launching import LARGEST_PART, as_words, check, launch, tiles
+from conduit.kernels.transforms import Transform
+from conduit.kernels.windows import Transition
+from conduit.store import words
+
+NUM_WARPS = 4
+_BLOCK = 32 * NUM_WARPS
+_TERMINATED, _TRUNCATED, _FIRST, _FINAL, _KEPT, _LINK_SHIFT = (
+    tl.constexpr(word)
+    for word in (words.TERMINATED, words.TRUNCATED, words.FIRST, words.FINAL, words.KEPT, words.LINK_SHIFT)
+)
+_META = tl.constexpr(words.META_BYTES // 4)
+
+
+@triton.jit
+def _frame_rows(out, place, newest, before, ticks, envs, mask, S: tl.constexpr, REPEAT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Frames that end with row `newest`; those before it are `before`, `before` - envs, ..., of which `ticks` exist."""
+    for back in tl.static_range(S):
+        if back == 0:
+            row = newest
+        elif REPEAT:
+            have = tl.minimum(ticks, back)
+            row = tl.where(have > 0, before - (have - 1) * envs, newest)
+        else:
+            row = tl.where(ticks >= back, before - (back - 1) * envs, -1)
+        tl.store(out + place * S + (S - 1 - back), tl.where(newest >= 0, row, -1), mask=mask)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _resolve(  # type: ignore[no-untyped-def]
+    rows,
+    meta,
+    committed,
+    envs,
+    reward,
+    following,
+    returns,
+    discounts,
+    used_steps,
+    terminated,
+    truncated,
+    stack,
+    following_stack,
+    shift,
+    count,
+    WORKS: tl.constexpr,
+    N: tl.constexpr,
+    GAMMA: tl.constexpr,
+    BOOTSTRAP: tl.constexpr,
+    S: tl.constexpr,
+    REPEAT: tl.constexpr,
+    PAGE_ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = place < count
+    row = tl.load(rows + place, mask=mask, other=-1)
+    ok = row >= 0
+    page = row // PAGE_ROWS
+    limit = page * PAGE_ROWS + tl.load(committed + page, mask=ok, other=0)
+    end = (page + 1) * PAGE_ROWS
+    walking = ok
+    at, last, after = row, row, row
+    total = tl.zeros((BLOCK,), tl.float64)
+    discount = tl.full((BLOCK,), 1.0, tl.float64)
+    used = tl.zeros((BLOCK,), tl.int32)
+    flags = tl.zeros((BLOCK,), tl.int32)
+    for k in range(N):
+        word = tl.load(meta + at * _META + 3, mask=walking, other=0)
+        # the link is the upper part of an unsigned word
+        link = (word.to(tl.int64) & 0xFFFFFFFF) >> _LINK_SHIFT
+        ahead = at + link
+        inline = (word & _KEPT) == 0
+        ended = word & (_TERMINATED | _TRUNCATED)
+        refused = ((ahead >= end) & (inline == 0)) | ((word & _FINAL) != 0)
+        refused = refused | ((link == 0) & ((ended & _TERMINATED) == 0))
+        looks = walking & (link != 0) & inline & (refused == 0)
+        there = looks & (ahead < limit)
+        successor = tl.load(meta + ahead * _META + 3, mask=there, other=_FIRST)
+        short = looks & ((successor & _FIRST) != 0)
+        refused = refused | short & (k == 0) if BOOTSTRAP else refused | short
+        ok = ok & ((walking & refused) == 0)
+        counts = walking & (refused == 0) & (short == 0)
+        if reward is not None:
+            value = convert(tl.load(reward + at, mask=counts, other=0), tl.float64, WORKS, 0)
+            total = tl.where(counts, total + discount * value, total)
+        after = tl.where(counts, ahead, tl.where(walking & short, at, after))
+        discount = tl.where(counts, discount * GAMMA, discount)
+        used += counts.to(tl.int32)
+        last = tl.where(counts, at, last)
+        flags = tl.where(counts, ended, flags)
+        walking = counts & (ended == 0)
+        at = tl.where(walking, ahead, at)
+    used = tl.where(ok, used, 0)
+    flags = tl.where(ok, flags, 0)
+    after = tl.where(ok, after, -1)
+    tl.store(following + place, after, mask=mask)
+    if reward is not None:
+        tl.store(returns + place, tl.where(ok, total, 0.0).to(returns.dtype.element_ty), mask=mask)
+    tl.store(discounts + place, tl.where(ok, discount, 0.0).to(tl.float32), mask=mask)
+    tl.store(used_steps + place, used.to(tl.int64), mask=mask)
+    tl.store(terminated + place, (flags & _TERMINATED).to(tl.uint8), mask=mask)
+    tl.store(truncated + place, ((flags & _TRUNCATED) >> 1).to(tl.uint8), mask=mask)
+    if S > 1:
+        many = tl.load(envs + page, mask=ok, other=0).to(tl.int64)
+        step = tl.load(meta + row * _META + 1, mask=ok, other=0).to(tl.int64)
+        _frame_rows(stack, place, tl.where(ok, row, -1), row - many, step, many, mask, S, REPEAT)
+        same = after == last
+        # the next observation is its own step's, or comes behind the last one
+        ticks = tl.load(meta + last * _META + 1, mask=ok, other=0).to(tl.int64) + (same == 0).to(tl.int64)
+        before = tl.where(same, after - many, last)
+        _frame_rows(following_stack, place, after, before, ticks, many, mask, S, REPEAT)
+        behind = tl.minimum(used - (ok & same).to(tl.int32), S)
+        tl.store(shift + place, behind, mask=mask)
+
+
+def transitions(
+    rows: Any,
+    meta: Any,
+    committed: Any,
+    envs: Any,
+    following: Any,
+    discounts: Any,
+    used: Any,
+    terminated: Any,
+    truncated: Any,
+    *,
+    window: Transition,
+    page_rows: int,
+    reward: Any = None,
+    returns: Any = None,
+    reward_transform: Transform | None = None,
+    stack: Any = None,
+    following_stack: Any = None,
+    shift: Any = None,
+) -> None:
+    """Resolve anchor rows into transitions, in one launch.
+
+    Rows and what `meta` says of them are bounded by their page; rows are not checked against the table's length.
+
+    Args:
+        rows: int64 [batch], anchors: rows of the table, -1 for none.
+        meta: int32 [rows of the table, 4], the system column `meta`.
+        committed: int64 [pages], rows committed of each page, from its first row on.
+        envs: int64 [pages], rows per tick of each.
+        following: int64 [batch], row of the next observation, -1 where the row anchors no such window.
+        discounts: float32 [batch], gamma^used, 0 where there is none.
+        used: int64 [batch], steps used, 0 where there is none.
+        terminated: bool [batch], of the last step used.
+        truncated: bool [batch], the same.
+        window: Steps, discount, stack, padding, and what newest rows do.
+        page_rows: Rows of a page.
+        reward: float32 or float64 [rows of the table], where returns are wanted.
+        returns: float32 or float64 [batch].
+        reward_transform: What is done to every single reward, in float64.
+        stack: int64 [batch, stack], where the window stacks: rows of the frames, -1 for zeros.
+        following_stack: int64 [batch, stack], the same of the next observation.
+        shift: int32 [batch], how far the second stack lies behind the first (conduit.kernels.gpu.frames).
+
+    Raises:
+        FieldError: Wrong tensors.
+        ConfigError: A page of no rows, or outputs that do not go together.
+    """
+    check(rows, "rows", "int64", (None,))
+    batch = len(rows)
+    check(meta, "meta", "int32", (None, words.META_BYTES // 4), like=rows)
+    check(committed, "committed", "int64", (None,), like=rows)
+    check(envs, "envs", "int64", (len(committed),), like=rows)
+    for name, tensor, dtype in (
+        ("following", following, "int64"),
+        ("discounts", discounts, "float32"),
+        ("used", used, "int64"),
+        ("terminated", terminated, "bool"),
+        ("truncated", truncated, "bool"),
+    ):
+        check(tensor, name, dtype, (batch,), like=rows)
+    if (reward is None) != (returns is None):
+        raise ConfigError("Expected both reward and returns, or neither")
+    if reward is not None:
+        check(reward, "reward", ("float32", "float64"), (len(meta),), like=rows)
+        check(returns, "returns", ("float32", "float64"), (batch,), like=rows)
+    stacked = (stack, following_stack, shift)
+    if any((one is None) == (window.stack > 1) for one in stacked):
+        raise ConfigError(
+            f"Expected stack, following_stack and shift for a window that stacks, and only then, got {window}"
+        )
+    if window.stack > 1:
+        check(stack, "stack", "int64", (batch, window.stack), like=rows)
+        check(following_stack, "following_stack", "int64", (batch, window.stack), like=rows)
+        check(shift, "shift", "int32", (batch,), like=rows)
+    if page_rows < 1 or batch > LARGEST_PART:
+        raise ConfigError(
+            f"Expected page_rows of at least 1 and at most {LARGEST_PART} samples, got {page_rows} and {batch}"
+        )
+    launch(
+        _resolve,
+        tiles(batch, _BLOCK),
+        rows,
+        meta,
+        committed,
+        envs,
+        reward,
+        following,
+        returns,
+        discounts,
+        used,
+        as_words(terminated),
+        as_words(truncated),
+        *stacked,
+        batch,
+        num_warps=NUM_WARPS,
+        WORKS=(tuple(constants_of(reward_transform or Transform("float64"), double=True)),),
+        N=window.n_step,
+        GAMMA=float(window.gamma),
+        BOOTSTRAP=int(window.newest == "bootstrap"),
+        S=window.stack,
+        REPEAT=int(window.padding == "repeat"),
+        PAGE_ROWS=page_rows,
+        BLOCK=_BLOCK,
+    )

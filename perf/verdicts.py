@@ -1,0 +1,116 @@
+"""What the figures of a run say: Conduit against the best peer of each row, and the bar of the row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from perf.measure import Spread
+
+BARS: Mapping[str, float] = {
+    "write": 2.0,
+    "small-batch": 2.5,
+    "humanoid-batch": 1.8,
+    "pixels-batch": 1.8,
+    "frames-batch": 1.8,
+    "concurrent": 5.0,
+}
+"""How many times as fast as the best peer, by name or kind of a case; elsewhere Conduit must be first."""
+REVERB_BARS: Mapping[str, float] = {"write": 100.0, "small-batch": 100.0, "pixels-batch": 10.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One row.
+
+    Attributes:
+        case, part, title: Which.
+        ours: Conduit's cost of a unit in nanoseconds.
+        rows_per_s: Conduit's rows per second; of "visible" the unit is one step.
+        against: The best peer, or Reverb in rows about it; None where no peer can do it.
+        ratio: How many times as fast as that peer, paired by round.
+        bar: What the ratio must reach.
+        share: Conduit's bytes per second as a share of a memcpy's in the same rounds; None where that means nothing.
+        roofline: How many times as fast as the plain numpy ring; None where that cannot do it.
+    """
+
+    case: str
+    part: str
+    title: str
+    ours: Spread
+    rows_per_s: float
+    against: str | None
+    ratio: Spread | None
+    bar: float
+    share: Spread | None
+    roofline: Spread | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the bar is reached; a row that no peer can do is."""
+        return self.ratio is None or self.ratio.median >= self.bar
+
+    @property
+    def first(self) -> bool:
+        """Whether Conduit is faster than every peer."""
+        return self.ratio is None or self.ratio.median >= 1.0
+
+
+def costs(figures: Mapping[str, Any], name: str) -> np.ndarray | None:
+    """Nanoseconds per unit by round; None where there are none."""
+    found = figures.get(name, {})
+    return np.asarray(found["ns"], np.float64) if found.get("ns") else None
+
+
+def _ratio(theirs: np.ndarray | None, ours: np.ndarray, *, paired: bool) -> Spread | None:
+    if theirs is None:
+        return None
+    if not paired:  # single events of another process have no rounds in common
+        middle = float(np.median(theirs) / np.median(ours))
+        low, high = (float(np.percentile(theirs, q) / np.median(ours)) for q in (25, 75))
+        return Spread(middle, low, high, low, min(len(theirs), len(ours)))
+    count = min(len(theirs), len(ours))
+    return Spread.of(theirs[:count] / ours[:count])
+
+
+def verdicts(result: Mapping[str, Any]) -> Iterator[Verdict]:
+    """The rows of a run, then those about Reverb."""
+    peers = [name for name, facts in result["peers"].items() if name != "conduit" and not facts["roofline"]]
+    about_reverb = []
+    for case, data in result["cases"].items():
+        kind = data["kind"]
+        for part, figures in data["figures"].items():
+            ours = costs(figures, "conduit")
+            if ours is None:
+                continue
+            there = {name: found for name in peers if (found := costs(figures, name)) is not None}
+            best = min(there, key=lambda name: float(np.median(there[name])), default=None)
+            paired = kind != "visible"
+            memcpy = costs(figures, "memcpy")
+            single = kind in ("concurrent", "visible")
+            unit_rows = 1 if single else data["unit_rows"]
+            title = data["title"] if len(data["figures"]) == 1 else f"{data['title']}: {part}"
+            spread = Spread.of(ours)
+
+            def row(name: str | None, bar: float) -> Verdict:
+                return Verdict(
+                    case,  # noqa: B023 -- called before the next turn of the loop
+                    part,  # noqa: B023
+                    title,  # noqa: B023
+                    spread,  # noqa: B023
+                    unit_rows / spread.median * 1e9,  # noqa: B023
+                    name,
+                    _ratio(there[name], ours, paired=paired) if name else None,  # noqa: B023
+                    bar,
+                    None if memcpy is None or part == "update" else Spread.of(memcpy / ours),  # noqa: B023
+                    _ratio(costs(figures, "numpy"), ours, paired=paired),  # noqa: B023
+                )
+
+            yield row(best, BARS.get(case, BARS.get(kind, 1.0)))
+            reverb_bar = REVERB_BARS.get(case, REVERB_BARS.get(kind))
+            if reverb_bar is not None and "reverb" in there:
+                about_reverb.append(row("reverb", reverb_bar))
+    yield from about_reverb
