@@ -602,10 +602,16 @@ with conduit.Engine.create(sys.argv[1], {"replay": conduit.Table(schema, 4000)},
     print(os.listdir("/tmp/full"))
     with conduit.Engine.restore("/tmp/full", sys.argv[1] + "-again", backing="memfd") as again:
         print(again.restored.tables["replay"].rows)
+    mount(b"tmpfs", b"/dev/shm", 0, b"size=300k")
+    try:
+        conduit.Engine.restore("/tmp/full", sys.argv[1] + "-again")
+    except NoSpace as error:
+        print(error)
+    print(os.listdir("/dev/shm"))
 """
 
 
-def test_a_full_disk_leaves_the_last_good_checkpoint(engine_name):
+def test_a_full_disk_leaves_the_last_good_checkpoint_and_full_memory_restores_nothing(engine_name):
     """SB3#238: a buffer half saved to a full disk."""
     from tests.store.test_segment import NAMESPACE
 
@@ -622,7 +628,9 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(engine_name):
     assert done.stderr == ""
     lines = done.stdout.splitlines()
     assert "Expected room for a checkpoint in /tmp/full" in lines[0]
-    assert lines[1:] == ["['0000000001']", "501"]
+    assert lines[1:3] == ["['0000000001']", "501"]
+    assert f"bytes free in /dev/shm for engine '{engine_name}-again'" in lines[3]
+    assert lines[4:] == ["[]"]
 
 
 def test_a_full_file_system_error_is_told_as_no_space():
