@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import conduit
-from conduit.errors import Busy, CheckpointError, ConfigError, EngineExists, NoSpace
+from conduit.errors import Busy, CheckpointError, Closed, ConfigError, EngineExists, NoSpace
 from conduit.plane.checkpointing import checkpoints, waits
 from conduit.store import saving
 from conduit.store.cut import cut_table
@@ -424,6 +424,15 @@ def test_a_checkpoint_of_an_attached_client_does_not_wait_for_a_stopped_writer_n
         assert checkpoints(path)[0].rows == {"replay": engine._views["replay"].rows_visible()}
 
 
+def test_a_closed_engine_makes_no_checkpoint_and_leaves_nothing(engine, tmp_path):
+    with conduit.attach(engine.name) as client:
+        engine.close()
+        for one in (engine, client):
+            with pytest.raises(Closed):
+                one.checkpoint(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_one_checkpoint_at_a_time_in_a_folder(engine, tmp_path):
     inside, go_on = threading.Event(), threading.Event()
 
@@ -463,7 +472,7 @@ def killed_rounds(engine, folder, rounds, seed):
             time.sleep(chance.random() * 0.15)
             puppet.kill()
         found = checkpoints(folder, verify=True)
-        assert 1 <= len(found) <= 3
+        assert 1 <= len(found) < 10  # more than 2 where one was killed before it removed older ones
         assert [one.problem for one in found] == [None] * len(found)
         with restored(folder, engine.name) as again:
             assert again.restored.skipped == ()
