@@ -44,6 +44,7 @@ from conduit.plane.engine import attach as attach
 from conduit.plane.ingestion import CommitEvery as CommitEvery
 from conduit.plane.ingestion import Ingestion as Ingestion
 from conduit.plane.ingestion import Writer as Writer
+from conduit.plane.limiting import RateLimiter as RateLimiter
 from conduit.plane.mixing import MixedLoader as MixedLoader
 from conduit.plane.placement import Placement as Placement
 from conduit.plane.placement import Pool as Pool
@@ -53,8 +54,10 @@ from conduit.plane.steps import Steps as Steps
 from conduit.sampling.prioritised import Prioritised as Prioritised
 from conduit.schema import Field as Field
 from conduit.schema import Schema as Schema
+from conduit.store.counting import Counts as Counts
 from conduit.store.declaration import Priorities as Priorities
 from conduit.store.declaration import Table as Table
+from conduit.store.limits import Limits as Limits
 from conduit.store.limits import MinSize as MinSize
 from conduit.store.limits import Queue as Queue
 from conduit.store.limits import SampleToInsertRatio as SampleToInsertRatio
@@ -72,11 +75,13 @@ __all__ = [
     "Client",
     "CommitEvery",
     "Consumer",
+    "Counts",
     "Delivery",
     "Engine",
     "Episode",
     "Field",
     "Ingestion",
+    "Limits",
     "Loader",
     "MinSize",
     "MixedLoader",
@@ -87,6 +92,7 @@ __all__ = [
     "Priorities",
     "Prioritised",
     "Queue",
+    "RateLimiter",
     "Request",
     "Rollout",
     "SampleToInsertRatio",

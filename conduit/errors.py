@@ -19,8 +19,9 @@
     ├── Closed(ValueError)                used after close
     │   └── Forked                        used in a child of the process that opened it
     ├── WaitTimeout(TimeoutError)         a wait reached its deadline
-    │   ├── DataTimeout                   rows did not come
-    │   └── SpaceTimeout                  no page became free
+    │   ├── DataTimeout                   rows did not come, or a limiter kept them back
+    │   └── SpaceTimeout                  no page became free, or a limiter kept the writer back
+    ├── Frozen(PermissionError)           the table takes no rows now
     ├── BuffersBusy(BufferError)          every batch buffer is still held
     ├── Busy(BlockingIOError)             it would have to wait, and waiting was not asked for
     ├── Overwritten(LookupError)          the rows asked for have been replaced by newer ones
@@ -133,11 +134,17 @@ class WaitTimeout(ConduitError, TimeoutError):
 
 
 class DataTimeout(WaitTimeout):
-    """The rows a reader waited for did not come in time."""
+    """The rows a reader waited for did not come in time, or its table's limiter did not let it sample."""
 
 
 class SpaceTimeout(WaitTimeout):
-    """No page became free for a writer in time."""
+    """No page became free for a writer in time, or its table's limiter did not let it write."""
+
+
+class Frozen(ConduitError, PermissionError):
+    """The table is frozen: it is read and takes no rows until it is thawed; ``errno`` is EROFS."""
+
+    errno = _errno.EROFS
 
 
 class BuffersBusy(ConduitError, BufferError):

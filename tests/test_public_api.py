@@ -17,11 +17,13 @@ NAMES = {
     "Client",
     "CommitEvery",
     "Consumer",
+    "Counts",
     "Delivery",
     "Engine",
     "Episode",
     "Field",
     "Ingestion",
+    "Limits",
     "Loader",
     "MinSize",
     "MixedLoader",
@@ -32,6 +34,7 @@ NAMES = {
     "Priorities",
     "Prioritised",
     "Queue",
+    "RateLimiter",
     "Request",
     "Rollout",
     "SampleToInsertRatio",
@@ -70,17 +73,22 @@ MEMBERS = {
         "ack batch bootstrap complete delivered_before episodes finals first_tick get give_back ids is_first "
         "items keys mask nest num_envs steps stream ticks transform values versions"
     ),
-    "Client": "checkpoint close consumer loader mix name policy recover scan schema statistics tables writer",
+    "Client": (
+        "checkpoint close consumer delete freeze limiter loader mix name policy recover reset scan schema "
+        "statistics tables thaw writer"
+    ),
     "CommitEvery": "publish_every",
     "Consumer": "close next poll stats",
+    "Counts": "deleted evicted granted inserted reserved sampled size",
     "Delivery": "close next",
     "Engine": (
-        "adopt checkpoint close consumer create loader mix name policy recover restore restored scan schema "
-        "statistics tables writer"
+        "adopt checkpoint close consumer create delete freeze limiter loader mix name policy recover reset "
+        "restore restored scan schema statistics tables thaw writer"
     ),
     "Episode": "max_length next_obs",
     "Field": "casting dtype item_bytes itemsize max_length name numpy_dtype observation ragged row_bytes shape",
     "Ingestion": "publish_every",
+    "Limits": "max_diff min_diff min_size numbers samples_per_insert",
     "Loader": "close next stats update_priorities valid",
     "MinSize": "limits min_size",
     "MixedLoader": "batch bounds close next stats update_priorities valid",
@@ -91,6 +99,7 @@ MEMBERS = {
     "Priorities": "alpha eps span",
     "Prioritised": "beta normalise stratified",
     "Queue": "limits size",
+    "RateLimiter": "change counts explain limits",
     "Request": "num_envs row_bytes stream table",
     "Rollout": "next_obs num_envs stride ticks",
     "SampleToInsertRatio": "error_buffer limits min_size samples_per_insert",
@@ -103,9 +112,9 @@ MEMBERS = {
     "Statistics": "fields read stamp update",
     "Steps": "columns episodes finals numbers part places starts terminated truncated",
     "Table": (
-        "arena_items capacity check_window check_writer future_ticks geometry halo_ticks kind limiter max_length "
-        "max_n_step max_stack max_times_sampled mean_lengths num_envs page_rows priorities rollout_length schema "
-        "statistics"
+        "arena_items capacity check_min_size check_window check_writer future_ticks geometry halo_ticks kind "
+        "limiter max_length max_n_step max_stack max_times_sampled mean_lengths num_envs page_rows priorities "
+        "rollout_length schema statistics"
     ),
     "Transform": "check_source dtype factor high is_affine is_cast is_clipped low offset",
     "Transition": "gamma n_step newest padding stack",
@@ -185,6 +194,16 @@ CALLS = {
     "Priorities": "alpha=0.6 eps=1e-06 span=131072",
     "Loader.update_priorities": "ids priorities",
     "Client.statistics": "table",
+    "Client.delete": "table ids",
+    "Client.freeze": "table",
+    "Client.limiter": "table",
+    "Client.reset": "table",
+    "Client.thaw": "table",
+    "MinSize": "min_size",
+    "Queue": "size",
+    "RateLimiter.change": "limiter",
+    "RateLimiter.explain": "samples=1 rows=1",
+    "SampleToInsertRatio": "samples_per_insert min_size error_buffer",
 }
 
 

@@ -15,6 +15,7 @@ from conduit.plane import inspect
 from conduit.plane.inspect import (
     Cleaned,
     EngineStatus,
+    LimiterStatus,
     ParticipantStatus,
     PolicyStatus,
     QueueStatus,
@@ -182,6 +183,10 @@ def _table(table: TableStatus, rows_per_s: float | None) -> RenderableType:
         f"{table.rows_visible:,} of {table.capacity:,} here, {table.rows_written:,} written{speed}, "
         f"{table.rows_evicted:,} evicted",
     )
+    if table.frozen:
+        grid.add_row("frozen", "it takes no rows until it is thawed")
+    if table.limiter is not None:
+        grid.add_row("limiter", _limiter(table.limiter))
     if table.queue is not None:
         for what, text in _queue(table.queue):
             grid.add_row(what, text)
@@ -197,6 +202,17 @@ def _table(table: TableStatus, rows_per_s: float | None) -> RenderableType:
     )
     grid.add_row("fields", escape(fields))
     return Group(f"[bold]{escape(table.name)}[/]  {table.kind} table, schema {table.fingerprint}{windows}", grid)
+
+
+def _limiter(limiter: LimiterStatus) -> str:
+    low = "any" if limiter.min_diff is None else f"{limiter.min_diff:,g}"
+    high = "any" if limiter.max_diff is None else f"{limiter.max_diff:,g}"
+    lines = [
+        f"{limiter.samples_per_insert:g} samples per insert from {counted(limiter.min_size, 'row')} on, range {low} to {high}",
+        f"{limiter.inserted:,} inserted, {limiter.sampled:,} sampled, {limiter.deleted:,} deleted",
+    ]
+    lines += [f"[yellow]{why}[/]" for why in (limiter.sampling, limiter.inserting) if why]
+    return "\n".join(lines)
 
 
 def _queue(queue: QueueStatus) -> list[tuple[str, str]]:

@@ -18,6 +18,7 @@ from conduit.kernels.cpu import J_GENERATIONS, J_ROWS, ask_for
 from conduit.kernels.plan import Plan
 from conduit.kernels.windows import Episode, Rollout, Sequence, Transition, Window, need
 from conduit.store.atomics import (
+    call_5,
     load_relaxed,
     peek_f32,
     peek_f64,
@@ -32,6 +33,7 @@ from conduit.store.atomics import (
 )
 from conduit.store.protocol import block_of
 from conduit.store.words import (
+    DELETED,
     FINAL,
     FIRST,
     KEPT,
@@ -91,9 +93,13 @@ E_BYTES = 48
     V_LOSS_MASK,
     V_RETURN_DOUBLE,
     V_FOLLOWING_LANES,
-) = range(0, 312, 8)
-"""Words of a window: what it asks for (first half), and addresses of index arrays and outputs (0: not wanted)."""
-V_WORDS = 39
+    V_SAMPLED,
+    V_MAX_SAMPLED,
+    V_UNCOUNTED,
+) = range(0, 336, 8)
+"""Words of a window: what it asks for (first half), and addresses of index arrays and outputs (0: not wanted), how
+often rows have been delivered and may be, and the resolver for rows that may."""
+V_WORDS = 42
 
 AGES = 64
 """Bins of the count of rows that were too old, by age in versions; the last one takes all older ones."""
@@ -184,7 +190,7 @@ def _walk_transition(window, slot, row, entry):  # type: ignore[no-untyped-def]
     limit = peek_i64(entry + E_LIMIT)
     end = (peek_i64(entry + E_PAGE) + 1) * peek_i64(table + T_ROWS)
     meta = metas + META_BYTES * row
-    if peek_u32(meta + 12) & FINAL or _too_old(window, meta):
+    if peek_u32(meta + 12) & (FINAL | DELETED) or _too_old(window, meta):
         return False
     base = peek_i64(window + V_REWARD)
     stride, double = peek_i64(window + V_REWARD_STRIDE), peek_i64(window + V_REWARD_DOUBLE) != 0
@@ -306,6 +312,8 @@ def may_anchor(window, table, page, local, envs):  # type: ignore[no-untyped-def
     word = peek_u32(meta + 12)
     across = peek_i64(window + V_ACROSS) != 0
     position = peek_i32(meta + 4)
+    if word & DELETED:
+        return False
     if peek_i64(window + V_ENVS) != 0:
         if envs != peek_i64(window + V_ENVS) or local % envs != 0:
             return False
@@ -426,6 +434,18 @@ def resolve_rollout(window, job, slot, row, entry):  # type: ignore[no-untyped-d
     return 0
 
 
+def resolve_counted(window, job, slots, count, unused):  # type: ignore[no-untyped-def]
+    """Any window, in a table whose rows may be delivered so often only."""
+    sampled, limit = peek_i64(window + V_SAMPLED), peek_i64(window + V_MAX_SAMPLED)
+    fresh = 0
+    while fresh < count:
+        row = peek_i64(peek_i64(job + J_ROWS) + 8 * peek_i64(slots + 8 * fresh))
+        if peek_u32(sampled + 4 * row) >= limit:
+            break
+        fresh += 1
+    return call_5(peek_i64(window + V_UNCOUNTED), window, job, slots, fresh, 0)
+
+
 def _in_turn(one: Any) -> Any:
     """A resolver that calls `one(window, job, slot, row, entry) -> 0 | -1` for each slot."""
 
@@ -457,12 +477,15 @@ def resolver(window: Window, item: int, scaled: bool) -> int:
     return address(_ROLLOUTS if isinstance(window, Rollout) else _SEQUENCES, SIGNATURE)
 
 
-def describe_window(plan: Plan, table: int, reward: tuple[int, int, int], addresses: dict[int, int]) -> Array:
+def describe_window(
+    plan: Plan, table: int, sampled: tuple[int, int], reward: tuple[int, int, int], addresses: dict[int, int]
+) -> Array:
     """The words of a plan's window.
 
     Args:
         plan: The plan.
         table: Table descriptor.
+        sampled: Address of how often each row was delivered, and how often it may be; zeros where nothing limits that.
         reward: Address, row stride and item size of the reward column, zeros where no return is made.
         addresses: {V_*: address} of index arrays and outputs.
 
@@ -475,6 +498,9 @@ def describe_window(plan: Plan, table: int, reward: tuple[int, int, int], addres
     scaled = plan.reward is not None and not plan.reward.is_cast
     values = {V_TABLE: table, V_NEED: need(window)[1], V_EVERY: 1, V_STACK: 1, **addresses}
     values[V_RESOLVE] = resolver(window, reward[2] if reward[0] else 0, scaled)
+    if sampled[0] != 0:
+        values |= {V_SAMPLED: sampled[0], V_MAX_SAMPLED: sampled[1], V_UNCOUNTED: values[V_RESOLVE]}
+        values[V_RESOLVE] = address(resolve_counted, SIGNATURE)
     if isinstance(window, Transition):
         values |= {
             V_N: window.n_step,

@@ -20,6 +20,7 @@ from conduit.plane.transforming import Transforming
 from conduit.schema import Schema
 from conduit.store.declaration import align
 from conduit.store.table import TableView
+from conduit.store.words import T_MAX_SAMPLED, T_SAMPLED
 
 Array = np.ndarray[Any, Any]
 Format = Literal["torch", "numpy"]
@@ -262,7 +263,10 @@ class Buffer:
             self._operations[i], kept = describe_ragged(item, spans_at, arenas, table.layout.page_rows, at, index)
             self._kept += kept
         self.narrowed = [(item.narrowed, self.arrays[item.parts[1]]) for item in plan.ragged if item.narrowed]
-        self.window = describe_window(plan, table.address, _reward(table, plan), scratch.addresses | _made(plan, at))
+        sampled = int(table.descriptor[T_SAMPLED // 8]), int(table.descriptor[T_MAX_SAMPLED // 8])
+        self.window = describe_window(
+            plan, table.address, sampled, _reward(table, plan), scratch.addresses | _made(plan, at)
+        )
         self.job = np.zeros(cpu.J_WORDS, np.int64)
         for offset, value in (
             (cpu.J_TABLE, table.address),
@@ -292,7 +296,7 @@ class Buffer:
         ]
         self.brains += [item.name for item in plan.ragged if item.transform.dtype == "bfloat16"]
         self._transforming, self._index = transforming, scratch.index
-        self._fill = entry(cpu.deliver)
+        self._fill = entry(cpu.deliver if sampled[0] == 0 else cpu.deliver_counted)
         self._finish = sampler.finish
         self._every = list(self.arrays.values())
         self.settle()

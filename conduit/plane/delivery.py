@@ -25,6 +25,7 @@ from conduit.kernels.resolve import V_CURRENT, V_OLDEST
 from conduit.kernels.transforms import Pipeline
 from conduit.kernels.windows import Window, need
 from conduit.plane.batch import Batch, Buffer, Format, Maker, Scratch, torch_maker
+from conduit.plane.limiting import Gate
 from conduit.plane.sharing import Share
 from conduit.plane.transforming import Transforming
 from conduit.sampling.prioritised import WEIGHTS, Prioritised, PrioritisedSampler
@@ -140,7 +141,10 @@ class Loader(Delivery):
         extra = added if share is None else share.extra
         self.plan: Plan = make_plan(table.layout.schema, batch_size, window, transform, fields, extra, ragged)
         table.layout.table.check_window(*need(self.plan.window))
-        least = batch_size if min_rows is None else min_rows
+        limited = table.layout.limits is not None
+        self._gate = Gate(table, batch_size, need(self.plan.window)[1]) if limited else None
+        # with a limiter it is min_size that says how many rows have to be there
+        least = (1 if limited else batch_size) if min_rows is None else min_rows
         if not isinstance(least, int) or not 1 <= least <= table.layout.rows:
             raise ConfigError(f"Expected min_rows from 1 to the table's {table.layout.rows} rows, got {least!r}")
         self.plan = with_batch_transforms(self.plan, batch_transforms)
@@ -161,6 +165,7 @@ class Loader(Delivery):
         self._buffers = [
             Buffer(table, self.plan, self._scratch, self._transforming, self.sampler, block, other) for other in beside
         ]
+        self._wanted = batch_size
         self._turn = 0
         self._batches = 0
         self._redrawn = 0
@@ -175,7 +180,7 @@ class Loader(Delivery):
             timeout: Seconds to wait for rows, and with on_busy="wait" for a buffer; None takes the loader's.
 
         Raises:
-            DataTimeout: Too few rows came.
+            DataTimeout: Too few rows came, or the table's limiter did not let a batch out.
             BuffersBusy: Every buffer is still referred to.
             FieldError: A stored value that a transform cannot take; the next call draws the same batch again.
             Closed: The loader, client or engine has closed.
@@ -187,17 +192,42 @@ class Loader(Delivery):
         number = self.sampler.batch
         if self._transforming.prepares:
             self._transforming.before(number)
-        if not self._fill(buffer):
+        if not self._attempt(buffer):
             self._wait_for_rows(buffer, self._timeout if timeout is None else timeout)
         buffer.take()
         batch = Batch(buffer, self._make, self._table.layout.schema)
         if self.plan.batchwise:
-            batch.transform(self._transforming, number)
+            self._transform(batch, number)
+        if self._gate is not None:
+            self._gate.deliver()
         self._batches += 1
         self.sampler.advance()
         if self._place is not None:
             self._place.batch = self.sampler.batch
         return batch
+
+    def _transform(self, batch: Batch, number: int) -> None:
+        try:
+            batch.transform(self._transforming, number)
+        except BaseException:
+            if self._gate is not None:
+                self._gate.cancel()
+            raise
+
+    def _attempt(self, buffer: Buffer) -> bool:
+        """Draw a batch, reserved in the table's limiter; False when it is against it or there is nothing to draw."""
+        gate = self._gate
+        if gate is None:
+            return self._fill(buffer)
+        if not gate.reserve(self._wanted):
+            return False
+        filled = False
+        try:
+            filled = self._fill(buffer)
+        finally:
+            if not filled:
+                gate.cancel()
+        return filled
 
     def _fill(self, buffer: Buffer) -> bool:
         """Draw a batch; staleness is counted from the version that is published now, however long rows were waited for."""
@@ -231,20 +261,33 @@ class Loader(Delivery):
 
     def _wait_for_rows(self, buffer: Buffer, timeout: float | None) -> None:
         begun = time.monotonic()
-        filled = self._table.wait(lambda: self._fill(buffer) or None, for_space=False, deadline=Deadline(timeout))
+        filled = self._table.wait(lambda: self._attempt(buffer) or None, for_space=False, deadline=Deadline(timeout))
         self._waited += time.monotonic() - begun
         if filled is None:
             found = self.sampler.offered
+            times = self._table.layout.table.max_times_sampled
+            spent = ""
+            if times is not None:
+                counts = self._table.counts()
+                spent = (
+                    f"; {counts.deleted - counts.evicted:,} of the rows still in their pages have been delivered as often as they may "
+                    f"be (max_times_sampled={times}) or deleted"
+                )
             where = f"in table {self._table.layout.name!r}"
+            blocked = None if self._gate is None else self._gate.explain(self._wanted)
+            if blocked is not None:
+                raise DataTimeout(
+                    f"Expected the limiter {where} to let {self._wanted} samples out within {timeout} s, but {blocked}"
+                )
             if found >= self._least:
                 stale = f"; refused as older than max_staleness={self._max_staleness}: {self.stats.stale}"
                 raise DataTimeout(
                     f"Expected rows that begin a {type(self.plan.window).__name__} {where}, got none among {found} within "
-                    f"{timeout} s{stale if self._policy is not None else ''}: wait for more rows, or ask for another window"
+                    f"{timeout} s{stale if self._policy is not None else ''}{spent}: wait for more rows, or ask for another window"
                 )
             raise DataTimeout(
-                f"Expected at least {self._least} sampleable rows {where}, got {found} within {timeout} s: are its writers "
-                "alive (`conduit status`)? Lower min_rows or raise timeout"
+                f"Expected at least {self._least} sampleable rows {where}, got {found} within {timeout} s{spent}: are its "
+                "writers alive (`conduit status`)? Lower min_rows or raise timeout"
             )
 
     def update_priorities(self, ids: Any, priorities: Any) -> int:

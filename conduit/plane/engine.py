@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from conduit.clock import Deadline
 from conduit.errors import BadSegment, Closed, ConfigError, EngineExists, EngineNotFound, SchemaMismatch
+from conduit.jit import entry
 from conduit.kernels.batchwise import BatchTransform
 from conduit.kernels.packing import Layout
 from conduit.kernels.transforms import Pipeline
@@ -25,12 +26,14 @@ from conduit.plane.checkpointing import Restored, restore
 from conduit.plane.consuming import Consumer, Partial
 from conduit.plane.delivery import Loader, OnBusy
 from conduit.plane.ingestion import CommitPerStep, Ingestion, Writer, writer_type
+from conduit.plane.limiting import RateLimiter
 from conduit.plane.mixing import Counts, MixedLoader
 from conduit.plane.placement import HostPlacement, Placement, Pool
 from conduit.plane.scanning import Scan
 from conduit.plane.stream import Autoreset, OnFull
 from conduit.sampling.prioritised import Prioritised
 from conduit.schema import Schema
+from conduit.store import removal
 from conduit.store import segment as segments
 from conduit.store.declaration import Table
 from conduit.store.layout import specify
@@ -196,7 +199,8 @@ class Client:
             buffers: Batches that can be alive at a time, at least 2.
             on_busy: With all buffers in use: "error" BuffersBusy, or "wait" for another thread to let go.
             timeout: Seconds that `next` may wait; None without limit.
-            min_rows: Rows that must be there before the first batch; default batch_size.
+            min_rows: Rows that must be there before the first batch; default batch_size, or 1 in a table with a limiter,
+                whose min_size it is then.
             fields: Outputs to deliver, default all: fields, next_<observation>, terminated, truncated.
             ragged: How ragged fields come, for all or {field: ...}. "pad": <name> [B, max_length, ...] with zeros behind each
                 value, <name>_mask bool [B, max_length], <name>_lengths int64 [B]. "pack": <name> [total, ...], one value
@@ -361,6 +365,71 @@ class Client:
     def statistics(self, table: str) -> Statistics:
         """The running statistics of a table's fields, shared by all processes; see `Table.statistics`, `conduit.normalise`."""
         return self._view(table).statistics
+
+    def limiter(self, table: str) -> RateLimiter:
+        """The limiter of a table, shared by all processes: its counts, what it allows and why not, and other limits live.
+
+        Raises:
+            ConfigError: The table has none.
+        """
+        return RateLimiter(self._view(table))
+
+    def delete(self, table: str, ids: Any) -> int:
+        """Delete rows: from now on no window begins at them. They still are the context of other rows' windows.
+
+        A rollout is held to begin at the row of its first environment. Rows that have been overwritten or deleted before are
+        left out.
+
+        Args:
+            table: Table name.
+            ids: Integers of any shape, from `Batch.ids`.
+
+        Returns:
+            How many rows were deleted.
+
+        Raises:
+            FieldError: These are no integers.
+            Frozen: The table is frozen.
+            BufferError: This client holds too many leases.
+        """
+        view = self._removable(table)
+        return view.delete(ids)
+
+    def reset(self, table: str) -> None:
+        """Let all rows of a table go, at once and for everybody; its counts, limits and priorities' scale stay.
+
+        Writers go on: each begins a new episode in every environment with its next step. A step or rollout that is being
+        written at this moment goes with the rest. Batches that were handed out stay valid.
+
+        Raises:
+            Frozen: The table is frozen.
+        """
+        view = self._removable(table)
+        entry(removal.reset)(view.address)
+
+    def freeze(self, table: str) -> None:
+        """Make a table read-only, in all processes, until `thaw`: writing, deleting and resetting raise Frozen.
+
+        A step that another process is committing at this very moment may still come.
+        """
+        self._set_frozen(table, frozen=True)
+
+    def thaw(self, table: str) -> None:
+        """Let a frozen table take rows again; writers go on where they were."""
+        self._set_frozen(table, frozen=False)
+
+    def _removable(self, table: str) -> TableView:
+        view = self._view(table)
+        view.check_open()
+        view.check_thawed()
+        if view.layout.table.kind == "queue":
+            raise ConfigError(f"Expected a replay table, {table!r} is a queue: its rows go when they are acknowledged")
+        return view
+
+    def _set_frozen(self, table: str, *, frozen: bool) -> None:
+        view = self._view(table)
+        view.check_open()
+        entry(removal.set_frozen)(view.address, frozen)
 
     def policy(self, name: str = "policy") -> PolicySlot:
         """The weights slot of this name; one object per client."""

@@ -152,7 +152,8 @@ class Writer:
         stream.words[W_OBJECTS // 8] = objects.known_objects().ctypes.data
         # a list may change under a call that has let go of the interpreter lock
         large = schema.row_bytes * stream.envs > _LARGE and (num_envs is None or not schema.ragged_names)
-        self._append: Callable[..., int] = entry(objects.append_large_row if large else objects.append_row)
+        kernel = objects.append_large_row if large else objects.append_row
+        self._append: Callable[..., int] = entry(kernel if table.layout.limits is None else objects.append_limited_row)
         self._store_row: Callable[..., int] = entry(objects.store_row)
         if not objects.is_supported():
             self._append = self._store_row = _recognise_nothing
@@ -185,7 +186,9 @@ class Writer:
 
         Raises:
             FieldError: Key, dtype, shape, range or a missing final observation; nothing is written.
-            SpaceTimeout, Busy: No page could be claimed; nothing is written, and the call may be repeated.
+            SpaceTimeout, Busy: No page could be claimed, or the table's limiter does not let the step in; nothing is written,
+                and the call may be repeated.
+            Frozen: The table is frozen; nothing is written.
             Closed: The writer, client or engine has closed, or another form of writing is in progress.
         """
         raise NotImplementedError  # replaced by the generated method of `writer_type`
@@ -310,7 +313,8 @@ class Writer:
         stored = code >= 0
         try:
             if stored:
-                row = stream.here()
+                stream.admit(envs)
+                row = code
                 ends = [table.terminated[row : row + envs], table.truncated[row : row + envs]]
             else:
                 arrays, ends = self._checked(values)

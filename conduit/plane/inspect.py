@@ -10,6 +10,7 @@ An engine that is dead, damaged or another user's is a state of the result and n
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 import struct
@@ -20,10 +21,12 @@ from typing import Any
 import numpy as np
 
 from conduit.errors import BadSegment, ConduitError, ConfigError, EngineNotFound
+from conduit.plane.limiting import why_not_inserted, why_not_sampled
 from conduit.plane.status import (
     ClaimStatus,
     Cleaned,
     EngineStatus,
+    LimiterStatus,
     PageCounts,
     ParticipantStatus,
     PolicyStatus,
@@ -32,6 +35,7 @@ from conduit.plane.status import (
     TableStatus,
 )
 from conduit.schema import Field
+from conduit.store.counting import Counts, counts_over
 from conduit.store.declaration import row_stride
 from conduit.store.layout import (
     HAZARDS_PER_PARTICIPANT,
@@ -40,6 +44,7 @@ from conduit.store.layout import (
     TableLayout,
     WeightsLayout,
 )
+from conduit.store.limits import Limits
 from conduit.store.locks import LOCK_CREATOR, LOCK_PUBLISHERS, held
 from conduit.store.names import SHM_DIRECTORY, Backing, find, note_path, shm_name
 from conduit.store.participants import LINE_NAME, LINE_PID, LINE_ROWS, LINE_SINCE
@@ -49,6 +54,7 @@ from conduit.store.words import (
     FREE,
     INIT,
     KIND_MASK,
+    LIMITS_BYTES,
     LINE,
     META_BYTES,
     OPEN,
@@ -62,9 +68,9 @@ from conduit.store.words import (
     SEALED,
     TABLE_CONTROL_BYTES,
     TABLE_DELIVERED_AGAIN,
-    TABLE_EVICTED_ROWS,
+    TABLE_EPOCH,
+    TABLE_LIMITS,
     TABLE_RECOVERED,
-    TABLE_SEALED_ROWS,
 )
 
 Words = np.ndarray[Any, np.dtype[np.int64]]
@@ -235,7 +241,10 @@ def _look(name: str, fd: int, backing: Backing, layout: SegmentLayout) -> Engine
         int(header[HEADER_TIME // 8]),
         layout.spec.max_participants,
         participants,
-        tuple(_table(fd, one, blocks[one.name], hazards, participants) for one in layout.tables.values()),
+        tuple(
+            _table(fd, one, blocks[one.name], hazards, layout.spec.max_participants, participants)
+            for one in layout.tables.values()
+        ),
         tuple(_policy(fd, one, index) for index, one in enumerate(layout.policies.values())),
     )
 
@@ -265,6 +274,37 @@ def _participants(fd: int, layout: SegmentLayout, hazards: Words, blocks: list[W
     return tuple(found)
 
 
+def _counts(fd: int, layout: TableLayout, control: Words, pages: Words, seats: int) -> Counts:
+    """The same sums as a client makes, over copies."""
+    sides = _read(fd, layout.sides, layout.pages * LINE // 8).reshape(-1, LINE // 8)
+    taken = _read(fd, layout.seats, seats * LINE // 8).reshape(-1, LINE // 8)
+    return counts_over(pages, sides, control, taken, layout.page_rows)
+
+
+def _limiter(layout: TableLayout, control: Words, counts: Counts) -> LimiterStatus | None:
+    limits = layout.limits
+    if limits is None:
+        return None
+    changes = int(control[TABLE_LIMITS // 8])
+    if changes:
+        start = (TABLE_LIMITS + 8 + LIMITS_BYTES * (changes & 1)) // 8
+        spi, size, low, high = control[start : start + 4].view(np.float64).tolist()
+        limits = Limits(spi, int(size), low, high)
+    return LimiterStatus(
+        limits.samples_per_insert,
+        limits.min_size,
+        limits.min_diff if math.isfinite(limits.min_diff) else None,
+        limits.max_diff if math.isfinite(limits.max_diff) else None,
+        counts.inserted,
+        counts.sampled,
+        counts.deleted,
+        counts.reserved,
+        counts.granted,
+        why_not_sampled(limits, counts, 1),
+        why_not_inserted(limits, counts, 1),
+    )
+
+
 def _queue(
     fd: int, layout: TableLayout, pages: Words, control: Words, participants: tuple[ParticipantStatus, ...]
 ) -> QueueStatus | None:
@@ -285,18 +325,23 @@ def _queue(
 
 
 def _table(
-    fd: int, layout: TableLayout, pages: Words, hazards: Words, participants: tuple[ParticipantStatus, ...]
+    fd: int,
+    layout: TableLayout,
+    pages: Words,
+    hazards: Words,
+    seats: int,
+    participants: tuple[ParticipantStatus, ...],
 ) -> TableStatus:
     control = _read(fd, layout.control, TABLE_CONTROL_BYTES // 8)
+    counts = _counts(fd, layout, control, pages, seats)
     kinds = pages[:, PAGE_STATE // 8] & KIND_MASK
-    counts = np.bincount(kinds, minlength=SEALED + 1)
+    by_kind = np.bincount(kinds, minlength=SEALED + 1)
     live = pages[np.isin(kinds, (OPEN, SEALED))]
     # a page that is claimed during the look can show words of two lives
     committed, halo, tail = (
         live[:, offset // 8].clip(0, layout.page_rows) for offset in (PAGE_COMMITTED, PAGE_HALO, PAGE_TAIL)
     )
     own = (committed - halo).clip(0)
-    is_open = (live[:, PAGE_STATE // 8] & KIND_MASK) == OPEN
     visible = int(own.sum())
     in_use = int((own + halo + tail).sum())
     row_bytes = sum(row_stride(field) for field in layout.schema.fields) + 2 + META_BYTES
@@ -312,17 +357,17 @@ def _table(
         max_stack=layout.table.max_stack,
         max_n_step=layout.table.max_n_step,
         pages=PageCounts(
-            free=int(counts[FREE]),
-            preparing=int(counts[INIT]),
-            open=int(counts[OPEN]),
-            sealed=int(counts[SEALED]),
+            free=int(by_kind[FREE]),
+            preparing=int(by_kind[INIT]),
+            open=int(by_kind[OPEN]),
+            sealed=int(by_kind[SEALED]),
             leased=len(leased),
         ),
         page_rows=layout.page_rows,
         capacity=layout.rows,
-        rows_visible=visible,
-        rows_written=int(control[TABLE_SEALED_ROWS // 8]) + int(own[is_open].sum()),
-        rows_evicted=int(control[TABLE_EVICTED_ROWS // 8]),
+        rows_visible=counts.size,
+        rows_written=counts.inserted,
+        rows_evicted=counts.evicted,
         pages_recovered=int(control[TABLE_RECOVERED // 8]),
         bytes=layout.end - layout.control,
         bytes_per_row=row_bytes + page_arenas // layout.page_rows,
@@ -330,6 +375,8 @@ def _table(
             (row_bytes * in_use + values) / visible if visible else row_bytes + page_arenas / layout.page_rows
         ),
         halo_share=int(halo.sum()) / in_use if in_use else 0.0,
+        frozen=bool(control[TABLE_EPOCH // 8] & 1),
+        limiter=_limiter(layout, control, counts),
         queue=_queue(fd, layout, pages, control, participants),
     )
 
@@ -350,6 +397,7 @@ __all__ = [
     "ClaimStatus",
     "Cleaned",
     "EngineStatus",
+    "LimiterStatus",
     "PageCounts",
     "ParticipantStatus",
     "PolicyStatus",

@@ -66,7 +66,8 @@ class Part(Loader):
         buffer.narrow(first, end)
         if self._transforming.prepares:
             self._transforming.before(self.sampler.batch)
-        if not self._fill(buffer):
+        self._wanted = end - first
+        if not self._attempt(buffer):
             self._wait_for_rows(buffer, timeout)
         if self._weighs:
             # every row is as likely as any other: nothing to make up for
@@ -82,8 +83,15 @@ class Part(Loader):
             batch.transform(self._transforming, self.sampler.batch)
         return batch
 
+    def cancel(self) -> None:
+        """What it has drawn is not handed out: its table's limiter does not count it."""
+        if self._gate is not None:
+            self._gate.cancel()
+
     def advance(self, rows: int) -> None:
         """Go on to the next batch, of which it gave `rows`."""
+        if self._gate is not None:
+            self._gate.deliver()
         self._batches += 1
         self._rows += rows
         self.sampler.advance()
@@ -222,12 +230,17 @@ class MixedLoader(Delivery):
         index = self._first.free_buffer(timeout)
         bounds = self.bounds(self.batch)
         source = self._first.arrays_of(index)[SOURCE.name]
-        for number, part in enumerate(self._parts):
-            first, end = bounds[number], bounds[number + 1]
-            if end > first:
-                part.draw(index, first, end, None if allowed is None else round(deadline.left(), 3))
-                source[first:end] = number
-        made = self._first.batch_of(index)
+        try:
+            for number, part in enumerate(self._parts):
+                first, end = bounds[number], bounds[number + 1]
+                if end > first:
+                    part.draw(index, first, end, None if allowed is None else round(deadline.left(), 3))
+                    source[first:end] = number
+            made = self._first.batch_of(index)
+        except BaseException:
+            for part in self._parts:
+                part.cancel()
+            raise
         for number, part in enumerate(self._parts):
             part.advance(bounds[number + 1] - bounds[number])
         if self._place is not None:

@@ -14,6 +14,7 @@ from conduit.jit import entry
 from conduit.plane.stream import Stream
 from conduit.plane.values import checked, checked_lengths, checked_values
 from conduit.store import objects, writing
+from conduit.store.words import W_BASE, W_BEYOND, W_LOCAL
 
 Array = np.ndarray[Any, Any]
 
@@ -269,6 +270,7 @@ class Slab(_Staged):
                 f"page_rows={rows + tail + halo + behind} or more"
             )
         self._ticks = ticks
+        stream.check_grant(ticks, f"{ticks} ticks of {stream.envs}")
         self._start("rollout", rows, tail, (ticks, *stream.lead))
 
     @property
@@ -345,8 +347,8 @@ class Bare(_Views):
     a number faster than numpy does. Every field must be assigned; flags are False unless assigned. The writer's other
     forms wait until the handle is closed; what was assigned but not committed is discarded then.
 
-    Where no page is free at once, `commit` returns a row behind the table (`row >= bare.rows`): storing to it fails, and
-    `row = bare.row` waits for a page as the writer was told to.
+    Where no page is free at once, or the table's limiter is against another tick, `commit` returns a row behind the table
+    (`row >= bare.rows`): storing to it fails, and `row = bare.row` waits as the writer was told to.
 
     Attributes:
         commit: Commits one tick; returns the physical row of the next one, or one that is `>= rows`.
@@ -368,6 +370,7 @@ class Bare(_Views):
         # a C-level call: a Python function around it would cost as much again as the commit
         self.commit: Callable[[], int] = functools.partial(entry(writing.commit_and_turn), stream.array)
         stream.in_progress = "bare handle"
+        stream.words[W_BEYOND // 8] = 1
 
     def _names(self) -> tuple[str, ...]:
         return self._names_
@@ -384,7 +387,8 @@ class Bare(_Views):
 
         Raises:
             FieldError: The last commit was refused: an episode ends without its final observation.
-            SpaceTimeout, Busy: No page could be claimed.
+            SpaceTimeout, Busy: No page could be claimed, or the limiter does not let a tick in.
+            Frozen: The table is frozen.
         """
         stream = self._stream
         place = stream.take_refusal()
@@ -398,7 +402,9 @@ class Bare(_Views):
         stream.check_hands_over()
         if not 0 <= env < stream.envs:
             raise FieldError(f"Expected an environment from 0 to {stream.envs - 1}, got {env!r}", at="final")
-        row = self.row
+        # not `self.row`: a page is not turned under values that have been assigned
+        words = stream.words
+        row = self.row if words[W_BEYOND // 8] else words[W_BASE // 8] + words[W_LOCAL // 8]
         stream.keep_final(row + env, stream.checked_final(observation), row + stream.envs)
 
     def close(self) -> None:

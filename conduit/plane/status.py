@@ -68,6 +68,32 @@ class PageCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class LimiterStatus:
+    """A table's limiter (docs/limits.md has the formula).
+
+    Attributes:
+        samples_per_insert, min_size: In force.
+        min_diff, max_diff: The same; None where there is no such bound.
+        inserted, sampled, deleted: I, S and D of the formula.
+        reserved: Samples that loaders have reserved and not delivered.
+        granted: Rows that writers have been granted and not published.
+        sampling, inserting: Why not one more sample, or row, is allowed, by which term, and what frees it; None when one is.
+    """
+
+    samples_per_insert: float
+    min_size: int
+    min_diff: float | None
+    max_diff: float | None
+    inserted: int
+    sampled: int
+    deleted: int
+    reserved: int
+    granted: int
+    sampling: str | None
+    inserting: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class ClaimStatus:
     """What one consumer holds of a queue.
 
@@ -125,6 +151,8 @@ class TableStatus:
         bytes_per_transition: The same with the table's halo copies and kept final observations shared out over its
             visible rows, as it is now; of ragged fields, the values that are there. bytes_per_row while the table is empty.
         halo_share: Part of the rows in use that are halo copies, from 0 to 1.
+        frozen: Whether it takes no rows.
+        limiter: What limits it, or None.
         queue: Of a queue: what has become of its rows; else None.
     """
 
@@ -145,6 +173,8 @@ class TableStatus:
     bytes_per_row: int
     bytes_per_transition: float
     halo_share: float
+    frozen: bool
+    limiter: LimiterStatus | None
     queue: QueueStatus | None = None
 
 

@@ -15,9 +15,10 @@ import numpy as np
 from conduit.clock import Deadline
 from conduit.errors import Busy, Closed, ConfigError, FieldError, SpaceTimeout
 from conduit.jit import entry
+from conduit.plane.limiting import check_rows, limits_of, seat_line, why_not_inserted
 from conduit.plane.tally import Tally
 from conduit.plane.values import checked, checked_ragged, checked_values
-from conduit.store import protocol, spans, writing
+from conduit.store import limiter, protocol, spans, writing
 from conduit.store.queue import QueueView
 from conduit.store.table import TableView
 from conduit.store.words import (
@@ -25,6 +26,7 @@ from conduit.store.words import (
     W_ARENA_COUNT,
     W_ARENAS,
     W_BASE,
+    W_BEYOND,
     W_BUSY,
     W_CLOSED,
     W_COUNTER,
@@ -40,6 +42,7 @@ from conduit.store.words import (
     W_REFUSED,
     W_RESERVE,
     W_ROWS,
+    W_SEAT,
     W_STREAM,
     W_STRICT,
     W_TABLE,
@@ -100,6 +103,8 @@ class Stream:
         self.schema = table.layout.schema
         keeps = autoreset != "next_step" and bool(self.schema.observation_names)
         table.layout.check_writer(self.envs, finals=keeps)
+        self._seat = seat_line(table)
+        self.check_grant(1, f"num_envs={num_envs}")
         self.lead = () if num_envs is None else (num_envs,)
         self.autoreset = autoreset
         self.hands_over = autoreset != "next_step"
@@ -145,6 +150,7 @@ class Stream:
             (W_STRICT, keeps and keep_final),
             (W_ARENAS, self._arenas.ctypes.data),
             (W_ARENA_COUNT, len(self._arenas)),
+            (W_SEAT, self._seat),
         ):
             self.words[offset // 8] = value
         seat.watch_fork(self)
@@ -183,7 +189,7 @@ class Stream:
         self.words[W_BUSY // 8] = what is not None
 
     def here(self, rows: int = 0, tail: int = 0, items: Array | None = None) -> int:
-        """Physical row of the next tick, after turning the page if it has too little room left.
+        """Physical row of the next tick, after turning the page if it has too little room left, or the table was reset.
 
         Args:
             rows: Rows that are needed; 0 stands for one tick's, with all that it may need in the tail.
@@ -191,14 +197,59 @@ class Stream:
             items: Items of ragged values that are needed, int64 [ragged fields]; at most a tick's and its final observations'.
 
         Raises:
-            SpaceTimeout, Busy: No page could be claimed.
+            SpaceTimeout, Busy: No page could be claimed, or the table's limiter does not grant the rows.
+            Frozen: The table is frozen.
         """
         if rows == 0:
             rows, tail = self.envs, self.words[W_RESERVE // 8]
-        fits = entry(writing.fits)(self.address, rows, tail)
-        if not fits or (items is not None and not entry(spans.values_fit)(self.address, items.ctypes.data)):
-            self._turn()
+        self.admit(rows)
+        try:
+            fits = entry(writing.fits)(self.address, rows, tail) and not entry(writing.is_stale)(self.address)
+            if not fits or (items is not None and not entry(spans.values_fit)(self.address, items.ctypes.data)):
+                self._turn()
+        except BaseException:
+            self._give_back()
+            raise
+        self.words[W_BEYOND // 8] = 0
         return self.words[W_BASE // 8] + self.words[W_LOCAL // 8]
+
+    def check_grant(self, ticks: int, what: str) -> None:
+        """Refuse ticks that the table's limiter can never grant at once.
+
+        Raises:
+            ConfigError: It cannot.
+        """
+        if self._seat:
+            check_rows(limits_of(self.table), ticks * self.envs, self.table.layout.name, what)
+
+    def admit(self, rows: int) -> None:
+        """Have the table's limiter grant the next rows; nothing is moved.
+
+        Raises:
+            SpaceTimeout, Busy: It does not.
+            Frozen: The table is frozen.
+        """
+        self.table.check_thawed()
+        if not self._seat or entry(limiter.grant)(self.address, rows):
+            return
+        # what is held back may be what the loaders wait for
+        self.publish()
+
+        def ask() -> bool | None:
+            self.table.check_thawed()
+            return True if entry(limiter.grant)(self.address, rows) else None
+
+        if self._on_full == "wait" and self.table.wait(ask, for_space=True, deadline=Deadline(self._timeout)):
+            return
+        why = why_not_inserted(limits_of(self.table), self.table.counts(), rows) or "it was blocked until just now"
+        message = f"Expected the limiter of table {self.table.layout.name!r} to let {rows} rows in, but {why}"
+        if self._on_full == "raise":
+            raise Busy(message)
+        raise SpaceTimeout(f"{message} (waited {self._timeout} s)")
+
+    def _give_back(self) -> None:
+        if self._seat:
+            entry(limiter.give_back)(self.address)
 
     def _turn(self) -> None:
         self._check_open()
@@ -240,8 +291,10 @@ class Stream:
 
         Raises:
             Closed, Forked: Writer, client or engine has closed since the rows were begun.
+            Frozen: The table was frozen since.
         """
         self._check_open()
+        self.table.check_thawed()
         result = entry(writing.commit)(self.address, ticks)
         return -2 - result if result < -1 else -1
 
@@ -256,6 +309,7 @@ class Stream:
         """Forget flags, priorities and final observations staged for the next `rows` rows."""
         self.words[W_PRIORITIES_GIVEN // 8] = 0
         entry(writing.abort)(self.address, rows)
+        self._give_back()
 
     def refuse(self, place: int) -> None:
         """Report that the tick's row `place` ends an episode without its final observation; nothing was committed.
@@ -448,6 +502,7 @@ class Stream:
         if page < 0 or participants is None or not participants.seated:
             return
         self.publish()
+        self._give_back()
         if self.words[W_LOCAL // 8] == 0:
             entry(protocol.free)(self.table.address, page)
         else:

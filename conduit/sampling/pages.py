@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from conduit.jit import inner
 from conduit.kernels.resolve import E_ENVS, E_FIRST, E_GENERATION, E_LIMIT, E_PAGE, E_START
-from conduit.store.atomics import load_acquire, load_relaxed, peek_i64, poke_i64
+from conduit.store.atomics import load_acquire, load_relaxed, peek_i64, peek_u32, poke_i64
 from conduit.store.protocol import block_of
+from conduit.store.removal import is_present
 from conduit.store.words import (
+    DELETED,
+    FINAL,
     GENERATION_SHIFT,
     KIND_MASK,
+    META_BYTES,
     OPEN,
     PAGE_COMMITTED,
     PAGE_ENDED,
@@ -17,7 +21,10 @@ from conduit.store.words import (
     PAGE_STATE,
     SEALED,
     T_FUTURE,
+    T_MAX_SAMPLED,
+    T_META,
     T_ROWS,
+    T_SAMPLED,
 )
 
 
@@ -34,16 +41,30 @@ def rows_to_draw(table, page, need):  # type: ignore[no-untyped-def]
     block = block_of(table, page)
     word = load_acquire(block + PAGE_STATE)
     kind = word & KIND_MASK
-    if kind != OPEN and kind != SEALED:
+    if (kind != OPEN and kind != SEALED) or not is_present(table, page):
         return 0, 0, 0, 0, 0
     committed = min(load_acquire(block + PAGE_COMMITTED), peek_i64(table + T_ROWS))
     envs = load_relaxed(block + PAGE_ENVS)
     end = committed
     if kind == OPEN:
-        end -= need * envs
+        # where deliveries of a row are counted, no row is drawn from the page that it is about to leave: its count moves with it
+        end -= (peek_i64(table + T_FUTURE) if peek_i64(table + T_SAMPLED) != 0 else need) * envs
     elif load_relaxed(block + PAGE_ENDED) == 0:
         end -= peek_i64(table + T_FUTURE) * envs
     return max(0, load_relaxed(block + PAGE_FIRST)), end, committed, word >> GENERATION_SHIFT, envs
+
+
+@inner
+def has_fresh(table, page, begin, end):  # type: ignore[no-untyped-def]
+    """True when one of the local rows [begin, end) may be delivered once more; most pages of a drained table have none."""
+    limit = peek_i64(table + T_MAX_SAMPLED)
+    start = page * peek_i64(table + T_ROWS)
+    for row in range(start + begin, start + end):
+        if peek_u32(peek_i64(table + T_SAMPLED) + 4 * row) < limit:
+            word = peek_u32(peek_i64(table + T_META) + META_BYTES * row + 12)
+            if word & (FINAL | DELETED) == 0:
+                return True
+    return False
 
 
 @inner

@@ -39,7 +39,9 @@ from conduit.store.atomics import (
     store_relaxed,
 )
 from conduit.store.protocol import block_of
+from conduit.store.removal import is_present
 from conduit.store.words import (
+    DELETED,
     FINAL,
     GENERATION_SHIFT,
     KIND_MASK,
@@ -56,9 +58,11 @@ from conduit.store.words import (
     T_CONTROL,
     T_COUNT,
     T_FUTURE,
+    T_MAX_SAMPLED,
     T_META,
     T_PRIORITY,
     T_ROWS,
+    T_SAMPLED,
     TABLE_RECENT_LEAF,
 )
 
@@ -286,6 +290,7 @@ def update(tree, window, table, ids, priorities, scratch, alpha, eps, span):  # 
     pages = peek_i64(table + T_COUNT)
     base = peek_i64(table + T_PRIORITY)
     metas = peek_i64(table + T_META)
+    sampled = peek_i64(table + T_SAMPLED)
     future = peek_i64(table + T_FUTURE)
     words = block_of(table, 0)
     blocks, groups, block_count, group_count = _sums_of(tree, table, 0)
@@ -317,13 +322,17 @@ def update(tree, window, table, ids, priorities, scratch, alpha, eps, span):  # 
         if kind == SEALED and load_relaxed(block + PAGE_ENDED) == 0:
             end -= future * load_relaxed(block + PAGE_ENVS)
         alive = (generation & GENERATION_MASK) == (key >> ROW_BITS) and (kind == OPEN or kind == SEALED)
+        alive = alive and is_present(table, page)
         if not alive or not load_relaxed(block + PAGE_FIRST) <= local < end:
             ignored += 1
             continue
         at = base + 4 * row
         present = peek_u32(at)
-        # a closing observation's leaf is 0 and stays it; its meta is another cache line, so it is only looked at then
-        if present == 0 and peek_u32(metas + META_BYTES * row + 12) & FINAL:
+        # the leaf of a closing observation, or of a row that has gone, is 0 and stays it; more is only looked at then
+        if present == 0 and (
+            peek_u32(metas + META_BYTES * row + 12) & (FINAL | DELETED)
+            or (sampled != 0 and peek_u32(sampled + 4 * row) >= peek_i64(table + T_MAX_SAMPLED))
+        ):
             ignored += 1
             continue
         leaf = peek_u32(leaves + 4 * i)

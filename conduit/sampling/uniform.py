@@ -23,20 +23,24 @@ from conduit.kernels.resolve import (
     E_PAGE,
     V_NEED,
     V_RESOLVE,
+    V_SAMPLED,
     ask_ahead,
 )
-from conduit.sampling.pages import list_page, rows_to_draw
+from conduit.sampling.pages import has_fresh, list_page, rows_to_draw
 from conduit.store.atomics import call_5, peek_i64, poke_i64, words_at
 from conduit.store.words import (
     T_COUNT,
     T_META,
     T_ROWS,
+    T_SAMPLED,
 )
 
 S_SEED, S_BATCH, S_LEAST, S_CANDIDATES, S_SNAPSHOT, S_PAGES, S_BITS = range(0, 56, 8)
 """Words of the sampler's state: seed, number of the batch, least number of candidates, candidates at the last look,
 address of the list of pages (kernels.resolve.E_*), pages listed, and room for one chunk's random bits."""
 _TRIES = (1 << 19) - 1
+_TRIES_OF_COUNTED = 1 << 16
+"""Where deliveries are counted, running dry is nothing unusual."""
 _CHUNK = 16
 _SIGNATURE = "int64(int64, int64, int64, int64, int64)"
 
@@ -54,9 +58,10 @@ def look(state, table, need):  # type: ignore[no-untyped-def]
     rows = peek_i64(table + T_ROWS)
     total = 0
     listed = 0
+    sampled = peek_i64(table + T_SAMPLED)
     for page in range(peek_i64(table + T_COUNT)):
         begin, end, committed, generation, envs = rows_to_draw(table, page, need)
-        if end <= begin:
+        if end <= begin or (sampled != 0 and not has_fresh(table, page, begin, end)):
             continue
         list_page(entries + E_BYTES * listed, total, page, rows, begin, committed, generation, envs)
         total += end - begin
@@ -107,7 +112,7 @@ def _settle(state, job, slots, count, attempt, total):  # type: ignore[no-untype
     tries = 0
     while done < count:
         tries += 1
-        if tries > _TRIES:
+        if tries > (_TRIES if peek_i64(window + V_SAMPLED) == 0 else _TRIES_OF_COUNTED):
             return False
         slot = peek_i64(slots + 8 * done)
         first, second = random_pair(peek_i64(state + S_SEED), peek_i64(state + S_BATCH), lane(slot, attempt, tries))

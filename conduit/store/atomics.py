@@ -49,11 +49,13 @@ def _atomic_store(order: str) -> Any:
     return store
 
 
-def _read_modify_write(operation: str) -> Any:
+def _read_modify_write(operation: str, low: Any = _I64) -> Any:
     @intrinsic
     def modify(typingctx: Any, address: Any, value: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return builder.atomic_rmw(operation, _pointer(builder, args[0]), args[1], "acq_rel")
+            value = args[1] if low is _I64 else builder.trunc(args[1], low)
+            before = builder.atomic_rmw(operation, _pointer(builder, args[0], low), value, "acq_rel")
+            return before if low is _I64 else builder.zext(before, _I64)
 
         return types.int64(types.int64, types.int64), codegen
 
@@ -77,6 +79,7 @@ load_acquire = _atomic_load("acquire")
 store_relaxed = _atomic_store("monotonic")
 store_release = _atomic_store("release")
 fetch_add = _read_modify_write("add")
+fetch_add_u32 = _read_modify_write("add", _I32)
 exchange = _read_modify_write("xchg")
 fence_acquire = _fence("acquire")
 fence_full = _fence("seq_cst")

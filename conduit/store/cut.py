@@ -32,7 +32,6 @@ from conduit.store.words import (
     T_SIDES,
     TABLE_CONTROL_BYTES,
     TABLE_EPOCH,
-    TABLE_FROZEN,
     TABLE_LIMITS,
 )
 
@@ -60,7 +59,6 @@ def collect(table, blocks, sides, control, attempts):  # type: ignore[no-untyped
     side = peek_i64(table + T_SIDES)
     for attempt in range(attempts):
         epoch = load_acquire(source + TABLE_EPOCH)
-        frozen = load_acquire(source + TABLE_FROZEN)
         limits = load_acquire(source + TABLE_LIMITS)
         for page in range(count):
             poke_i64(blocks + LINE * page, load_acquire(block_of(table, page) + PAGE_STATE))
@@ -77,11 +75,7 @@ def collect(table, blocks, sides, control, attempts):  # type: ignore[no-untyped
         for word in range(TABLE_CONTROL_BYTES // 8):
             poke_i64(control + 8 * word, load_acquire(source + 8 * word))
         fence_acquire()
-        same = (
-            load_relaxed(source + TABLE_EPOCH) == epoch
-            and load_relaxed(source + TABLE_FROZEN) == frozen
-            and load_relaxed(source + TABLE_LIMITS) == limits
-        )
+        same = load_relaxed(source + TABLE_EPOCH) == epoch and load_relaxed(source + TABLE_LIMITS) == limits
         for page in range(count):
             same &= load_relaxed(block_of(table, page) + PAGE_STATE) == peek_i64(blocks + LINE * page)
         if same:

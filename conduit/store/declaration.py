@@ -14,7 +14,7 @@ from typing import Literal
 from conduit.errors import CapacityError, ConfigError
 from conduit.schema import Field, Schema
 from conduit.store.arenas import arena_items, check_mean_lengths, row_share
-from conduit.store.limits import Limiter, checked_limiter
+from conduit.store.limits import Limiter, Limits, checked_limiter
 from conduit.store.statistics import measured
 from conduit.store.words import LINE, META_BYTES, SPAN_BYTES
 
@@ -130,13 +130,15 @@ class Table:
             if not isinstance(value, int) or value < 1:
                 raise ConfigError(f"Expected {name} of at least 1, got {value!r}")
         self._check_kind()
-        checked_limiter(self.limiter)
+        limits = checked_limiter(self.limiter)
         times = self.max_times_sampled
         if times is not None and (not isinstance(times, int) or isinstance(times, bool) or times < 1):
             raise ConfigError(f"Expected max_times_sampled of at least 1, or None, got {times!r}")
         check_mean_lengths(self.schema, self.mean_lengths)
         measured(self.schema, self.statistics)
-        self.geometry()
+        geometry = self.geometry()
+        if limits is not None:
+            self.check_min_size(limits, *geometry)
 
     def _check_kind(self) -> None:
         if self.kind not in ("replay", "queue"):
@@ -156,9 +158,27 @@ class Table:
                 raise ConfigError(
                     f"Expected no {name} for kind='queue', got {getattr(self, name)}: a queue delivers rows, not windows"
                 )
+        if self.limiter is not None:
+            raise ConfigError(
+                "Expected no limiter for kind='queue': its writers wait while it is full, and each row is delivered once"
+            )
         for name in ("priorities", "max_times_sampled"):
             if getattr(self, name) is not None:
                 raise ConfigError(f"Expected no {name} for kind='queue': each row is delivered once, in order")
+
+    def check_min_size(self, limits: Limits, pages: int, page_rows: int) -> None:
+        """Refuse limits under which sampling would wait for more rows than the table can hold.
+
+        Raises:
+            ConfigError: min_size is above that.
+        """
+        # one page at a time has just been emptied for its writer
+        held = (pages - 1) * max(1, page_rows - self.halo_ticks * self.num_envs)
+        if limits.min_size > held:
+            raise ConfigError(
+                f"Expected a min_size of at most the {held:,} rows that the table is sure to hold, got {limits.min_size:,}: nothing "
+                "would ever be sampled. Raise capacity or lower min_size"
+            )
 
     @property
     def halo_ticks(self) -> int:

@@ -41,6 +41,11 @@ class Limits:
         if not (_number(self.min_diff) and _number(self.max_diff)):  # a NaN makes every comparison false
             raise ConfigError(f"Expected numbers as limits, got {self.min_diff!r} and {self.max_diff!r}")
 
+    @property
+    def numbers(self) -> tuple[float, float, float, float]:
+        """The four numbers as kernels take them."""
+        return self.samples_per_insert, self.min_size, self.min_diff, self.max_diff
+
 
 @dataclass(frozen=True, slots=True)
 class SampleToInsertRatio:

@@ -48,6 +48,7 @@ from conduit.store.interpreter import (
     VALUE,
 )
 from conduit.store.interpreter import is_supported as is_supported  # noqa: PLC0414 - it is asked for here
+from conduit.store.limiter import ask_for_rows, give_back_rows
 from conduit.store.spans import forget_values, has_room, place_value
 from conduit.store.words import (
     A_BYTES,
@@ -63,12 +64,13 @@ from conduit.store.words import (
     W_PAGE,
     W_RESERVE,
 )
-from conduit.store.writing import _commit, _room
+from conduit.store.writing import _commit, _is_stale, _room
 
 Array = np.ndarray[Any, Any]
 
 NEED_PAGE = -(1 << 40)
-"""Result: the values fit, but the page has no room or another form of writing is in progress; nothing was stored."""
+"""Result: the values fit, but the page has no room, the table was reset or frozen, or another form of writing is in progress;
+nothing was stored."""
 REFUSED = -(1 << 41)
 """Result REFUSED - k: value k was not recognised; nothing was stored."""
 
@@ -353,7 +355,7 @@ def _store_row(writer, values):  # type: ignore[no-untyped-def]
                 return REFUSED - k
         elif not _recognised(fields + 8 * _F_WORDS * k, peek_i64(items + 8 * k), objects):
             return REFUSED - k
-    if peek_i64(writer + W_BUSY) != 0 or _room(writer) < envs + peek_i64(writer + W_RESERVE):
+    if peek_i64(writer + W_BUSY) != 0 or _is_stale(writer) or _room(writer) < envs + peek_i64(writer + W_RESERVE):
         return NEED_PAGE
     if peek_i64(writer + W_ARENA_COUNT) != 0:
         forget_values(writer)
@@ -408,6 +410,19 @@ def append_large_row(state, values):  # type: ignore[no-untyped-def]
     writer = data_of(state)
     row = _store_row(writer, values)
     return _commit(writer, 1) if row >= 0 else row
+
+
+@kernel(_SIGNATURE, nogil=True)
+def append_limited_row(state, values):  # type: ignore[no-untyped-def]
+    """`append_row` in a table with a limiter; NEED_PAGE also where the limiter does not grant the tick at once."""
+    writer = data_of(state)
+    if peek_i64(writer + W_BUSY) != 0 or not ask_for_rows(writer, peek_i64(writer + W_ENVS)):
+        return NEED_PAGE
+    row = _store_row(writer, values)
+    if row < 0:
+        give_back_rows(writer)
+        return row
+    return _commit(writer, 1)
 
 
 @functools.cache

@@ -42,15 +42,23 @@ from conduit.store.words import (
     PAGE_AGE,
     PAGE_COMMITTED,
     PAGE_ENDED,
+    PAGE_EPOCH,
     PAGE_HALO,
+    PAGE_PAST,
     PAGE_STATE,
     PAGE_STREAM,
     PAGE_TICK,
     PAGE_UPDATES,
+    PAST_MASK,
+    PAST_SHIFT,
     POLICY_EVENT,
     POSITION_MASK,
     POSITION_SHIFT,
     SEALED,
+    SEAT_DELIVERED,
+    SEAT_GRANTED,
+    SEAT_INSERTED,
+    SEAT_RESERVED,
     SIDE_ACKED,
     SIDE_CLAIM,
     SIDE_RETURNED,
@@ -62,18 +70,21 @@ from conduit.store.words import (
     T_PAGES,
     T_PRIORITY,
     T_QUEUE,
+    T_SEATS,
     T_SIDES,
     TABLE_DATA,
     TABLE_DELIVERED_AGAIN,
-    TABLE_EVICTED_ROWS,
+    TABLE_EPOCH,
     TABLE_RECOVERED,
-    TABLE_SEALED_ROWS,
+    TABLE_SHRUNK,
     TABLE_SPACE,
     TABLE_TICKET,
     TAG_SHIFT,
 )
 
 _NEVER = (1 << 63) - 1
+_RESET_FIRST = 1 << 48
+"""Taken off the age of a page whose rows went with a reset, so that it is claimed before all others."""
 _WAIT, _WAKE = 0, 1
 _ALL = 1 << 30
 
@@ -132,6 +143,40 @@ def _leased(table, page):  # type: ignore[no-untyped-def]
 
 
 @inner
+def _add_up(table, page, generation):  # type: ignore[no-untyped-def]
+    """Add the rows of the generations before `generation` to PAGE_PAST, once; the caller holds the page in INIT.
+
+    One store does it, and its low bits say that it is done, so that a repairer of a killed claimer neither adds them
+    again nor leaves them out. Afterwards the page's own count may be overwritten.
+    """
+    block = block_of(table, page)
+    past = load_relaxed(block + PAGE_PAST)
+    if ((past ^ generation) & PAST_MASK) == 0:
+        return
+    rows = max(0, load_acquire(block + PAGE_COMMITTED) - load_relaxed(block + PAGE_HALO))
+    total = (past >> PAST_SHIFT) + rows
+    store_release(block + PAGE_PAST, (total << PAST_SHIFT) | (generation & PAST_MASK))
+    fence_full()
+    if rows > 0:
+        fetch_add(peek_i64(table + T_CONTROL) + TABLE_SHRUNK, 1)
+
+
+@inner
+def _disown(block):  # type: ignore[no-untyped-def]
+    """Before a page becomes FREE: it has no rows of its own, so that nobody counts earlier ones again."""
+    store_relaxed(block + PAGE_HALO, load_relaxed(block + PAGE_COMMITTED))
+
+
+@inner
+def _age(table, block):  # type: ignore[no-untyped-def]
+    """The age of a page that is sealed now."""
+    control = peek_i64(table + T_CONTROL)
+    ticket = fetch_add(control + TABLE_TICKET, 1)
+    is_present = load_relaxed(block + PAGE_EPOCH) == load_acquire(control + TABLE_EPOCH) >> 1
+    return ticket if is_present else ticket - _RESET_FIRST
+
+
+@inner
 def _wanted(table, page):  # type: ignore[no-untyped-def]
     """True for a SEALED page of a queue with rows that are not acknowledged, or that a consumer holds."""
     word = load_acquire(side_of(table, page) + SIDE_CLAIM)
@@ -153,7 +198,7 @@ def claim(table, owner, careless):  # type: ignore[no-untyped-def]
     Returns:
         Page number, or -1 when every page is open or leased, or has rows that are not acknowledged.
     """
-    floor = -1
+    floor = -_NEVER
     queue = peek_i64(table + T_QUEUE)
     while True:
         best = -1
@@ -166,7 +211,7 @@ def claim(table, owner, careless):  # type: ignore[no-untyped-def]
                 # a claimer can die in INIT while a reader still leases the page: FREE pages may be leased too
                 if _leased(table, page):
                     continue
-                best, best_state, best_age = page, state, -1
+                best, best_state, best_age = page, state, -_NEVER
                 break
             if kind == SEALED and (queue == 0 or not _wanted(table, page)):
                 age = load_relaxed(block_of(table, page) + PAGE_AGE)
@@ -174,7 +219,8 @@ def claim(table, owner, careless):  # type: ignore[no-untyped-def]
                     best, best_state, best_age = page, state, age
         if best < 0:
             return -1
-        if careless == 0 and best_age >= 0 and _leased(table, best):
+        was_free = (best_state & KIND_MASK) == FREE
+        if careless == 0 and not was_free and _leased(table, best):
             floor = best_age
             continue
         block = block_of(table, best)
@@ -185,13 +231,11 @@ def claim(table, owner, careless):  # type: ignore[no-untyped-def]
         # orders INIT before every later store into the page, and against a lease published at the same moment
         fence_full()
         if _leased(table, best):
-            back = SEALED if best_age >= 0 else FREE
+            back = FREE if was_free else SEALED
             store_release(block + PAGE_STATE, (generation << GENERATION_SHIFT) | back)
             floor = max(floor, best_age)
             continue
-        if best_age >= 0:
-            rows = load_relaxed(block + PAGE_COMMITTED) - load_relaxed(block + PAGE_HALO)
-            fetch_add(peek_i64(table + T_CONTROL) + TABLE_EVICTED_ROWS, rows)
+        _add_up(table, best, generation)
         return best
 
 
@@ -210,8 +254,7 @@ def seal(table, page, ended):  # type: ignore[no-untyped-def]
     state = load_relaxed(block + PAGE_STATE)
     store_relaxed(block + PAGE_ENDED, ended)
     if peek_i64(table + T_QUEUE) == 0:
-        store_relaxed(block + PAGE_AGE, fetch_add(control + TABLE_TICKET, 1))
-    fetch_add(control + TABLE_SEALED_ROWS, load_relaxed(block + PAGE_COMMITTED) - load_relaxed(block + PAGE_HALO))
+        store_relaxed(block + PAGE_AGE, _age(table, block))
     store_release(block + PAGE_STATE, ((state >> GENERATION_SHIFT) << GENERATION_SHIFT) | SEALED)
     wake(control + TABLE_DATA)
     wake(control + TABLE_SPACE)
@@ -223,6 +266,7 @@ def free(table, page):  # type: ignore[no-untyped-def]
     """Give back an INIT or OPEN page of the caller that holds no rows of its own."""
     block = block_of(table, page)
     state = load_relaxed(block + PAGE_STATE)
+    _disown(block)
     store_release(block + PAGE_STATE, ((state >> GENERATION_SHIFT) << GENERATION_SHIFT) | FREE)
     wake(peek_i64(table + T_CONTROL) + TABLE_SPACE)
     return 0
@@ -297,6 +341,8 @@ def recover(table, owner):  # type: ignore[no-untyped-def]
                 continue
             bare = (state >> GENERATION_SHIFT) << GENERATION_SHIFT
             if kind == INIT:
+                _add_up(table, page, state >> GENERATION_SHIFT)
+                _disown(block)
                 compare_and_swap(block + PAGE_STATE, state, bare | FREE)
                 taken += 1
                 continue
@@ -308,16 +354,21 @@ def recover(table, owner):  # type: ignore[no-untyped-def]
             elif sweep == 1:
                 store_relaxed(block + PAGE_ENDED, 1)
                 if peek_i64(table + T_QUEUE) == 0:
-                    store_relaxed(block + PAGE_AGE, fetch_add(control + TABLE_TICKET, 1))
-                if compare_and_swap(block + PAGE_STATE, state, bare | SEALED) == state:
-                    fetch_add(control + TABLE_SEALED_ROWS, own)
+                    store_relaxed(block + PAGE_AGE, _age(table, block))
+                compare_and_swap(block + PAGE_STATE, state, bare | SEALED)
                 taken += 1
     ended = _end_claims(table, owner) if peek_i64(table + T_QUEUE) != 0 else 0
     if ended > 0:
         fetch_add(control + TABLE_DELIVERED_AGAIN, ended)
+    # what it had been granted and had not used is given back
+    seat = peek_i64(table + T_SEATS) + LINE * owner
+    unused = load_relaxed(seat + SEAT_RESERVED) - load_relaxed(seat + SEAT_DELIVERED)
+    unused += load_relaxed(seat + SEAT_GRANTED) - load_relaxed(seat + SEAT_INSERTED)
+    store_relaxed(seat + SEAT_RESERVED, load_relaxed(seat + SEAT_DELIVERED))
+    store_relaxed(seat + SEAT_GRANTED, load_relaxed(seat + SEAT_INSERTED))
     if taken > 0:
         fetch_add(control + TABLE_RECOVERED, taken)
-    if taken > 0 or ended > 0:
+    if taken > 0 or ended > 0 or unused != 0:
         wake(control + TABLE_DATA)
         wake(control + TABLE_SPACE)
     return taken

@@ -53,7 +53,6 @@ from conduit.store.words import (
     TABLE_BASE_SAMPLED,
     TABLE_CONTROL_BYTES,
     TABLE_DATA,
-    TABLE_EVICTED_ROWS,
     TABLE_LIMITS,
     TABLE_RECOVERED,
     TABLE_SPACE,
@@ -281,7 +280,6 @@ def _restore_words(view: TableView, blocks: Array, sides: Array, control: Array,
     sides[left_out] = 0
     for event in (TABLE_DATA, TABLE_SPACE):
         control[event // 8 : (event + LINE) // 8] = 0
-    control[TABLE_EVICTED_ROWS // 8] += own.sum()
     shape = (layout.pages, LINE // 8)
     segment.array(layout.blocks, shape, blocks.dtype)[...] = blocks
     segment.array(layout.sides, shape, sides.dtype)[...] = sides
@@ -308,11 +306,11 @@ def _restore_counts(view: TableView, sampled: int, limiter: LimiterPolicy | None
     control = view.segment.array(layout.control, (TABLE_CONTROL_BYTES // 8,), np.dtype(np.int64))
     sides = view.segment.array(layout.sides, (layout.pages, LINE // 8), np.dtype(np.int64))
     limits = _limits_in_force(control, layout.limits)
-    inserted, _, deleted, _ = counts(TableCut(view.pages(), sides, control, 0))
+    inserted, _, deleted, _ = counts(TableCut(view.pages(), sides, control, 0), layout.page_rows)
     if limits is not None and limiter == "reset":
         size = inserted - deleted
         words[(layout.control + TABLE_BASE_INSERTED) // 8] -= inserted - size
-        words[(layout.control + TABLE_BASE_DELETED) // 8] -= deleted
+        words[(layout.control + TABLE_BASE_DELETED) // 8] -= view.rows_evicted
         inserted, sampled, deleted = size, 0, 0
     elif limits is not None and limiter == "rebase":
         sampled = rebased(limits, inserted, sampled)

@@ -30,6 +30,7 @@ from conduit.store.checkpoint import (
     safe,
     write_manifest,
 )
+from conduit.store.counting import counts_over
 from conduit.store.cut import TableCut, cut_table
 from conduit.store.files import FileSet, as_bytes, no_space
 from conduit.store.layout import WEIGHT_COPIES, WeightsLayout
@@ -39,21 +40,17 @@ from conduit.store.statistics import totals_of
 from conduit.store.table import Lease, TableView
 from conduit.store.words import (
     KIND_MASK,
+    LINE,
     OPEN,
     PAGE_AGE,
     PAGE_ARENA,
     PAGE_COMMITTED,
     PAGE_HALO,
-    PAGE_PAST,
     PAGE_STATE,
     PAGE_STREAM,
     PAGE_TAIL,
     PAGE_TICK,
     SEALED,
-    SIDE_GONE,
-    TABLE_BASE_DELETED,
-    TABLE_BASE_INSERTED,
-    TABLE_BASE_SAMPLED,
 )
 
 Array = np.ndarray[Any, Any]
@@ -94,14 +91,12 @@ def live_pages(blocks: Array) -> Array:
     return order
 
 
-def counts(cut: TableCut) -> tuple[int, int, int, int]:
+def counts(cut: TableCut, page_rows: int) -> tuple[int, int, int, int]:
     """Rows inserted, sampled and deleted, as a limiter counts them, and rows of all pages, halo copies not counted."""
     live = live_pages(cut.blocks)
-    past = int((cut.blocks[:, PAGE_PAST // 8] >> 16).sum())
     own = int((cut.blocks[live, PAGE_COMMITTED // 8] - cut.blocks[live, PAGE_HALO // 8]).sum())
-    inserted = int(cut.control[TABLE_BASE_INSERTED // 8]) + past + own
-    deleted = int(cut.control[TABLE_BASE_DELETED // 8]) + past + int(cut.sides[live, SIDE_GONE // 8].sum())
-    return inserted, int(cut.control[TABLE_BASE_SAMPLED // 8]) + cut.delivered, deleted, own
+    found = counts_over(cut.blocks, cut.sides, cut.control, np.zeros((0, LINE // 8), np.int64), page_rows)
+    return found.inserted, found.sampled + cut.delivered, found.deleted, own
 
 
 def save(
@@ -275,7 +270,9 @@ def _save_table(view: TableView, cut: TableCut, target: _TableFiles, counter: _C
         target.write(name, array)
     for name in layout.statistics:
         target.write(f"statistics/{safe(name)}", totals_of(view, name))
-    return TableEntry(target.folder, target.rows, target.items, *counts(cut), left_out, rows_left_out)
+    return TableEntry(
+        target.folder, target.rows, target.items, *counts(cut, view.layout.page_rows), left_out, rows_left_out
+    )
 
 
 def _lease(view: TableView, page: int) -> Lease | None:

@@ -10,9 +10,9 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from conduit.clock import Deadline
-from conduit.errors import Closed, Overwritten
+from conduit.errors import Closed, FieldError, Frozen, Overwritten
 from conduit.jit import entry
-from conduit.store import protocol
+from conduit.store import counting, protocol, removal
 from conduit.store.declaration import row_stride
 from conduit.store.layout import TableLayout
 from conduit.store.participants import Participants
@@ -21,14 +21,9 @@ from conduit.store.statistics import Statistics
 from conduit.store.waiting import wait_for
 from conduit.store.words import (
     GENERATION_SHIFT,
-    KIND_MASK,
     LINE,
-    OPEN,
-    PAGE_COMMITTED,
     PAGE_ENVS,
     PAGE_HALO,
-    PAGE_STATE,
-    SEALED,
     T_COLUMN_COUNT,
     T_COLUMNS,
     T_CONTROL,
@@ -37,6 +32,7 @@ from conduit.store.words import (
     T_HAZARD_COUNT,
     T_HAZARDS,
     T_HISTORY,
+    T_LIMITS,
     T_MAX_SAMPLED,
     T_META,
     T_PAGE_BASE,
@@ -54,9 +50,8 @@ from conduit.store.words import (
     T_WORDS,
     TABLE_DATA,
     TABLE_DELIVERED_AGAIN,
-    TABLE_EVICTED_ROWS,
+    TABLE_EPOCH,
     TABLE_RECOVERED,
-    TABLE_SEALED_ROWS,
     TABLE_SPACE,
     TABLE_STREAMS,
 )
@@ -68,7 +63,7 @@ SPAN_DTYPE = np.dtype([("start", "<u4"), ("length", "<u4")])
 """Where a ragged value lies in its page's arena, in items; the same word as words.SPAN_*."""
 
 META_DTYPE = np.dtype([("version", "<i4"), ("step", "<i4"), ("episode", "<u4"), ("link", "<u4")])
-"""A row's meta; `link` is the distance to the next observation << 5 | flags (conduit.store.words)."""
+"""A row's meta; `link` is the distance to the next observation << 6 | flags (conduit.store.words)."""
 
 
 class TableView:
@@ -145,6 +140,10 @@ class TableView:
             (T_ROLLOUT, layout.table.rollout_length or 0),
         ):
             self.descriptor[offset // 8] = value
+        self._limits: Array | None = None
+        if layout.limits is not None:
+            self._limits = np.array(layout.limits.numbers, np.float64)
+            self.descriptor[T_LIMITS // 8] = self._limits.ctypes.data
         self.address = self.descriptor.ctypes.data
         self.participants: Participants | None = None
         self._statistics_mutex = threading.Lock()
@@ -167,23 +166,22 @@ class TableView:
         entry(protocol.copy_words)(self.address, out.ctypes.data)
         return out
 
+    def counts(self) -> counting.Counts:
+        """Rows and samples by what became of them; exact, but for what others do during the look."""
+        return counting.counts_of(self.address)
+
     def rows_visible(self) -> int:
         """Committed rows in the table now, halo copies not counted."""
-        pages = self.pages()
-        live = np.isin(pages[:, PAGE_STATE // 8] & KIND_MASK, (OPEN, SEALED))
-        return int((pages[live, PAGE_COMMITTED // 8] - pages[live, PAGE_HALO // 8]).sum())
+        return self.counts().size
 
     def rows_written(self) -> int:
-        """Rows ever committed; a statistic, not a synchronised count."""
-        pages = self.pages()
-        is_open = (pages[:, PAGE_STATE // 8] & KIND_MASK) == OPEN
-        in_open = int((pages[is_open, PAGE_COMMITTED // 8] - pages[is_open, PAGE_HALO // 8]).sum())
-        return self._word(TABLE_SEALED_ROWS) + in_open
+        """Rows ever committed."""
+        return self.counts().inserted
 
     @property
     def rows_evicted(self) -> int:
         """Rows whose page was reused."""
-        return self._word(TABLE_EVICTED_ROWS)
+        return self.counts().evicted
 
     @property
     def pages_recovered(self) -> int:
@@ -212,6 +210,17 @@ class TableView:
             raise Closed(f"Expected engine {self.segment.name!r} to be running, it has been closed by its owner")
         return self.participants
 
+    def check_thawed(self) -> None:
+        """Refuse to write into a frozen table.
+
+        Raises:
+            Frozen: It is.
+        """
+        if self._word(TABLE_EPOCH) & 1:
+            raise Frozen(
+                f"Expected table {self.layout.name!r} to take rows, but it is frozen: thaw it with client.thaw({self.layout.name!r})"
+            )
+
     def claim(self) -> int:
         """A page for this participant (INIT), or -1 when all are open or leased."""
         seat = self.check_open()
@@ -233,6 +242,28 @@ class TableView:
             return attempt()
 
         return wait_for(alive_attempt, self.segment.base + offset, self.segment.words, offset // 8, deadline)
+
+    def delete(self, ids: Any) -> int:
+        """Delete rows by id; returns how many there were to delete.
+
+        Raises:
+            FieldError: The ids are no integers.
+            BufferError: This client holds too many leases.
+        """
+        keys = np.asarray(ids)
+        if keys.dtype.kind not in "iu" and keys.size:
+            raise FieldError(f"Expected ids as int64, from batch.ids, got {keys.dtype}", at="ids")
+        keys = np.ascontiguousarray(keys.ravel(), np.int64)
+        seat = self.check_open()
+        first = seat.take_hazard()
+        try:
+            second = seat.take_hazard()
+            try:
+                return entry(removal.delete)(self.address, keys.ctypes.data, keys.size, first, second)
+            finally:
+                seat.give_hazard(second)
+        finally:
+            seat.give_hazard(first)
 
     def lease(self, page: int, generation: int | None = None) -> Lease:
         """Hold a page: its rows neither change nor go until the lease ends.

@@ -45,9 +45,10 @@ PAGE_UPDATES = 96
 PAGE_ARENA = 104
 """Bytes of ragged values that belong to rows of this page; a statistic."""
 PAGE_PAST = 112
-"""Rows of this page's earlier generations << 16 | the low bits of the generation that they were added up for."""
+"""Own rows of this page's earlier generations << 16 | the low bits of the generation whose claimer added them up."""
+PAST_SHIFT, PAST_MASK = 16, (1 << 16) - 1
 PAGE_EPOCH = 120
-"""The table's epoch when the page was opened: rows of earlier epochs are gone (a reset)."""
+"""Resets of the table before the page was opened: a page of an earlier epoch has no rows any more."""
 
 # --- side line of a page: what readers write
 SIDE_CLAIM = 0
@@ -60,7 +61,8 @@ SIDE_ACKED = 8
 SIDE_RETURNED = 16
 """A claim that was given back, or whose consumer died, as it was in SIDE_CLAIM: its rows may have been delivered before."""
 SIDE_GONE = 24
-"""Rows of this generation that have been deleted, or sampled as often as they may be."""
+"""Own rows that have been deleted, or sampled as often as they may be, while the page still has them << 16 | the low bits of
+the generation that the page was opened in: a late count never reaches another generation's rows."""
 SIDE_BOOTSTRAP = 32
 """Written by the page's owner: committed rows << 32 | local row + 1 of the observations that follow the last of them, or 0.
 It counts only where the page has just as many rows: its writer may have died before it committed them."""
@@ -75,23 +77,23 @@ TABLE_DATA = 1 * LINE
 TABLE_SPACE = 2 * LINE
 """Eventcount: writers wait here for a page."""
 TABLE_STREAMS = 3 * LINE
-TABLE_SEALED_ROWS = 3 * LINE + 8
-"""Rows ever written into pages that were sealed since."""
-TABLE_EVICTED_ROWS = 3 * LINE + 16
+TABLE_SHRUNK = 3 * LINE + 8
+"""How often rows have gone (evicted, deleted, reset); whoever remembers a table's size asks whether it still is the same."""
 TABLE_RECOVERED = 3 * LINE + 24
 """Pages taken back from dead writers."""
 TABLE_RECENT_LEAF = 4 * LINE
 """Largest leaf priority of the current span of updates; at +8 that of the span before, at +16 updates in this span."""
 TABLE_EPOCH = 5 * LINE
-"""Raised by a reset. This line is read often and stored rarely."""
-TABLE_FROZEN = 5 * LINE + 8
-"""1: the table takes no rows."""
+"""Resets << 1 | 1 while the table is frozen and takes no rows. This line is read often and stored rarely."""
 TABLE_LIMITS = 6 * LINE
-"""Limits in force: a count of changes, its lowest bit choosing one of two copies of (spi, min_size, min_diff, max_diff), float64."""
+"""A count of changes of the limits; 0: those that were declared. Behind it two copies of (spi, min_size, min_diff, max_diff),
+float64, of which its lowest bit chooses the one in force."""
+LIMITS_BYTES = 32
 TABLE_BASE_INSERTED = 7 * LINE
 """What counts began from (a restored checkpoint): added to the inserts, samples and deletes counted since."""
 TABLE_BASE_SAMPLED = 7 * LINE + 8
 TABLE_BASE_DELETED = 7 * LINE + 16
+"""Statistics alone use it: the limits' number of deletes is inserts less the rows that are there."""
 TABLE_DELIVERED_AGAIN = 7 * LINE + 24
 """Claims of dead consumers that were given back."""
 TABLE_CONTROL_BYTES = 8 * LINE
@@ -108,7 +110,7 @@ SEAT_DELIVERED = 8
 SEAT_GRANTED = 16
 """Rows granted to writers."""
 SEAT_INSERTED = 24
-"""Rows committed of those; recovery sets SEAT_GRANTED to it."""
+"""Rows published of those; recovery sets SEAT_GRANTED to it."""
 
 # --- table descriptor: private to a process, int64 words, handed to kernels by address
 T_PAGES = 0
@@ -145,13 +147,15 @@ T_QUEUE = 160
 """1: a queue."""
 T_ROLLOUT = 168
 """Ticks after which a queue's page is complete, or 0."""
-T_WORDS = 22
+T_LIMITS = 176
+"""Address of the declared limits, four float64, or 0 for a table without."""
+T_WORDS = 23
 
-# --- meta, 16 bytes a row: int32 version | int32 step | uint32 episode | uint32 link << 5 | flags
+# --- meta, 16 bytes a row: int32 version | int32 step | uint32 episode | uint32 link << 6 | flags
 META_BYTES = 16
-TERMINATED, TRUNCATED, FIRST, FINAL, KEPT = 1, 2, 4, 8, 16
-"""KEPT: the next observation is a kept final one in the page's tail."""
-LINK_SHIFT, FLAG_MASK = 5, 31
+TERMINATED, TRUNCATED, FIRST, FINAL, KEPT, DELETED = 1, 2, 4, 8, 16, 32
+"""KEPT: the next observation is a kept final one in the page's tail. DELETED: the row begins no window any more."""
+LINK_SHIFT, FLAG_MASK = 6, 63
 
 # --- writer state: private to a process, int64 words
 W_TABLE = 0
@@ -208,7 +212,15 @@ W_LAST = 248
 W_LAST_GENERATION = 256
 W_FINISHES = 264
 """1: the commit that fills a page finishes it, so that a writer that pauses then keeps no page (queues)."""
-W_WORDS = 34
+W_EPOCH = 272
+"""TABLE_EPOCH as the page was opened, without its lowest bit."""
+W_SEAT = 280
+"""Address of this participant's seat line, where the table has a limiter, else 0."""
+W_GRANTED = 288
+"""Rows granted and not published yet."""
+W_BEYOND = 296
+"""1: the bare handle has no row to commit, until it asks for one."""
+W_WORDS = 38
 
 # --- arena of a ragged field, as a writer sees it: private to a process, int64 words
 A_SPANS = 0

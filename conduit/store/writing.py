@@ -12,7 +12,9 @@ from conduit.jit import inner, kernel
 from conduit.store.arguments import ObjectType, data_of
 from conduit.store.atomics import (
     copy_bytes,
+    fence_full,
     fetch_add,
+    load_acquire,
     load_relaxed,
     peek_i64,
     peek_u8,
@@ -24,15 +26,19 @@ from conduit.store.atomics import (
     store_release,
     zero_bytes,
 )
+from conduit.store.limiter import ask_for_rows
 from conduit.store.protocol import block_of, claim, free, publish_open, seal, side_of, wake
+from conduit.store.removal import mark_deleted
 from conduit.store.spans import clear_spans, copy_values, empty_arenas, forget_values, keep_values, kept_bytes
 from conduit.store.words import (
     AWAITING_FINAL,
+    DELETED,
     FINAL,
     FIRST,
     FLAG_MASK,
     GENERATION_SHIFT,
     KEPT,
+    LINE,
     LINK_SHIFT,
     META_BYTES,
     PAGE_AGE,
@@ -40,6 +46,7 @@ from conduit.store.words import (
     PAGE_COMMITTED,
     PAGE_ENDED,
     PAGE_ENVS,
+    PAGE_EPOCH,
     PAGE_FIRST,
     PAGE_HALO,
     PAGE_PREVIOUS,
@@ -49,10 +56,13 @@ from conduit.store.words import (
     PAGE_TAIL,
     PAGE_TICK,
     PAGE_UPDATES,
+    PAST_MASK,
     RUNNING,
+    SEAT_INSERTED,
     SIDE_ACKED,
     SIDE_BOOTSTRAP,
     SIDE_CLAIM,
+    SIDE_GONE,
     STARTING,
     T_COLUMN_COUNT,
     T_COLUMNS,
@@ -64,22 +74,28 @@ from conduit.store.words import (
     T_QUEUE,
     T_ROLLOUT,
     T_ROWS,
+    T_SAMPLED,
+    T_SIDES,
     T_TERMINATED,
     T_TRUNCATED,
     TABLE_DATA,
+    TABLE_EPOCH,
     TABLE_RECENT_LEAF,
     TABLE_TICKET,
     TAG_MASK,
     TAG_SHIFT,
     W_ARENA_COUNT,
     W_BASE,
+    W_BEYOND,
     W_BLOCK,
     W_CLOSED,
     W_COUNTER,
     W_ENV_STATE,
     W_ENVS,
     W_EPISODES,
+    W_EPOCH,
     W_FINISHES,
+    W_GRANTED,
     W_KEPT,
     W_LAST,
     W_LAST_GENERATION,
@@ -93,6 +109,7 @@ from conduit.store.words import (
     W_REFUSED,
     W_RESERVE,
     W_ROWS,
+    W_SEAT,
     W_STREAM,
     W_STRICT,
     W_TABLE,
@@ -144,14 +161,31 @@ def _copy_halo(writer, table, old_base, old_local, halo, new_base, rows):  # typ
 
 
 @inner
+def _take_over_deletions(table, source, page, halo):  # type: ignore[no-untyped-def]
+    """Delete copies of rows that were deleted while they were being copied; from now on deleters find the copies themselves."""
+    fence_full()
+    meta = peek_i64(table + T_META)
+    for i in range(halo):
+        if peek_u32(meta + (source + i) * META_BYTES + 12) & DELETED:
+            mark_deleted(table, page, i)
+
+
+@inner
 def _publish(writer):  # type: ignore[no-untyped-def]
     block = peek_i64(writer + W_BLOCK)
     store_relaxed(block + PAGE_TAIL, peek_i64(writer + W_KEPT))
     if peek_i64(writer + W_ARENA_COUNT) != 0:
         store_relaxed(block + PAGE_ARENA, kept_bytes(writer))
     local = peek_i64(writer + W_LOCAL)
+    before = load_relaxed(block + PAGE_COMMITTED)
     store_release(block + PAGE_COMMITTED, local)
     poke_i64(writer + W_UNPUBLISHED, 0)
+    seat = peek_i64(writer + W_SEAT)
+    if seat != 0:
+        # behind the store: rows that are granted and published count twice for a moment, and never not at all
+        poke_i64(writer + W_GRANTED, peek_i64(writer + W_GRANTED) - (local - before))
+        fetch_add(seat + SEAT_INSERTED, local - before)
+        fence_full()
     table = peek_i64(writer + W_TABLE)
     event = peek_i64(table + T_CONTROL) + TABLE_DATA
     ticks = peek_i64(table + T_ROLLOUT)
@@ -209,6 +243,7 @@ def turn(writer, page):  # type: ignore[no-untyped-def]
 
     The old page stays open until the new one is: a writer that dies in between leaves both for `recover`, which can tell
     them apart. Flags and meta of the whole page are cleared, so that a field that a caller forgets is never an old flag.
+    After a reset of the table nothing is carried over: every environment begins an episode, and the old page ends its stream.
 
     Returns:
         Physical row of the next tick.
@@ -219,15 +254,22 @@ def turn(writer, page):  # type: ignore[no-untyped-def]
     rows = peek_i64(table + T_ROWS)
     base = page * rows
     block = block_of(table, page)
+    # without the bit that says frozen: a writer of a frozen table has to notice
+    epoch = load_acquire(peek_i64(table + T_CONTROL) + TABLE_EPOCH) & ~1
+    goes_on = old >= 0 and epoch == peek_i64(writer + W_EPOCH)
+    poke_i64(writer + W_EPOCH, epoch)
     zero_bytes(peek_i64(table + T_TERMINATED) + base, rows)
     zero_bytes(peek_i64(table + T_TRUNCATED) + base, rows)
     zero_bytes(peek_i64(table + T_META) + base * META_BYTES, rows * META_BYTES)
+    if peek_i64(table + T_SAMPLED) != 0:
+        zero_bytes(peek_i64(table + T_SAMPLED) + base * 4, rows * 4)
     halo = 0
     tail = 0
     first = 0
     empty_arenas(writer)
     if old >= 0:
         _publish(writer)
+    if goes_on:
         old_local = peek_i64(writer + W_LOCAL)
         history = peek_i64(table + T_HISTORY)
         wanted = (history + peek_i64(table + T_FUTURE)) * envs
@@ -239,6 +281,8 @@ def turn(writer, page):  # type: ignore[no-untyped-def]
         store_relaxed(block + PAGE_PREVIOUS, old + 1)
         store_relaxed(block + PAGE_PREVIOUS_GENERATION, state >> GENERATION_SHIFT)
     else:
+        for env in range(envs if old >= 0 else 0):
+            poke_i64(peek_i64(writer + W_ENV_STATE) + _ENV_BYTES * env, STARTING)
         store_relaxed(block + PAGE_PREVIOUS, peek_i64(writer + W_LAST))
         store_relaxed(block + PAGE_PREVIOUS_GENERATION, peek_i64(writer + W_LAST_GENERATION))
     store_relaxed(block + PAGE_ENVS, envs)
@@ -249,6 +293,9 @@ def turn(writer, page):  # type: ignore[no-untyped-def]
     store_relaxed(block + PAGE_HALO, halo)
     store_relaxed(block + PAGE_TAIL, tail)
     store_relaxed(block + PAGE_UPDATES, 0)
+    store_relaxed(block + PAGE_EPOCH, epoch >> 1)
+    generation = load_relaxed(block + PAGE_STATE) >> GENERATION_SHIFT
+    store_relaxed(peek_i64(table + T_SIDES) + LINE * page + SIDE_GONE, generation & PAST_MASK)
     keep_values(writer)
     store_relaxed(block + PAGE_ARENA, kept_bytes(writer))
     store_relaxed(block + PAGE_COMMITTED, halo)
@@ -257,8 +304,10 @@ def turn(writer, page):  # type: ignore[no-untyped-def]
     if peek_i64(table + T_QUEUE) != 0:
         _enter_queue(writer, table, page)
     publish_open(table, page)
+    if halo > 0:
+        _take_over_deletions(table, peek_i64(writer + W_BASE) + peek_i64(writer + W_LOCAL) - halo, page, halo)
     if old >= 0:
-        seal(table, old, 0)
+        seal(table, old, 0 if goes_on else 1)
     poke_i64(writer + W_PAGE, page)
     poke_i64(writer + W_BLOCK, block)
     poke_i64(writer + W_BASE, base)
@@ -266,6 +315,18 @@ def turn(writer, page):  # type: ignore[no-untyped-def]
     poke_i64(writer + W_TAIL, tail)
     poke_i64(writer + W_KEPT, tail)
     return base + halo
+
+
+@inner
+def _is_stale(writer):  # type: ignore[no-untyped-def]
+    """True when the table has been reset or frozen since the writer's page was opened."""
+    return load_relaxed(peek_i64(peek_i64(writer + W_TABLE) + T_CONTROL) + TABLE_EPOCH) != peek_i64(writer + W_EPOCH)
+
+
+@kernel("int64(int64)")
+def is_stale(writer):  # type: ignore[no-untyped-def]
+    """1 when the table has been reset or frozen since the writer's page was opened."""
+    return 1 if _is_stale(writer) else 0
 
 
 @inner
@@ -524,28 +585,36 @@ def commit_and_turn(state):  # type: ignore[no-untyped-def]
     """Commit one tick, and turn to a new page where the old one is full and another can be had at once.
 
     Returns:
-        Physical row of the next tick, or BEYOND when there is none (no page free, the engine closed, or the commit was refused): a row behind
-        every table, so that a caller who does not look stores nothing instead of something wrong.
+        Physical row of the next tick, or BEYOND when there is none at once (no page free, the limiter's turn, the table reset,
+        frozen or closed, or the commit refused): a row behind every table, so that a caller who does not look stores
+        nothing instead of something wrong.
     """
     writer = data_of(state)
+    if peek_i64(writer + W_BEYOND) != 0:
+        return BEYOND
     # no page (closed), or a full one behind which no other was free: there is no row that could have been assigned
     left = min(peek_i64(writer + W_ROWS) - peek_i64(writer + W_KEPT), peek_i64(writer + W_LIMIT))
     left -= peek_i64(writer + W_LOCAL)
     if peek_i64(writer + W_PAGE) < 0 or left < peek_i64(writer + W_ENVS) + peek_i64(writer + W_RESERVE):
         return BEYOND
     row = _commit(writer, 1)
-    if row >= 0:
-        return row
     if row < -1:
         poke_i64(writer + W_REFUSED, -1 - row)
         return BEYOND
-    if load_relaxed(peek_i64(writer + W_CLOSED)) != 0:
-        return BEYOND
-    table = peek_i64(writer + W_TABLE)
-    if peek_i64(table + T_QUEUE) != 0:
-        _finish_page(writer)
-    page = claim(table, peek_i64(writer + W_OWNER), 0)
-    return turn(writer, page) if page >= 0 else BEYOND
+    # what may have to wait, or is to be refused, is left to the call that asks for a row
+    is_granted = peek_i64(writer + W_SEAT) == 0 or ask_for_rows(writer, peek_i64(writer + W_ENVS))
+    if is_granted and not _is_stale(writer):
+        if row >= 0:
+            return row
+        if load_relaxed(peek_i64(writer + W_CLOSED)) == 0:
+            table = peek_i64(writer + W_TABLE)
+            if peek_i64(table + T_QUEUE) != 0:
+                _finish_page(writer)
+            page = claim(table, peek_i64(writer + W_OWNER), 0)
+            if page >= 0:
+                return turn(writer, page)
+    poke_i64(writer + W_BEYOND, 1)
+    return BEYOND
 
 
 @kernel("int64(int64)")

@@ -91,6 +91,19 @@ def check_each_row_is_drawn_from_one_page(view: TableView) -> None:
             assert end <= first, f"stream {stream}: pages {page} and {following} both hold ticks {first} to {end}"
 
 
+def check_counts(view: TableView, inserted: int) -> None:
+    """The table counts exactly `inserted` rows as ever committed, those that are there, and all others as evicted.
+
+    For a table without resets and deletions; it need not be at rest.
+    """
+    pages = view.pages()
+    live = pages[np.isin(pages[:, PAGE_STATE // 8] & KIND_MASK, (OPEN, SEALED))]
+    there = int((live[:, PAGE_COMMITTED // 8] - live[:, PAGE_HALO // 8]).sum())
+    counts = view.counts()
+    found = (counts.inserted, counts.size, counts.evicted, counts.deleted)
+    assert found == (inserted, there, inserted - there, inserted - there), f"{counts}, {there} rows are there"
+
+
 def check_proving_rows(view: TableView) -> int:
     """Check every committed row of a table of `rows.SCHEMA`: whole, and numbered on from tick to tick.
 

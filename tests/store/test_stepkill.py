@@ -12,8 +12,9 @@ import pytest
 import conduit
 from conduit.jit import entry, kernel
 from conduit.plane.engine import Client, Engine
+from conduit.plane.limiting import Gate, seat_line
 from conduit.sampling import tree
-from conduit.store import protocol, spans, writing
+from conduit.store import limiter, protocol, spans, writing
 from conduit.store.atomics import peek_i64, poke_i64
 from conduit.store.layout import HAZARDS_PER_PARTICIPANT
 from conduit.store.locks import LOCK_PUBLISHERS, try_lock
@@ -50,6 +51,7 @@ from conduit.store.words import (
     W_PAGE,
     W_PUBLISH_EVERY,
     W_RESERVE,
+    W_SEAT,
     W_STREAM,
     W_TABLE,
     W_TICK,
@@ -58,6 +60,7 @@ from conduit.store.words import (
 from conduit.testing import stepping
 from conduit.testing.invariants import (
     anchor_ranges,
+    check_counts,
     check_each_row_is_drawn_from_one_page,
     check_every_page_can_be_claimed,
     check_nothing_leaked,
@@ -184,6 +187,21 @@ def recover_dead(at):
     call_native_2(clear, slots, count)
     finish()
     return pages
+
+
+@kernel("int64(int64)")
+def pass_the_gates(at):
+    """Have a row granted, write it, reserve a sample, deliver it."""
+    grant, commit, reserve, deliver = (peek_i64(at), peek_i64(at + 8), peek_i64(at + 16), peek_i64(at + 24))
+    writer, gate = peek_i64(at + 32), peek_i64(at + 40)
+    begin()
+    passed = call_native_2(grant, writer, 1)
+    store_observation(writer)
+    call_native_2(commit, writer, 1)
+    passed += 2 * call_native_2(reserve, gate, 1)
+    call_native_2(deliver, gate, 1)
+    finish()
+    return passed
 
 
 @kernel("int64(int64)")
@@ -327,6 +345,8 @@ class Scene:
     def keep(self) -> None:
         """Take the present bytes as those to go back to."""
         self._pristine = self._bytes.copy()
+        self.inserted = self.view.counts().inserted
+        check_counts(self.view, self.inserted)
 
     def restore(self) -> None:
         self._bytes[:] = self._pristine
@@ -376,10 +396,13 @@ class Writing(Scene):
 
     def check(self) -> None:
         view = self.view
+        inserted = view.counts().inserted
+        check_counts(view, inserted)
         self.engine.recover()
         assert self.engine.recover() == 0
         check_nothing_leaked(view)
         check_rows(view)
+        check_counts(view, inserted)
         check_each_row_is_drawn_from_one_page(view)
         pages = view.pages()
         mine = pages[(pages[:, PAGE_STREAM // 8] == 1) & (kinds(view) == SEALED)]
@@ -388,8 +411,10 @@ class Writing(Scene):
         ranges = anchor_ranges(view)[1]
         assert [tick for first, end, _ in ranges for tick in range(first, end)] == list(range(written))
         assert self.written <= written <= 7
+        assert inserted == self.inserted + written
         self.written = written
         check_every_page_can_be_claimed(view)
+        check_counts(view, inserted)
 
 
 class WritingRagged(Writing):
@@ -432,7 +457,9 @@ class GivingBack(Scene):
 
     def check(self) -> None:
         view, seat = self.view, self.engine._participants
+        check_counts(view, self.inserted)
         self.engine.recover()
+        check_counts(view, self.inserted)
         found = kinds(view)
         assert found[3] == OPEN
         assert np.isin(found[:3], (FREE, SEALED)).all()
@@ -443,6 +470,7 @@ class GivingBack(Scene):
         assert (view.columns["obs"][:PAGE_ROWS] == self._held).all()
         hazards(view)[:] = 0
         assert entry(protocol.claim)(view.address, seat.number, 0) == 0
+        check_counts(view, self.inserted)
 
 
 class Leasing(Scene):
@@ -519,13 +547,59 @@ class Recovering(Scene):
 
     def check(self) -> None:
         view = self.view
+        check_counts(view, self.inserted)
         self.engine.recover()
+        check_counts(view, self.inserted)
         check_nothing_leaked(view)
         check_rows(view)
         assert (kinds(view) == [FREE, FREE, SEALED, SEALED]).all()
         # as if nobody had died over it: the stream ends in its old page, and its four rows are drawn from there
         assert anchor_ranges(view)[1] == [(0, 4, 3)]
         check_every_page_can_be_claimed(view)
+
+
+class PassingTheGates(Scene):
+    """A participant has a row granted, writes and commits it, reserves a sample and delivers it."""
+
+    table = "limited"
+    must_meet = frozenset(
+        {"open", "open granted", "open granted written", "open written", "open reserved", "open sampled"}
+    )
+
+    def program(self) -> None:
+        _, view = self.attach()
+        writer = StoreWriter(view)
+        writer.turn()
+        writer.words[W_SEAT // 8] = seat_line(view)
+        gate = Gate(view, 1, 1)
+        functions = [stepping.native(one) for one in (limiter.grant, writing.commit, limiter.reserve, limiter.deliver)]
+        self.run(pass_the_gates, *functions, writer.address, gate._address)
+
+    def at_death(self) -> str:
+        counts = self.view.counts()
+        # what is granted and written counts twice until the writer says so
+        names = (("granted", counts.granted), ("written", counts.inserted - self.inserted))
+        names += (("reserved", counts.reserved), ("sampled", counts.sampled))
+        return "".join(
+            [
+                "open",
+                *(
+                    f" {name}"
+                    for name, there in names
+                    if there and not (name == "written" and counts.sampled + counts.reserved)
+                ),
+            ]
+        )
+
+    def check(self) -> None:
+        before = self.view.counts()
+        self.engine.recover()
+        after = self.view.counts()
+        assert (after.granted, after.reserved) == (0, 0)
+        assert after.sampled == before.sampled <= 1
+        assert after.inserted == before.inserted <= self.inserted + 1
+        check_counts(self.view, before.inserted)
+        check_nothing_leaked(self.view)
 
 
 class Publishing(Scene):
@@ -612,12 +686,13 @@ class Updating(Scene):
 def engine(engine_name) -> Iterator[Engine]:
     table = conduit.Table(SCHEMA, capacity=1, page_rows=PAGE_ROWS, max_stack=2)
     weights = {"policy": {"w": np.zeros(8, np.int64)}}
-    tables = {"replay": table, "ragged": replace(table, schema=RAGGED)}
+    limited = replace(table, max_stack=1, limiter=conduit.SampleToInsertRatio(1.0, 1, (0.0, 16.0)))
+    tables = {"replay": table, "ragged": replace(table, schema=RAGGED), "limited": limited}
     tables["prioritised"] = replace(table, priorities=conduit.Priorities())
     with Engine.create(engine_name, tables, policies=weights, max_participants=3) as made:
-        assert [view.layout.pages for view in made._views.values()] == [4, 4, 4]
+        assert [view.layout.pages for view in made._views.values()] == [4, 4, 4, 4]
         programs = (write, write_ragged, claim_carelessly, hold_and_let_go, recover_dead, publish_weights)
-        for compiled in (store_observation, store_ragged, update_priorities, *programs):
+        for compiled in (store_observation, store_ragged, update_priorities, pass_the_gates, *programs):
             entry(compiled)
         yield made
 
@@ -629,6 +704,7 @@ SCENES = {
     "lease and its end": (Leasing, 2),
     "recovery": (Recovering, 5),
     "weights": (Publishing, 2),
+    "the limiter's gates": (PassingTheGates, 61),
     "update of priorities": (Updating, 11),
 }
 """Each with the step between the boundaries that the normal run takes, from a random one on."""
