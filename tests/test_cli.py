@@ -173,8 +173,12 @@ def test_the_help_names_every_command_and_loads_nothing_heavy():
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, env=environment(), check=True
     )
+<<<<<<< HEAD
     commands = ("demo", "status", "import", "export", "checkpoint", "checkpoints", "clean", "doctor")
     assert all(f" {command} " in done.stdout for command in commands)
+=======
+    assert all(f" {command} " in done.stdout for command in ("demo", "status", "clean", "doctor", "bench"))
+>>>>>>> perf
     loaded = set(re.findall(r"'(\w+)'", done.stdout))
     assert "conduit" in loaded
     assert not loaded & {"torch", "triton", "gymnasium", "matplotlib", "ucxx"}
@@ -561,13 +565,30 @@ def test_the_demo_runs_through_the_command_line_and_says_in_its_exit_code_that_i
     assert (result["solved"], result["interrupted"], result["plot"]) == (False, False, None)
 
 
+# --- bench
+
+
+def test_bench_compares_then_measures_both_and_says_in_its_exit_code_whether_one_is_slow():
+    done = run("bench", "--seconds", "0", "--json")
+    assert done.stderr == ""
+    document = json.loads(done.stdout)
+    assert len(document["rows"]) == 5
+    for row in document["rows"]:
+        assert row["conduit_per_s"] > 0
+        assert row["plain_per_s"] > 0
+        assert row["low"] <= row["ratio"] <= row["high"]
+    assert done.returncode == any(row["verdict"] == "slow" for row in document["rows"])
+
+
 # --- the documentation
 
 
 def test_every_key_and_state_is_documented(cast, engine_name, light):
     cast.start("owner", engine_name)
     documents = [ok("--version", "--json"), one(engine_name), ok("doctor", "--json", env=light)]
+    bench = json.loads(run("bench", "--seconds", "0", "--json").stdout)
     documents[-1]["checks"] = [one | {"details": {}} for one in documents[-1]["checks"]]
+    documents.append(bench)
     keys = {"conduit", "interval_s", "engines", "removed", "why", *inspect.State.__args__}
 
     def gather(value):
@@ -579,7 +600,7 @@ def test_every_key_and_state_is_documented(cast, engine_name, light):
                 gather(item)
 
     gather(documents)
-    gather(documents[-1]["versions"])
+    gather(documents[2]["versions"])
     text = re.sub(r"^```.*?^```$", "", DOCS.read_text(), flags=re.MULTILINE | re.DOTALL)
     documented = set(re.findall(r"[\w-]+", " ".join(re.findall(r"`([^`]+)`", text))))
     assert not keys - documented
