@@ -173,12 +173,8 @@ def test_the_help_names_every_command_and_loads_nothing_heavy():
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, env=environment(), check=True
     )
-<<<<<<< HEAD
-    commands = ("demo", "status", "import", "export", "checkpoint", "checkpoints", "clean", "doctor")
+    commands = ("demo", "status", "import", "export", "checkpoint", "checkpoints", "clean", "doctor", "bench")
     assert all(f" {command} " in done.stdout for command in commands)
-=======
-    assert all(f" {command} " in done.stdout for command in ("demo", "status", "clean", "doctor", "bench"))
->>>>>>> perf
     loaded = set(re.findall(r"'(\w+)'", done.stdout))
     assert "conduit" in loaded
     assert not loaded & {"torch", "triton", "gymnasium", "matplotlib", "ucxx"}

@@ -1,21 +1,14 @@
-<<<<<<< HEAD
-"""The command `conduit`: demo, status, import, export, checkpoint, checkpoints, clean, doctor.
-=======
-"""The command `conduit`: demo, status, clean, doctor, bench.
->>>>>>> perf
+"""The command `conduit`: demo, status, import, export, checkpoint, checkpoints, clean, doctor, bench.
 
     output    numbers and sizes as text, JSON, the console
     status    what engines look like
     doctor    what this machine offers and lacks
     checks    the checks that the doctor makes of the machine
     packages  those of other packages
-<<<<<<< HEAD
     offline   tables from and to files and datasets
     checkpoints  checkpoints made and looked at
     progress  a bar for what takes long
-=======
     bench     how fast it is here
->>>>>>> perf
 
 Each command imports what it needs when it runs. With `--json` standard output holds one JSON document and nothing else;
 its keys are documented in docs/cli.md and stay. Exit codes: 0 done; 1 the answer is no (each command says which question);
