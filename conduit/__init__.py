@@ -33,14 +33,14 @@ from conduit.kernels.windows import Episode as Episode
 from conduit.kernels.windows import Rollout as Rollout
 from conduit.kernels.windows import Sequence as Sequence
 from conduit.kernels.windows import Transition as Transition
+from conduit.plane.attaching import attach as attach
 from conduit.plane.batch import Batch as Batch
 from conduit.plane.claim import Claim as Claim
+from conduit.plane.client import Client as Client
 from conduit.plane.consuming import Consumer as Consumer
 from conduit.plane.delivery import Delivery as Delivery
 from conduit.plane.delivery import Loader as Loader
-from conduit.plane.engine import Client as Client
 from conduit.plane.engine import Engine as Engine
-from conduit.plane.engine import attach as attach
 from conduit.plane.ingestion import CommitEvery as CommitEvery
 from conduit.plane.ingestion import Ingestion as Ingestion
 from conduit.plane.ingestion import Writer as Writer

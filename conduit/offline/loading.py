@@ -19,7 +19,7 @@ from conduit.offline.columns import Files, Part, behind
 from conduit.offline.npz import NpzPart
 from conduit.offline.parquet import ParquetPart
 from conduit.offline.source import Description, Progress, Source
-from conduit.plane.engine import Client
+from conduit.plane.client import Client
 from conduit.plane.ingestion import Writer
 from conduit.plane.inspect import inspect
 from conduit.plane.steps import Steps

@@ -15,7 +15,7 @@ from conduit.errors import ConfigError, SourceError
 from conduit.offline import minari, npz, parquet
 from conduit.offline.columns import joined
 from conduit.offline.source import Progress
-from conduit.plane.engine import Client
+from conduit.plane.client import Client
 from conduit.plane.scanning import Scan
 from conduit.plane.steps import Array, Steps
 from conduit.schema import Schema

@@ -21,7 +21,8 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from conduit.jit import entry
-from conduit.plane import engine as engines
+from conduit.plane import attaching
+from conduit.plane.engine import Engine
 from conduit.store.declaration import Table
 from conduit.testing import rows
 
@@ -122,12 +123,12 @@ class Puppet:
 
 def create(own: SimpleNamespace, name: str, table: Table, backing: str = "shm") -> None:
     """Create an engine with one table, "replay"."""
-    own.client = engines.Engine.create(name, {"replay": table}, backing=backing)  # type: ignore[arg-type]
+    own.client = Engine.create(name, {"replay": table}, backing=backing)  # type: ignore[arg-type]
 
 
 def attach(own: SimpleNamespace, name: str) -> int:
     """Attach to an engine; returns the participant number."""
-    own.client = engines.attach(name)
+    own.client = attaching.attach(name)
     return own.client._participants.number  # type: ignore[no-any-return]
 
 

@@ -29,7 +29,8 @@ import numpy as np
 import conduit
 from conduit.jit import _SIGNATURES, entry
 from conduit.plane.claim import Claim
-from conduit.plane.engine import Client, Engine
+from conduit.plane.client import Client
+from conduit.plane.engine import Engine
 from conduit.store.declaration import Table
 from conduit.testing import rows
 from conduit.testing.invariants import check_every_page_can_be_claimed, check_nothing_leaked

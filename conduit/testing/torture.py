@@ -28,8 +28,9 @@ import numpy as np
 import conduit
 from conduit.errors import Overwritten
 from conduit.jit import _SIGNATURES, entry
+from conduit.plane.client import Client
 from conduit.plane.delivery import Loader
-from conduit.plane.engine import Client, Engine
+from conduit.plane.engine import Engine
 from conduit.store.declaration import Table
 from conduit.testing import optimism, rows
 from conduit.testing.invariants import (

@@ -11,7 +11,8 @@ import pytest
 
 import conduit
 from conduit.jit import entry, kernel
-from conduit.plane.engine import Client, Engine
+from conduit.plane.client import Client
+from conduit.plane.engine import Engine
 from conduit.plane.limiting import Gate, seat_line
 from conduit.sampling import tree
 from conduit.store import limiter, protocol, spans, writing

@@ -29,7 +29,7 @@ conduit.Engine.create("name", tables={"replay": table}, backing="file")  # error
 reveal_type(conduit.Engine.adopt("name"))  # is conduit.plane.engine.Engine
 
 with conduit.attach("name", timeout=3) as client:
-    reveal_type(client)  # is conduit.plane.engine.Client
+    reveal_type(client)  # is conduit.plane.client.Client
 
 writer = client.writer("replay", num_envs=8, autoreset="same_step", timeout=None)
 reveal_type(writer)  # is conduit.plane.ingestion.Writer

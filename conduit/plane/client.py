@@ -1,0 +1,502 @@
+"""A client is a process's attachment to an engine: what it opens (writers, loaders, consumers) and what it asks of tables.
+
+Closing it closes its writers and consumers and gives its seat back; batches that were handed out stay valid.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from conduit.errors import Closed, ConfigError, SchemaMismatch
+from conduit.jit import entry
+from conduit.kernels.batchwise import BatchTransform
+from conduit.kernels.packing import Layout
+from conduit.kernels.transforms import Pipeline
+from conduit.kernels.windows import Window
+from conduit.plane.batch import Format
+from conduit.plane.consuming import Consumer, Partial
+from conduit.plane.delivery import Loader, OnBusy
+from conduit.plane.ingestion import CommitPerStep, Ingestion, Writer, writer_type
+from conduit.plane.limiting import RateLimiter
+from conduit.plane.mixing import Counts, MixedLoader
+from conduit.plane.placement import HostPlacement, Placement, Pool
+from conduit.plane.scanning import Scan
+from conduit.plane.stream import Autoreset, OnFull
+from conduit.sampling.prioritised import Prioritised
+from conduit.schema import Schema
+from conduit.store import removal
+from conduit.store.loaders import take_name
+from conduit.store.participants import Participants
+from conduit.store.saving import save
+from conduit.store.segment import Segment
+from conduit.store.statistics import Statistics
+from conduit.store.table import TableView
+from conduit.store.weights import PolicySlot
+
+
+class Client:
+    """A process's attachment to an engine. Use `conduit.attach`; it is a context manager."""
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+        self._views = {name: TableView(segment, layout) for name, layout in segment.layout.tables.items()}
+        descriptors = [view.descriptor for view in self._views.values()]
+        try:
+            self._participants = Participants(segment, descriptors)
+        except BaseException:
+            segment.release_locks()
+            raise
+        for view in self._views.values():
+            view.participants = self._participants
+        self._slots: dict[str, PolicySlot] = {}
+        self._writers: weakref.WeakSet[Writer] = weakref.WeakSet()
+        self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
+        self._closed = False
+
+    @property
+    def name(self) -> str:
+        """Engine name."""
+        return self._segment.name
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Names of the engine's tables."""
+        return tuple(self._views)
+
+    def schema(self, table: str) -> Schema:
+        """Schema of a table."""
+        return self._view(table).layout.schema
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"Expected an attached client of engine {self.name!r}, this one was closed")
+        self._participants.check()
+
+    def _view(self, table: str) -> TableView:
+        self._check_open()
+        if table not in self._views:
+            raise ConfigError(f"Expected one of the tables {list(self._views)} of engine {self.name!r}, got {table!r}")
+        return self._views[table]
+
+    def writer(
+        self,
+        table: str,
+        *,
+        num_envs: int | None = None,
+        autoreset: Autoreset | None = None,
+        policy: PolicySlot | None = None,
+        schema: Schema | None = None,
+        timeout: float | None = 10.0,
+        on_full: OnFull = "wait",
+        keep_final: bool = True,
+        statistics: bool = False,
+        ingestion: Ingestion | None = None,
+        placement: Placement | None = None,
+    ) -> Writer:
+        """Open a writer, for use by one thread.
+
+        Args:
+            table: Table name.
+            num_envs: Environments per call, with a leading axis; None for one environment without it.
+            autoreset: As the environments reset: "next_step" (default with num_envs), "same_step", or "disabled"
+                (default without).
+            policy: Rows carry the version that this slot object last polled.
+            schema: The schema that the caller expects; checked against the table's.
+            timeout: Seconds that a write may wait for a page; None without limit.
+            on_full: "wait", or "raise" Busy when every page is being written or leased.
+            keep_final: With "same_step" and "disabled": insist on the final observation of ended episodes. Without one, a
+                terminated row is delivered with its own observation as the next one, and a truncated row is not drawn.
+            statistics: Add committed rows to the table's running statistics, whenever a page is full, at `flush` and at `close`.
+            ingestion: Another policy for when rows become visible.
+            placement: Another policy for where pages live.
+
+        Raises:
+            ConfigError, CapacityError: Bad options, or pages too small for num_envs.
+            SchemaMismatch: `schema` differs; names the first differing field.
+        """
+        view = self._view(table)
+        if schema is not None:
+            if not isinstance(schema, Schema):
+                raise ConfigError(f"Expected a conduit.Schema as schema, got {type(schema).__name__}")
+            difference = view.layout.schema.difference(schema)
+            if difference is not None:
+                raise SchemaMismatch(
+                    f"Expected the schema of table {table!r} ({view.layout.schema.fingerprint}), got {schema.fingerprint}: "
+                    f"{difference}"
+                )
+        writer = writer_type(view.layout.schema, rollouts=view.layout.table.rollout_length is not None)(
+            view,
+            num_envs=num_envs,
+            autoreset=autoreset,
+            policy=policy,
+            timeout=timeout,
+            on_full=on_full,
+            keep_final=keep_final,
+            statistics=statistics,
+            ingestion=ingestion or CommitPerStep(),
+            placement=placement or HostPlacement(),
+            pools=(Pool("host", "host", "cpu", self._segment.layout.size),),
+        )
+        self._writers.add(writer)
+        return writer
+
+    def loader(
+        self,
+        table: str,
+        *,
+        batch_size: int,
+        window: Window | None = None,
+        sampling: Prioritised | None = None,
+        transform: Mapping[str, Pipeline] | None = None,
+        batch_transforms: Iterable[BatchTransform] = (),
+        max_staleness: int | None = None,
+        policy: PolicySlot | None = None,
+        seed: int | None = None,
+        name: str | None = None,
+        format: Format = "torch",  # noqa: A002 - the natural word in a call
+        buffers: int = 3,
+        on_busy: OnBusy = "error",
+        timeout: float | None = 30.0,
+        min_rows: int | None = None,
+        fields: Iterable[str] | None = None,
+        ragged: Layout | Mapping[str, Layout] = "pad",
+    ) -> Loader:
+        """Open a loader of uniformly drawn transitions, for use by one thread.
+
+        Args:
+            table: Table name.
+            batch_size: Samples per batch.
+            window: What a sample is built from: Transition (default, 1 step), Sequence, Episode or Rollout; the table must
+                have been created for windows as wide.
+            sampling: conduit.Prioritised(...) to draw by priority; None draws uniformly.
+            max_staleness: Skip rows whose policy version is more than this many versions behind the slot's; needs `policy`.
+            policy: The slot that versions count in.
+            transform: {field: step or tuple of steps}, of conduit.scale, cast, clip, one_hot, normalise, random_shift; those
+                for an observation also apply to the next one, those for a reward to every reward that a return sums up.
+            batch_transforms: Steps on the whole batch, in this order: conduit.gae, vtrace, returns_to_go,
+                normalise_advantages, hindsight, apply.
+            seed: The same committed rows and seed give the same batches; None for 0, or for what a named loader began with.
+            name: Keep under this name which batch comes next, in the engine and in its checkpoints: the next loader of the
+                name, in whichever process, goes on there.
+            format: "torch" tensors or "numpy" arrays, on the CPU; both speak DLPack.
+            buffers: Batches that can be alive at a time, at least 2.
+            on_busy: With all buffers in use: "error" BuffersBusy, or "wait" for another thread to let go.
+            timeout: Seconds that `next` may wait; None without limit.
+            min_rows: Rows that must be there before the first batch; default batch_size, or 1 in a table with a limiter,
+                whose min_size it is then.
+            fields: Outputs to deliver, default all: fields, next_<observation>, terminated, truncated.
+            ragged: How ragged fields come, for all or {field: ...}. "pad": <name> [B, max_length, ...] with zeros behind each
+                value, <name>_mask bool [B, max_length], <name>_lengths int64 [B]. "pack": <name> [total, ...], one value
+                behind the other, <name>_cu_seqlens int32 [B + 1], <name>_position_ids int32 [total].
+
+        Raises:
+            ConfigError: Bad options; names the offending one.
+            Busy: A living process has a loader of this name open.
+        """
+        view = self._view(table)
+        if view.layout.table.kind == "queue":
+            raise ConfigError(
+                f"Expected a replay table for a loader, {table!r} is a queue, whose rows are delivered once: use "
+                f"client.consumer({table!r})"
+            )
+        place = None if name is None else take_name(self._segment, view.check_open(), name, table, seed)
+        try:
+            return Loader(
+                view,
+                batch_size=batch_size,
+                window=window,
+                sampling=sampling,
+                transform=transform,
+                batch_transforms=batch_transforms,
+                max_staleness=max_staleness,
+                policy=policy,
+                seed=place.seed if place is not None else 0 if seed is None else seed,
+                place=place,
+                format=format,
+                buffers=buffers,
+                on_busy=on_busy,
+                timeout=timeout,
+                min_rows=min_rows,
+                fields=fields,
+                ragged=ragged,
+            )
+        except BaseException:
+            if place is not None:
+                place.release()
+            raise
+
+    def mix(
+        self,
+        tables: Mapping[str, float],
+        *,
+        batch_size: int,
+        window: Window | None = None,
+        sampling: Prioritised | Mapping[str, Prioritised | None] | None = None,
+        transform: Mapping[str, Pipeline] | None = None,
+        batch_transforms: Iterable[BatchTransform] = (),
+        max_staleness: int | None = None,
+        policy: PolicySlot | None = None,
+        seed: int | None = None,
+        name: str | None = None,
+        format: Format = "torch",  # noqa: A002 - the natural word in a call
+        buffers: int = 3,
+        on_busy: OnBusy = "error",
+        timeout: float | None = 30.0,
+        min_rows: int | Mapping[str, int] | None = None,
+        fields: Iterable[str] | None = None,
+        ragged: Layout | Mapping[str, Layout] = "pad",
+        counts: Counts = "exact",
+    ) -> MixedLoader:
+        """Open a loader whose batches come from several tables, for use by one thread.
+
+        Args:
+            tables: {table: weight}, such as {"replay": 0.75, "demos": 0.25}; a table's rows lie side by side, in this order.
+            sampling: conduit.Prioritised(...) for all tables or {table: ...}; None draws uniformly. Weights are worked out for
+                each table by itself; rows of a uniformly drawn table beside a prioritised one have weight 1.
+            min_rows: Rows that must be in a table before the first batch, for all or {table: ...}; default its share of a batch.
+            counts: "exact": a table's share of all rows so far is exact to within a row, whatever its share of one batch.
+                "random": each row's table is drawn.
+            batch_size: Rows of all tables together.
+            fields: Outputs to deliver, as for `loader`, and so is all that follows; they must be the same for all tables.
+            window: Of every table.
+            transform: Of every table; statistics are each table's own.
+            batch_transforms: Steps on the whole batch.
+            max_staleness: Of every table.
+            policy: As for `loader`.
+            seed: As for `loader`.
+            name: As for `loader`; it is kept with the first of the tables.
+            format: As for `loader`.
+            buffers: As for `loader`.
+            on_busy: As for `loader`.
+            timeout: As for `loader`.
+            ragged: As for `loader`.
+
+        Raises:
+            ConfigError: Bad options, or outputs that differ; names the first difference.
+            Busy: A living process has a loader of this name open.
+        """
+        if not isinstance(tables, Mapping) or not tables:
+            raise ConfigError(f"Expected {{table: weight}} of at least one table, got {tables!r}")
+        views = {table: self._view(table) for table in tables}
+        first = next(iter(views.values()))
+        place = None if name is None else take_name(self._segment, first.check_open(), name, first.layout.name, seed)
+        try:
+            return MixedLoader(
+                views,
+                tables,
+                batch_size=batch_size,
+                window=window,
+                sampling=sampling,
+                transform=transform,
+                batch_transforms=tuple(batch_transforms)
+                if isinstance(batch_transforms, Iterable)
+                else batch_transforms,
+                max_staleness=max_staleness,
+                policy=policy,
+                seed=place.seed if place is not None else 0 if seed is None else seed,
+                place=place,
+                format=format,
+                buffers=buffers,
+                on_busy=on_busy,
+                timeout=timeout,
+                min_rows=min_rows,
+                fields=fields if fields is None or isinstance(fields, str) else tuple(fields),
+                ragged=ragged,
+                counts=counts,
+            )
+        except BaseException:
+            if place is not None:
+                place.release()
+            raise
+
+    def scan(self, table: str) -> Scan:
+        """Every step that a table has now, once, environment by environment in the order of time; iterating yields columns."""
+        return Scan(self._view(table))
+
+    def consumer(
+        self,
+        table: str,
+        *,
+        format: Format = "torch",  # noqa: A002 - the natural word in a call
+        timeout: float | None = 30.0,
+        partial: Partial = "deliver",
+        batch_transforms: Iterable[BatchTransform] = (),
+    ) -> Consumer:
+        """Open a consumer of a queue, for use by one thread: each row is delivered to one consumer, and is done when that says so.
+
+        Args:
+            table: Name of a table of kind="queue".
+            format: "torch" tensors or "numpy" arrays, on the CPU, without a copy.
+            timeout: Seconds that `next` may wait; None without limit.
+            partial: What becomes of rollouts that are shorter than rollout_length: "deliver" them, or "drop" them.
+            batch_transforms: Steps on each claim as a batch of one rollout (`Claim.batch`): conduit.gae, vtrace,
+                returns_to_go, normalise_advantages, apply. What they add is in the claim, without the batch axis.
+
+        Raises:
+            ConfigError: Bad options, or the table is no queue.
+        """
+        view = self._view(table)
+        if view.layout.table.kind != "queue":
+            raise ConfigError(
+                f"Expected a table of kind='queue' for a consumer, {table!r} is one of kind={view.layout.table.kind!r}: use "
+                f"client.loader({table!r}, batch_size=...)"
+            )
+        consumer = Consumer(view, format=format, timeout=timeout, partial=partial, batch_transforms=batch_transforms)
+        self._consumers.add(consumer)
+        return consumer
+
+    def statistics(self, table: str) -> Statistics:
+        """The running statistics of a table's fields, shared by all processes; see `Table.statistics`, `conduit.normalise`."""
+        return self._view(table).statistics
+
+    def limiter(self, table: str) -> RateLimiter:
+        """The limiter of a table, shared by all processes: its counts, what it allows and why not, and other limits live.
+
+        Raises:
+            ConfigError: The table has none.
+        """
+        return RateLimiter(self._view(table))
+
+    def delete(self, table: str, ids: Any) -> int:
+        """Delete rows: from now on no window begins at them. They still are the context of other rows' windows.
+
+        A rollout is held to begin at the row of its first environment. Rows that have been overwritten or deleted before are
+        left out.
+
+        Args:
+            table: Table name.
+            ids: Integers of any shape, from `Batch.ids`.
+
+        Returns:
+            How many rows were deleted.
+
+        Raises:
+            FieldError: These are no integers.
+            Frozen: The table is frozen.
+            BufferError: This client holds too many leases.
+        """
+        view = self._removable(table)
+        return view.delete(ids)
+
+    def reset(self, table: str) -> None:
+        """Let all rows of a table go, at once and for everybody; its counts, limits and priorities' scale stay.
+
+        Writers go on: each begins a new episode in every environment with its next step. A step or rollout that is being
+        written at this moment goes with the rest. Batches that were handed out stay valid.
+
+        Raises:
+            Frozen: The table is frozen.
+        """
+        view = self._removable(table)
+        entry(removal.reset)(view.address)
+
+    def freeze(self, table: str) -> None:
+        """Make a table read-only, in all processes, until `thaw`: writing, deleting and resetting raise Frozen.
+
+        A step that another process is committing at this very moment may still come.
+        """
+        self._set_frozen(table, frozen=True)
+
+    def thaw(self, table: str) -> None:
+        """Let a frozen table take rows again; writers go on where they were."""
+        self._set_frozen(table, frozen=False)
+
+    def _removable(self, table: str) -> TableView:
+        view = self._view(table)
+        view.check_open()
+        view.check_thawed()
+        if view.layout.table.kind == "queue":
+            raise ConfigError(f"Expected a replay table, {table!r} is a queue: its rows go when they are acknowledged")
+        return view
+
+    def _set_frozen(self, table: str, *, frozen: bool) -> None:
+        view = self._view(table)
+        view.check_open()
+        entry(removal.set_frozen)(view.address, frozen)
+
+    def policy(self, name: str = "policy") -> PolicySlot:
+        """The weights slot of this name; one object per client."""
+        self._check_open()
+        layouts = self._segment.layout.policies
+        if name not in layouts:
+            raise ConfigError(
+                f"Expected one of the policies {list(layouts)} of engine {self.name!r}, got {name!r}: "
+                "declare it with Engine.create(..., policies={name: state_dict})"
+            )
+        if name not in self._slots:
+            self._slots[name] = PolicySlot(self._segment, layouts[name], list(layouts).index(name), self._participants)
+        return self._slots[name]
+
+    def recover(self) -> int:
+        """Take back pages and leases of dead participants now; returns the number of pages.
+
+        Writers that look for a page, and anyone who waits, do this by themselves.
+        """
+        self._check_open()
+        return self._participants.recover_dead()
+
+    def checkpoint(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        keep: int = 2,
+        extra: Mapping[str, bytes] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Path:
+        """Write a checkpoint of the whole engine while everybody goes on; nobody is paused.
+
+        It holds rows, streams, priorities, limiters' counts, statistics, weights and named loaders; docs/checkpoints.md says how
+        to read it.
+
+        Args:
+            path: Folder of numbered checkpoints; made if it is not there.
+            keep: Checkpoints to keep in it, this one included; older ones are removed once this one is safe.
+            extra: Bytes of the caller's own, by name, such as a learner's state: they belong to this checkpoint or are not there at
+                all. `Engine.restored.extra` has them again.
+            progress: Called with bytes done and bytes in all, by this thread.
+
+        Returns:
+            The checkpoint's own folder, `path/0000000001` and so on.
+
+        Raises:
+            NoSpace: The disk is full; earlier checkpoints are as they were.
+            Busy: Somebody else is making one in this folder.
+            ConfigError: Bad options.
+            Closed: The client or engine has closed.
+        """
+        self._check_open()
+        return save(
+            self._segment, self._views, Path(path), keep, extra or {}, sys.modules["conduit"].__version__, progress
+        )
+
+    def close(self) -> None:
+        """Close this client's writers and detach; idempotent. Batches that are held stay valid."""
+        if self._closed:
+            return
+        self._closed = True
+        if not self._participants.forked:
+            for writer in list(self._writers):
+                writer.close()
+            for consumer in list(self._consumers):
+                consumer.close()
+            for slot in self._slots.values():
+                slot.close()
+            self._before_leaving()
+            self._participants.leave()
+            self._segment.release_locks()
+        for view in self._views.values():
+            view.participants = None
+
+    def _before_leaving(self) -> None:
+        """What an owner does while it still has its seat."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
