@@ -43,7 +43,6 @@ from conduit.plane.delivery import Loader as Loader
 from conduit.plane.engine import Engine as Engine
 from conduit.plane.ingestion import CommitEvery as CommitEvery
 from conduit.plane.ingestion import Ingestion as Ingestion
-from conduit.plane.ingestion import Writer as Writer
 from conduit.plane.limiting import RateLimiter as RateLimiter
 from conduit.plane.mixing import MixedLoader as MixedLoader
 from conduit.plane.placement import Placement as Placement
@@ -51,6 +50,7 @@ from conduit.plane.placement import Pool as Pool
 from conduit.plane.placement import Request as Request
 from conduit.plane.scanning import Scan as Scan
 from conduit.plane.steps import Steps as Steps
+from conduit.plane.writer import Writer as Writer
 from conduit.sampling.prioritised import Prioritised as Prioritised
 from conduit.schema import Field as Field
 from conduit.schema import Schema as Schema

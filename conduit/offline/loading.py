@@ -20,9 +20,9 @@ from conduit.offline.npz import NpzPart
 from conduit.offline.parquet import ParquetPart
 from conduit.offline.source import Description, Progress, Source
 from conduit.plane.client import Client
-from conduit.plane.ingestion import Writer
 from conduit.plane.inspect import inspect
 from conduit.plane.steps import Steps
+from conduit.plane.writer import Writer
 from conduit.schema import Schema
 
 Given: TypeAlias = str | os.PathLike[str] | Any

@@ -11,9 +11,9 @@ import numpy as np
 from conduit.errors import MissingExtra
 from conduit.jit import entry
 from conduit.kernels import cpu, resolve
+from conduit.kernels.describing import describe_window
 from conduit.kernels.plan import Plan
 from conduit.kernels.ragged import describe_ragged
-from conduit.kernels.resolve import describe_window
 from conduit.kernels.rows import D_WORDS
 from conduit.kernels.windows import Transition, has_next, lanes
 from conduit.plane.transforming import Transforming

@@ -17,7 +17,7 @@ from conduit.field import Field
 from conduit.jit import entry
 from conduit.plane.stream import Stream
 from conduit.plane.values import checked
-from conduit.store import writing
+from conduit.store import staging, writing
 from conduit.store.words import W_STRICT
 
 Array = np.ndarray[Any, Any]
@@ -128,6 +128,6 @@ class Bulk:
         if low == high:
             return
         places = self._places[low:high] - start
-        kept = entry(writing.stage_finals)(stream.address, row, places.ctypes.data, high - low, row + count)
+        kept = entry(staging.stage_finals)(stream.address, row, places.ctypes.data, high - low, row + count)
         for name, values in self._finals.items():
             table.columns[name][kept : kept + high - low] = values[low:high][::-1]

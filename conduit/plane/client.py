@@ -21,12 +21,13 @@ from conduit.kernels.windows import Window
 from conduit.plane.batch import Format
 from conduit.plane.consuming import Consumer, Partial
 from conduit.plane.delivery import Loader, OnBusy
-from conduit.plane.ingestion import CommitPerStep, Ingestion, Writer, writer_type
+from conduit.plane.ingestion import CommitPerStep, Ingestion
 from conduit.plane.limiting import RateLimiter
 from conduit.plane.mixing import Counts, MixedLoader
 from conduit.plane.placement import HostPlacement, Placement, Pool
 from conduit.plane.scanning import Scan
 from conduit.plane.stream import Autoreset, OnFull
+from conduit.plane.writer import Writer, writer_type
 from conduit.sampling.prioritised import Prioritised
 from conduit.schema import Schema
 from conduit.store import removal

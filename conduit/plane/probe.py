@@ -19,7 +19,7 @@ import numpy as np
 from numba.core.dispatcher import Dispatcher
 
 from conduit.jit import KERNEL_MODULES, entry
-from conduit.store import protocol
+from conduit.store import events, protocol
 from conduit.store.atomics import compare_and_swap, exchange, fence_full, fetch_add
 from conduit.store.locks import held, try_lock
 from conduit.store.names import runtime_directory
@@ -115,7 +115,7 @@ def futex() -> Outcome:
     """Sleep on a word until a deadline."""
     words = np.zeros(2, np.int64)
     timespec = np.array([0, 2_000_000], np.int64)
-    wait = entry(protocol.wait)
+    wait = entry(events.wait)
     began = time.perf_counter()
     wait(words.ctypes.data, 0, timespec.ctypes.data)
     slept = time.perf_counter() - began

@@ -13,7 +13,7 @@ from conduit.field import Field
 from conduit.jit import entry
 from conduit.plane.stream import Stream
 from conduit.plane.values import checked, checked_lengths, checked_values
-from conduit.store import objects, writing
+from conduit.store import committing, interpreter
 from conduit.store.words import W_BASE, W_BEYOND, W_LOCAL
 
 Array = np.ndarray[Any, Any]
@@ -360,7 +360,7 @@ class Bare(_Views):
     def __init__(self, stream: Stream) -> None:
         stream.check()
         _check_plain(stream, "bare handle")
-        if not objects.is_supported():
+        if not interpreter.is_supported():
             raise ConfigError(
                 "Expected CPython with its interpreter lock for the bare handle: use writer.step() instead"
             )
@@ -368,7 +368,7 @@ class Bare(_Views):
         self._names_ = (*stream.schema.names, "terminated", "truncated")
         self.rows = stream.table.layout.rows
         # a C-level call: a Python function around it would cost as much again as the commit
-        self.commit: Callable[[], int] = functools.partial(entry(writing.commit_and_turn), stream.array)
+        self.commit: Callable[[], int] = functools.partial(entry(committing.commit_and_turn), stream.array)
         stream.in_progress = "bare handle"
         stream.words[W_BEYOND // 8] = 1
 

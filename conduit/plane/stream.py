@@ -18,7 +18,7 @@ from conduit.jit import entry
 from conduit.plane.limiting import check_rows, limits_of, seat_line, why_not_inserted
 from conduit.plane.tally import Tally
 from conduit.plane.values import checked, checked_ragged, checked_values
-from conduit.store import limiter, protocol, spans, writing
+from conduit.store import committing, limiter, protocol, spans, staging, turning, writing
 from conduit.store.queue import QueueView
 from conduit.store.table import TableView
 from conduit.store.words import (
@@ -266,7 +266,7 @@ class Stream:
         if page < 0:
             self._explain_full()
         self.table.check_open().look_after_dead()
-        entry(writing.turn)(self.address, page)
+        entry(turning.turn)(self.address, page)
         if self.tally is not None:
             self.tally.skip(self)
 
@@ -295,7 +295,7 @@ class Stream:
         """
         self._check_open()
         self.table.check_thawed()
-        result = entry(writing.commit)(self.address, ticks)
+        result = entry(committing.commit)(self.address, ticks)
         return -2 - result if result < -1 else -1
 
     def prioritise(self, row: int, leaves: Array) -> None:
@@ -308,7 +308,7 @@ class Stream:
     def abort(self, rows: int) -> None:
         """Forget flags, priorities and final observations staged for the next `rows` rows."""
         self.words[W_PRIORITIES_GIVEN // 8] = 0
-        entry(writing.abort)(self.address, rows)
+        entry(staging.abort)(self.address, rows)
         self._give_back()
 
     def refuse(self, place: int) -> None:
@@ -351,7 +351,7 @@ class Stream:
         Raises:
             FieldError: The page has no room left.
         """
-        row = entry(writing.stage_bootstrap)(self.address, ticks)
+        row = entry(staging.stage_bootstrap)(self.address, ticks)
         if row < 0:
             raise FieldError(
                 "Expected room for the observations behind this rollout: fewer final observations must be kept in it, or "
@@ -438,7 +438,7 @@ class Stream:
         Raises:
             FieldError: The page has no room left.
         """
-        kept = entry(writing.stage_final)(self.address, row, behind)
+        kept = entry(staging.stage_final)(self.address, row, behind)
         if kept < 0:
             raise FieldError(
                 "Expected room for a final observation in this rollout: raise max_finals in writer.rollout", at="final"

@@ -13,88 +13,40 @@ from typing import Any, Literal
 import numpy as np
 
 from conduit.errors import ConfigError, FieldError
-from conduit.jit import address, entry, inner, kernel
-from conduit.kernels.cpu import (
-    J_BATCH,
-    J_FIRST,
-    J_FOLLOWING,
-    J_GENERATIONS,
-    J_PAGES,
-    J_ROWS,
-    J_TABLE,
-    J_WINDOW,
-    ask_for,
-)
+from conduit.jit import address, entry
 from conduit.kernels.leaves import as_priorities, not_a_priority
-from conduit.kernels.philox import random_pair, scale_to
 from conduit.kernels.plan import Computed
-from conduit.kernels.resolve import (
-    E_BYTES,
-    E_ENVS,
-    E_GENERATION,
-    E_PAGE,
-    E_START,
-    SIGNATURE,
-    V_RESOLVE,
-    ask_ahead,
-    may_anchor,
+from conduit.kernels.resolve import E_BYTES, SIGNATURE
+from conduit.sampling.mass import (
+    Q_BATCH_AT,
+    Q_CANDIDATES,
+    Q_ENTRIES,
+    Q_LEAST,
+    Q_OFFERED,
+    Q_PROBABILITIES,
+    Q_SEED,
+    Q_STRATIFIED,
+    Q_TOTAL,
+    Q_TREE,
+    Q_UNIFORM,
+    Q_UNIFORM_STATE,
+    Q_WINDOW,
+    Q_WORDS,
+    draw,
+    least_leaf,
+    weigh,
 )
-from conduit.sampling.tree import (
-    P_BEGIN,
-    P_BYTES,
-    P_END,
-    P_GENERATION,
-    find_block,
-    find_row,
-    is_dense,
-    refresh,
-    update,
-    words_needed,
-)
-from conduit.sampling.uniform import S_BATCH, Uniform, lane, locate
-from conduit.store.atomics import (
-    call_5,
-    load_relaxed,
-    peek_f64,
-    peek_i64,
-    peek_u32,
-    poke_f32,
-    poke_f64,
-    poke_i64,
-)
+from conduit.sampling.tree import P_BYTES, P_GENERATION, update, words_needed
+from conduit.sampling.uniform import S_BATCH, Uniform
 from conduit.store.declaration import Priorities
-from conduit.store.protocol import block_of
-from conduit.store.words import PAGE_ENVS, T_COUNT, T_META, T_PRIORITY, T_ROWS
 
 Array = np.ndarray[Any, Any]
 Normalise = Literal["none", "batch", "buffer"]
-
-(
-    Q_UNIFORM_STATE,
-    Q_UNIFORM,
-    Q_TREE,
-    Q_ENTRIES,
-    Q_PROBABILITIES,
-    Q_TOTAL,
-    Q_CANDIDATES,
-    Q_STRATIFIED,
-    Q_LEAST,
-    Q_SEED,
-    Q_BATCH_AT,
-    Q_WINDOW,
-    Q_OFFERED,
-) = range(0, 104, 8)
-"""Words of the sampler: the uniform sampler's state and function (for a table of zeros), sums, list of pages, probability of
-each slot (float64), sum of all leaves and rows that could be drawn at the last draw, options, seed, address of the batch
-number, the window of the last draw, rows that it looked at."""
-Q_WORDS = 13
 
 WEIGHTS = (Computed("weights", "float32", ()), Computed("probabilities", "float64", ()))
 """What prioritised sampling adds to a batch."""
 
 _INT64, _FLOAT64 = np.dtype(np.int64), np.dtype(np.float64)
-_CHUNK = 16
-_TRIES = (1 << 19) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,156 +76,6 @@ class Prioritised:
             raise ConfigError(f"Expected beta of at least 0, got {self.beta!r}")
         if self.normalise not in ("none", "batch", "buffer"):
             raise ConfigError(f"Expected normalise 'none', 'batch' or 'buffer', got {self.normalise!r}")
-
-
-@inner
-def _try_again(state, job, at, entries, listed, total, attempt):  # type: ignore[no-untyped-def]
-    """Draw the slot at address `at` from the whole mass until a row anchors the window; False when none is found.
-
-    The whole mass, for slots of a stratum too: each row is then drawn in proportion to its leaf, whichever rows are refused.
-    """
-    slot = peek_i64(at)
-    table = peek_i64(job + J_TABLE)
-    window = peek_i64(job + J_WINDOW)
-    rows = peek_i64(table + T_ROWS)
-    tree = peek_i64(state + Q_TREE)
-    seed = peek_i64(state + Q_SEED)
-    batch = peek_i64(peek_i64(state + Q_BATCH_AT))
-    density = listed / total
-    for tries in range(1, _TRIES):
-        first, second = random_pair(seed, batch, lane(slot, attempt, tries))
-        position = scale_to(second if slot & 1 else first, total)
-        entry_ = locate(entries, listed, np.int64(position * density), position)
-        page = peek_i64(entry_ + E_PAGE)
-        block, position = find_block(tree, table, page, position - peek_i64(entry_ + E_START))
-        local, leaf = find_row(tree, window, table, page, block, position)
-        poke_i64(peek_i64(job + J_ROWS) + 8 * slot, page * rows + local)
-        poke_i64(peek_i64(job + J_GENERATIONS) + 8 * slot, entry_)
-        if local >= 0 and call_5(peek_i64(window + V_RESOLVE), window, job, at, 1, 0) > 0:
-            poke_f64(peek_i64(state + Q_PROBABILITIES) + 8 * slot, leaf / total)
-            return True
-    return False
-
-
-def _draw(state, job, slots, count, attempt):  # type: ignore[no-untyped-def]
-    table = peek_i64(job + J_TABLE)
-    window = peek_i64(job + J_WINDOW)
-    tree = peek_i64(state + Q_TREE)
-    entries = peek_i64(state + Q_ENTRIES)
-    probabilities = peek_i64(state + Q_PROBABILITIES)
-    metas = peek_i64(table + T_META)
-    rows = peek_i64(table + T_ROWS)
-    poke_i64(state + Q_WINDOW, window)
-    listed, total, candidates, offered = refresh(tree, window, table, entries)
-    poke_i64(state + Q_TOTAL, total)
-    poke_i64(state + Q_CANDIDATES, candidates)
-    poke_i64(state + Q_OFFERED, offered)
-    if candidates < 1 or offered < peek_i64(state + Q_LEAST):
-        return -1
-    if total == 0:
-        for i in range(count):
-            poke_f64(probabilities + 8 * peek_i64(slots + 8 * i), 1.0 / candidates)
-        return call_5(peek_i64(state + Q_UNIFORM), peek_i64(state + Q_UNIFORM_STATE), job, slots, count, attempt)
-    seed = peek_i64(state + Q_SEED)
-    batch = peek_i64(peek_i64(state + Q_BATCH_AT))
-    begin = peek_i64(job + J_FIRST)
-    size = peek_i64(job + J_BATCH) - begin
-    stratified = peek_i64(state + Q_STRATIFIED) != 0
-    density = listed / total
-    whole, rest = total // size, total % size
-    row_at, page_at = peek_i64(job + J_ROWS), peek_i64(job + J_PAGES)
-    after_at, entry_at = peek_i64(job + J_FOLLOWING), peek_i64(job + J_GENERATIONS)
-    first = second = np.uint64(0)
-    computed = -1
-    # blocks, then rows, then windows, of all slots each: what a later stage reads has been asked for by the one before
-    for i in range(count):
-        slot = peek_i64(slots + 8 * i)
-        if slot >> 1 != computed:
-            computed = slot >> 1
-            first, second = random_pair(seed, batch, lane(slot, attempt, 0))
-        low, high = 0, total
-        if stratified:
-            stratum = slot - begin
-            low = whole * stratum + rest * stratum // size
-            high = whole * (stratum + 1) + rest * (stratum + 1) // size
-        position = low + scale_to(second if slot & 1 else first, max(1, high - low))
-        entry_ = locate(entries, listed, np.int64(position * density), position)
-        page = peek_i64(entry_ + E_PAGE)
-        block, position = find_block(tree, table, page, position - peek_i64(entry_ + E_START))
-        poke_i64(row_at + 8 * slot, block)
-        poke_i64(after_at + 8 * slot, position)
-        poke_i64(page_at + 8 * slot, page)
-        poke_i64(entry_at + 8 * slot, entry_)
-    for start in range(0, count, _CHUNK):
-        here = min(_CHUNK, count - start)
-        for i in range(start, start + here):
-            slot = peek_i64(slots + 8 * i)
-            page = peek_i64(page_at + 8 * slot)
-            local, leaf = find_row(
-                tree, window, table, page, peek_i64(row_at + 8 * slot), peek_i64(after_at + 8 * slot)
-            )
-            # a row that is none is refused below by its leaf; its number stays inside the page
-            row = page * rows + max(local, 0)
-            after = ask_ahead(window, metas, row, peek_i64(peek_i64(entry_at + 8 * slot) + E_ENVS))
-            poke_i64(row_at + 8 * slot, row)
-            poke_i64(after_at + 8 * slot, after)
-            poke_f64(probabilities + 8 * slot, leaf / total)
-        ask_for(job, slots + 8 * start, here)
-    done = stop = 0
-    while done < count:
-        if stop <= done:
-            stop = done
-            while stop < count and peek_f64(probabilities + 8 * peek_i64(slots + 8 * stop)) > 0.0:
-                stop += 1
-        if stop > done:
-            done += call_5(peek_i64(window + V_RESOLVE), window, job, slots + 8 * done, stop - done, 0)
-        if done < count and (done < stop or peek_f64(probabilities + 8 * peek_i64(slots + 8 * done)) <= 0.0):
-            if not _try_again(state, job, slots + 8 * done, entries, listed, total, attempt):
-                return -1
-            done += 1
-    for i in range(count):
-        slot = peek_i64(slots + 8 * i)
-        entry_ = peek_i64(entry_at + 8 * slot)
-        poke_i64(page_at + 8 * slot, peek_i64(entry_ + E_PAGE))
-        poke_i64(entry_at + 8 * slot, peek_i64(entry_ + E_GENERATION))
-    return count
-
-
-@kernel("int64(int64, int64, int64, float64, float64, int64, int64)")
-def weigh(probabilities, count, candidates, beta, least, out, weights):  # type: ignore[no-untyped-def]
-    """Importance weights (float32) of a batch, over that of probability `least` (0: over the batch's largest, < 0: over 1).
-
-    The weight of the least probability is the largest one, so dividing by it is a power of a ratio.
-    """
-    base = 1.0 / candidates
-    if least == 0.0:
-        base = peek_f64(probabilities)
-        for i in range(count):
-            base = min(base, peek_f64(probabilities + 8 * i))
-    elif least > 0.0:
-        base = least
-    for i in range(count):
-        probability = peek_f64(probabilities + 8 * i)
-        poke_f64(out + 8 * i, probability)
-        poke_f32(weights + 4 * i, (probability / base) ** -beta)
-    return count
-
-
-@kernel("int64(int64, int64, int64)", nogil=True)
-def least_leaf(tree, window, table):  # type: ignore[no-untyped-def]
-    """Smallest positive leaf among the rows that the learner's sums cover, or 0."""
-    rows = peek_i64(table + T_ROWS)
-    dense = is_dense(window)
-    least = 1 << 32
-    for page in range(peek_i64(table + T_COUNT)):
-        known = tree + P_BYTES * page
-        leaves = peek_i64(table + T_PRIORITY) + 4 * page * rows
-        envs = load_relaxed(block_of(table, page) + PAGE_ENVS)
-        for row in range(peek_i64(known + P_BEGIN), peek_i64(known + P_END)):
-            leaf = peek_u32(leaves + 4 * row)
-            if 0 < leaf < least and (dense or may_anchor(window, table, page, row, envs)):
-                least = leaf
-    return least if least < 1 << 32 else 0
 
 
 class PrioritisedSampler:
@@ -334,7 +136,7 @@ class PrioritisedSampler:
         self._reserve(size)
         self._update, self._weigh, self._least_leaf = entry(update), entry(weigh), entry(least_leaf)
         self._outputs: dict[int, tuple[dict[str, Array], int, int]] = {}
-        self.function = address(_draw, SIGNATURE)
+        self.function = address(draw, SIGNATURE)
         self.state: int = self._state.ctypes.data
 
     @property

@@ -6,7 +6,7 @@ rows of open pages are added. So there is no shared tree that a killed process c
 builds its sums in about a millisecond per million rows. All sums are int64: exact, whatever the order.
 
 A learner that is killed between its stores of leaves and the pages' counts of them leaves the others' sums behind the leaves;
-whoever recovers it raises all counts (store.protocol.outdate_sums), and they sum anew.
+whoever recovers it raises all counts (store.recovery.outdate_sums), and they sum anew.
 
 A block is 32 rows, a group 32 blocks. Where a window starts only at some rows (every k-th step, an episode's first), the
 others weigh nothing: sums and counts are of rows that can anchor the window.

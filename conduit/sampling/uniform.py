@@ -15,17 +15,8 @@ import numpy as np
 from conduit.jit import address, inner
 from conduit.kernels.cpu import J_FOLLOWING, J_GENERATIONS, J_PAGES, J_ROWS, J_TABLE, J_WINDOW, ask_for
 from conduit.kernels.philox import random_pair, scale_to
-from conduit.kernels.resolve import (
-    E_BYTES,
-    E_ENVS,
-    E_FIRST,
-    E_GENERATION,
-    E_PAGE,
-    V_NEED,
-    V_RESOLVE,
-    V_SAMPLED,
-    ask_ahead,
-)
+from conduit.kernels.resolve import E_BYTES, E_ENVS, E_FIRST, E_GENERATION, E_PAGE, V_NEED, V_RESOLVE, V_SAMPLED
+from conduit.kernels.transitions import ask_ahead
 from conduit.sampling.pages import has_fresh, list_page, rows_to_draw
 from conduit.store.atomics import call_5, peek_i64, poke_i64, words_at
 from conduit.store.words import (

@@ -6,7 +6,7 @@ ask at the same time at least one sees the other, so nobody ever passes the limi
 for inserts it counts what has been delivered, and I counts what has been granted: each side takes the other's least and its
 own most.
 
-What a participant has reserved and not used goes back when it is recovered (conduit.store.protocol.recover).
+What a participant has reserved and not used goes back when it is recovered (conduit.store.recovery.recover).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from conduit.store.atomics import (
     store_release,
 )
 from conduit.store.counting import count_pages, count_seats
-from conduit.store.protocol import wake
+from conduit.store.events import wake
 from conduit.store.words import (
     LIMITS_BYTES,
     LINE,

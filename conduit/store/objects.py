@@ -5,20 +5,17 @@ tuple of values, looks into the objects themselves (type, dtype number, shape, c
 changes or releases a Python object; whatever it does not recognise it leaves to the exact path in conduit.plane, which
 converts or explains. Nothing is stored before every value has passed.
 
-Where things lie in objects is said and proven in conduit.store.interpreter; where `is_supported()` fails, everything takes
-the exact path.
+What a field takes is said in conduit.store.descriptions. Where things lie in objects is said and proven in
+conduit.store.interpreter; where its `is_supported()` fails, everything takes the exact path.
 """
 
 from __future__ import annotations
 
-import functools
 import sys
-from typing import Any
 
 import numpy as np
 from numba import types
 
-from conduit.field import Field
 from conduit.jit import inner, kernel
 from conduit.store.arguments import ObjectType, address_of, data_of
 from conduit.store.atomics import (
@@ -34,6 +31,42 @@ from conduit.store.atomics import (
     poke_u16,
     poke_u32,
 )
+from conduit.store.committing import _commit
+from conduit.store.descriptions import (
+    ARRAY,
+    BOOL,
+    F_ARENA,
+    F_COLUMN,
+    F_DIMS,
+    F_ELEMENTS,
+    F_FALSE_IS_NOTHING,
+    F_FROM_DOUBLE,
+    F_HIGHEST,
+    F_ITEMSIZE,
+    F_KIND,
+    F_LISTED,
+    F_LOWEST,
+    F_NDIM,
+    F_ROW_BYTES,
+    F_SCALAR,
+    F_STRIDE,
+    F_TYPE_NUMBER,
+    F_WORDS,
+    INT,
+    O_ARRAY,
+    O_DOUBLE,
+    O_FALSE,
+    O_FLOAT,
+    O_INT,
+    O_LIST,
+    O_NUMPY_FALSE,
+    O_NUMPY_TRUE,
+    O_TAGGED,
+    O_TRUE,
+    O_TUPLE,
+    RAGGED,
+    UNKNOWN,
+)
 from conduit.store.interpreter import (
     BYTE_ORDER,
     C_CONTIGUOUS,
@@ -47,7 +80,6 @@ from conduit.store.interpreter import (
     TYPE_NUMBER,
     VALUE,
 )
-from conduit.store.interpreter import is_supported as is_supported  # noqa: PLC0414 - it is asked for here
 from conduit.store.limiter import ask_for_rows, give_back_rows
 from conduit.store.spans import forget_values, has_room, place_value
 from conduit.store.words import (
@@ -64,9 +96,7 @@ from conduit.store.words import (
     W_PAGE,
     W_RESERVE,
 )
-from conduit.store.writing import _commit, _is_stale, _room
-
-Array = np.ndarray[Any, Any]
+from conduit.store.writing import _is_stale, _room
 
 NEED_PAGE = -(1 << 40)
 """Result: the values fit, but the page has no room, the table was reset or frozen, or another form of writing is in progress;
@@ -76,46 +106,6 @@ REFUSED = -(1 << 41)
 
 _SWAPPED = ord(">" if sys.byteorder == "little" else "<")
 
-_ARRAY, _FLOAT, _INT, _BOOL, _RAGGED, _UNKNOWN = range(6)
-(
-    _F_KIND,
-    _F_TYPE_NUMBER,
-    _F_NDIM,
-    _F_DIMS,
-    _F_ELEMENTS,
-    _F_COLUMN,
-    _F_STRIDE,
-    _F_ROW_BYTES,
-    _F_SCALAR,
-    _F_ITEMSIZE,
-    _F_LOWEST,
-    _F_HIGHEST,
-    _F_FROM_DOUBLE,
-    _F_FALSE_IS_NOTHING,
-    _F_ARENA,
-    _F_LISTED,
-) = range(0, 128, 8)
-_F_WORDS = 16
-"""Words of one field: kind; numpy type number; dimensions and their address; elements; column and its row stride; bytes of a
-row; type of numpy scalars; item size; range of an int; whether float64 arrays are rounded to this float32 field; whether the
-object False leaves the (cleared) rows as they are; of a ragged field its number among the ragged ones, and whether a value is
-a list of one array per environment."""
-
-(
-    _O_ARRAY,
-    _O_FLOAT,
-    _O_DOUBLE,
-    _O_INT,
-    _O_TRUE,
-    _O_FALSE,
-    _O_NUMPY_TRUE,
-    _O_NUMPY_FALSE,
-    _O_LIST,
-    _O_TUPLE,
-    _O_TAGGED,
-) = range(0, 88, 8)
-"""Addresses of the types and singletons of this process; whether ints carry a tag word (Python 3.12 on)."""
-
 _FLOAT_MAX = float(np.finfo(np.float32).max)
 _DOUBLE_NUMBER = np.dtype(np.float64).num
 _OBJECT_NUMBER = np.dtype(object).num
@@ -124,12 +114,12 @@ _OBJECT_NUMBER = np.dtype(object).num
 @inner
 def _is_array(field, value, objects):  # type: ignore[no-untyped-def]
     """1 when an object is an array of exactly this field's dtype and shape, 2 when it only has to be rounded, else 0."""
-    if peek_i64(value + TYPE) != peek_i64(objects + _O_ARRAY):
+    if peek_i64(value + TYPE) != peek_i64(objects + O_ARRAY):
         return 0
-    ndim = peek_i64(field + _F_NDIM)
+    ndim = peek_i64(field + F_NDIM)
     if peek_u32(value + NDIM) != ndim or (peek_u32(value + FLAGS) & C_CONTIGUOUS) == 0:
         return 0
-    wanted, given = peek_i64(field + _F_DIMS), peek_i64(value + DIMS)
+    wanted, given = peek_i64(field + F_DIMS), peek_i64(value + DIMS)
     for i in range(ndim):
         if peek_i64(wanted + 8 * i) != peek_i64(given + 8 * i):
             return 0
@@ -137,9 +127,9 @@ def _is_array(field, value, objects):  # type: ignore[no-untyped-def]
     if peek_u8(descr + BYTE_ORDER) == _SWAPPED:
         return 0
     number = peek_u32(descr + TYPE_NUMBER)
-    if number == peek_i64(field + _F_TYPE_NUMBER):
+    if number == peek_i64(field + F_TYPE_NUMBER):
         return 1
-    return 2 if number == _DOUBLE_NUMBER and peek_i64(field + _F_FROM_DOUBLE) != 0 else 0
+    return 2 if number == _DOUBLE_NUMBER and peek_i64(field + F_FROM_DOUBLE) != 0 else 0
 
 
 @inner
@@ -148,16 +138,16 @@ def _pointers(field, at, envs, objects):  # type: ignore[no-untyped-def]
 
     `at` is the address of the pointer to the value: of the array itself, or of a list, tuple or array of objects.
     """
-    if peek_i64(field + _F_LISTED) == 0:
+    if peek_i64(field + F_LISTED) == 0:
         return at
     value = peek_i64(at)
     type_ = peek_i64(value + TYPE)
-    if type_ == peek_i64(objects + _O_LIST):
+    if type_ == peek_i64(objects + O_LIST):
         return peek_i64(value + ITEMS) if peek_i64(value + VALUE) == envs else 0
-    if type_ == peek_i64(objects + _O_TUPLE):
+    if type_ == peek_i64(objects + O_TUPLE):
         return value + ITEMS if peek_i64(value + VALUE) == envs else 0
     if (
-        type_ == peek_i64(objects + _O_ARRAY)
+        type_ == peek_i64(objects + O_ARRAY)
         and peek_u32(peek_i64(value + DESCR) + TYPE_NUMBER) == _OBJECT_NUMBER
         and peek_u32(value + NDIM) == 1
         and peek_i64(peek_i64(value + DIMS)) == envs
@@ -173,13 +163,13 @@ def _ragged_length(field, at, envs, objects):  # type: ignore[no-untyped-def]
     pointers = _pointers(field, at, envs, objects)
     if pointers == 0:
         return -1
-    ndim = peek_i64(field + _F_NDIM)
-    wanted = peek_i64(field + _F_DIMS)
+    ndim = peek_i64(field + F_NDIM)
+    wanted = peek_i64(field + F_DIMS)
     total = 0
     for env in range(envs):
         value = peek_i64(pointers + 8 * env)
         # an array of objects may hold null pointers, which read as None
-        if value == 0 or peek_i64(value + TYPE) != peek_i64(objects + _O_ARRAY) or peek_u32(value + NDIM) != ndim:
+        if value == 0 or peek_i64(value + TYPE) != peek_i64(objects + O_ARRAY) or peek_u32(value + NDIM) != ndim:
             return -1
         given = peek_i64(value + DIMS)
         descr = peek_i64(value + DESCR)
@@ -187,7 +177,7 @@ def _ragged_length(field, at, envs, objects):  # type: ignore[no-untyped-def]
             (peek_u32(value + FLAGS) & C_CONTIGUOUS) == 0
             or peek_i64(given) > peek_i64(wanted)
             or peek_u8(descr + BYTE_ORDER) == _SWAPPED
-            or peek_u32(descr + TYPE_NUMBER) != peek_i64(field + _F_TYPE_NUMBER)
+            or peek_u32(descr + TYPE_NUMBER) != peek_i64(field + F_TYPE_NUMBER)
         ):
             return -1
         for i in range(1, ndim):
@@ -199,7 +189,7 @@ def _ragged_length(field, at, envs, objects):  # type: ignore[no-untyped-def]
 
 @inner
 def _put_ragged(writer, field, row, at, envs, objects):  # type: ignore[no-untyped-def]
-    arena = peek_i64(writer + W_ARENAS) + A_BYTES * peek_i64(field + _F_ARENA)
+    arena = peek_i64(writer + W_ARENAS) + A_BYTES * peek_i64(field + F_ARENA)
     pointers = _pointers(field, at, envs, objects)
     for env in range(envs):
         value = peek_i64(pointers + 8 * env)
@@ -221,7 +211,7 @@ def _fits_float32(value, elements):  # type: ignore[no-untyped-def]
 def _int_size(value, objects):  # type: ignore[no-untyped-def]
     """Digits of an int, negative for a negative one."""
     word = peek_i64(value + VALUE)
-    if peek_i64(objects + _O_TAGGED) == 0:
+    if peek_i64(objects + O_TAGGED) == 0:
         return word
     return -(word >> 3) if (word & 3) == 2 else word >> 3
 
@@ -240,37 +230,37 @@ def _int_value(value, size):  # type: ignore[no-untyped-def]
 @inner
 def _recognised(field, value, objects):  # type: ignore[no-untyped-def]
     """True when `_put` can store this object exactly."""
-    kind = peek_i64(field + _F_KIND)
-    if peek_i64(field + _F_FALSE_IS_NOTHING) != 0 and value == peek_i64(objects + _O_FALSE):
+    kind = peek_i64(field + F_KIND)
+    if peek_i64(field + F_FALSE_IS_NOTHING) != 0 and value == peek_i64(objects + O_FALSE):
         return True
     type_ = peek_i64(value + TYPE)
-    if kind == _ARRAY:
+    if kind == ARRAY:
         how = _is_array(field, value, objects)
-        return how == 1 or (how == 2 and _fits_float32(value, peek_i64(field + _F_ELEMENTS)))
-    if kind == _BOOL:
+        return how == 1 or (how == 2 and _fits_float32(value, peek_i64(field + F_ELEMENTS)))
+    if kind == BOOL:
         return (
-            value == peek_i64(objects + _O_TRUE)
-            or value == peek_i64(objects + _O_FALSE)
-            or value == peek_i64(objects + _O_NUMPY_TRUE)
-            or value == peek_i64(objects + _O_NUMPY_FALSE)
+            value == peek_i64(objects + O_TRUE)
+            or value == peek_i64(objects + O_FALSE)
+            or value == peek_i64(objects + O_NUMPY_TRUE)
+            or value == peek_i64(objects + O_NUMPY_FALSE)
         )
-    if kind == _UNKNOWN:
+    if kind == UNKNOWN:
         return False
-    if type_ == peek_i64(field + _F_SCALAR):
+    if type_ == peek_i64(field + F_SCALAR):
         return True
-    is_int = type_ == peek_i64(objects + _O_INT)
+    is_int = type_ == peek_i64(objects + O_INT)
     if is_int and abs(_int_size(value, objects)) > 2:
         return False
-    if kind == _INT:
+    if kind == INT:
         if not is_int:
             return False
         number = _int_value(value, _int_size(value, objects))
-        return peek_i64(field + _F_LOWEST) <= number <= peek_i64(field + _F_HIGHEST)
+        return peek_i64(field + F_LOWEST) <= number <= peek_i64(field + F_HIGHEST)
     if is_int:
         return True
-    if type_ != peek_i64(objects + _O_FLOAT) and type_ != peek_i64(objects + _O_DOUBLE):
+    if type_ != peek_i64(objects + O_FLOAT) and type_ != peek_i64(objects + O_DOUBLE):
         return False
-    if peek_i64(field + _F_ITEMSIZE) == 8:
+    if peek_i64(field + F_ITEMSIZE) == 8:
         return True
     real = peek_f64(value + VALUE)
     # a finite number that is no float32 is the exact path's to refuse
@@ -293,10 +283,10 @@ def _put_bytes(target, source, size):  # type: ignore[no-untyped-def]
 def _put_array(field, target, value, envs, objects):  # type: ignore[no-untyped-def]
     data = peek_i64(value + DATA)
     if _is_array(field, value, objects) == 2:
-        for i in range(peek_i64(field + _F_ELEMENTS)):
+        for i in range(peek_i64(field + F_ELEMENTS)):
             poke_f32(target + 4 * i, peek_f64(data + 8 * i))
         return
-    stride, size = peek_i64(field + _F_STRIDE), peek_i64(field + _F_ROW_BYTES)
+    stride, size = peek_i64(field + F_STRIDE), peek_i64(field + F_ROW_BYTES)
     if stride == size:
         copy_bytes(target, data, size * envs)
     else:
@@ -307,25 +297,25 @@ def _put_array(field, target, value, envs, objects):  # type: ignore[no-untyped-
 @inner
 def _put(field, row, value, envs, objects):  # type: ignore[no-untyped-def]
     """Store a recognised object at a physical row (and the `envs` - 1 rows behind it)."""
-    target = peek_i64(field + _F_COLUMN) + peek_i64(field + _F_STRIDE) * row
-    kind = peek_i64(field + _F_KIND)
-    if peek_i64(field + _F_FALSE_IS_NOTHING) != 0 and value == peek_i64(objects + _O_FALSE):
+    target = peek_i64(field + F_COLUMN) + peek_i64(field + F_STRIDE) * row
+    kind = peek_i64(field + F_KIND)
+    if peek_i64(field + F_FALSE_IS_NOTHING) != 0 and value == peek_i64(objects + O_FALSE):
         return
-    if kind == _ARRAY:
+    if kind == ARRAY:
         _put_array(field, target, value, envs, objects)
         return
-    if kind == _BOOL:
-        true = value == peek_i64(objects + _O_TRUE) or value == peek_i64(objects + _O_NUMPY_TRUE)
+    if kind == BOOL:
+        true = value == peek_i64(objects + O_TRUE) or value == peek_i64(objects + O_NUMPY_TRUE)
         poke_u8(target, 1 if true else 0)
         return
-    size = peek_i64(field + _F_ITEMSIZE)
+    size = peek_i64(field + F_ITEMSIZE)
     type_ = peek_i64(value + TYPE)
-    if type_ == peek_i64(field + _F_SCALAR):
+    if type_ == peek_i64(field + F_SCALAR):
         _put_bytes(target, value + VALUE, size)
         return
-    is_int = type_ == peek_i64(objects + _O_INT)
+    is_int = type_ == peek_i64(objects + O_INT)
     number = _int_value(value, _int_size(value, objects)) if is_int else 0
-    if kind == _INT:
+    if kind == INT:
         if size == 8:
             poke_i64(target, number)
         elif size == 4:
@@ -350,25 +340,25 @@ def _store_row(writer, values):  # type: ignore[no-untyped-def]
     objects = peek_i64(writer + W_OBJECTS)
     items = address_of(values) + ITEMS
     for k in range(count):
-        if peek_i64(fields + 8 * _F_WORDS * k + _F_KIND) == _RAGGED:
-            if _ragged_length(fields + 8 * _F_WORDS * k, items + 8 * k, envs, objects) < 0:
+        if peek_i64(fields + 8 * F_WORDS * k + F_KIND) == RAGGED:
+            if _ragged_length(fields + 8 * F_WORDS * k, items + 8 * k, envs, objects) < 0:
                 return REFUSED - k
-        elif not _recognised(fields + 8 * _F_WORDS * k, peek_i64(items + 8 * k), objects):
+        elif not _recognised(fields + 8 * F_WORDS * k, peek_i64(items + 8 * k), objects):
             return REFUSED - k
     if peek_i64(writer + W_BUSY) != 0 or _is_stale(writer) or _room(writer) < envs + peek_i64(writer + W_RESERVE):
         return NEED_PAGE
     if peek_i64(writer + W_ARENA_COUNT) != 0:
         forget_values(writer)
         for k in range(count):
-            field = fields + 8 * _F_WORDS * k
-            if peek_i64(field + _F_KIND) == _RAGGED:
-                arena = peek_i64(writer + W_ARENAS) + A_BYTES * peek_i64(field + _F_ARENA)
+            field = fields + 8 * F_WORDS * k
+            if peek_i64(field + F_KIND) == RAGGED:
+                arena = peek_i64(writer + W_ARENAS) + A_BYTES * peek_i64(field + F_ARENA)
                 if not has_room(arena, _ragged_length(field, items + 8 * k, envs, objects)):
                     return NEED_PAGE
     row = peek_i64(writer + W_BASE) + peek_i64(writer + W_LOCAL)
     for k in range(count):
-        field = fields + 8 * _F_WORDS * k
-        if peek_i64(field + _F_KIND) == _RAGGED:
+        field = fields + 8 * F_WORDS * k
+        if peek_i64(field + F_KIND) == RAGGED:
             _put_ragged(writer, field, row, items + 8 * k, envs, objects)
         else:
             _put(field, row, peek_i64(items + 8 * k), envs, objects)
@@ -423,66 +413,3 @@ def append_limited_row(state, values):  # type: ignore[no-untyped-def]
         give_back_rows(writer)
         return row
     return _commit(writer, 1)
-
-
-@functools.cache
-def known_objects() -> Array:
-    """Addresses of this process's types and singletons (`_O_*`), int64."""
-    named = (np.ndarray, float, np.float64, int, True, False, np.True_, np.False_, list, tuple)
-    return np.array([*(id(item) for item in named), sys.version_info >= (3, 12)], np.int64)
-
-
-def describe_fields(fields: list[tuple[Field, Array]], num_envs: int | None) -> tuple[Array, Array]:
-    """Field descriptions for the kernels of this module.
-
-    Args:
-        fields: (field, its whole-table column) in the order of the tuples to come.
-        num_envs: None for a single environment.
-
-    Returns:
-        int64 [fields, words], and the array of dimensions that it points into (keep it alive).
-    """
-    lead = () if num_envs is None else (num_envs,)
-    ragged = [field.name for field, _ in fields if field.ragged]
-    dims = np.zeros((len(fields), 34), np.int64)
-    out = np.zeros((len(fields), _F_WORDS), np.int64)
-    for k, (field, column) in enumerate(fields):
-        shape = field.shape if field.ragged else (*lead, *field.shape)
-        dims[k, : len(shape)] = shape
-        words = {
-            _F_KIND: _kind(field, shape),
-            _F_TYPE_NUMBER: column.dtype.num,
-            _F_NDIM: len(shape),
-            _F_DIMS: dims[k].ctypes.data,
-            _F_ELEMENTS: int(np.prod(shape, dtype=np.int64)),
-            _F_COLUMN: column.ctypes.data,
-            _F_STRIDE: column.strides[0],
-            _F_ROW_BYTES: field.row_bytes,
-            _F_SCALAR: id(column.dtype.type),
-            _F_ITEMSIZE: column.dtype.itemsize,
-            _F_FROM_DOUBLE: field.dtype == "float32"
-            and field.casting == "same_kind"
-            and column.strides[0] == field.row_bytes,
-        }
-        if field.ragged:
-            words[_F_TYPE_NUMBER] = np.dtype(field.numpy_dtype).num
-            words |= {_F_ARENA: ragged.index(field.name), _F_LISTED: num_envs is not None}
-        if column.dtype.kind in "iu":
-            bounds = np.iinfo(column.dtype)
-            words |= {_F_LOWEST: int(bounds.min), _F_HIGHEST: min(int(bounds.max), 2**63 - 1)}
-        for offset, value in words.items():
-            out[k, offset // 8] = value
-    return out, dims
-
-
-def mark_flags(described: Array) -> None:
-    """Say of the last two descriptions that they are the flags, for which the object False means nothing to store."""
-    described[-2:, _F_FALSE_IS_NOTHING // 8] = 1
-
-
-def _kind(field: Field, shape: tuple[int, ...]) -> int:
-    if field.dtype == "bfloat16" or (field.dtype == "float16" and not shape):
-        return _UNKNOWN
-    if shape:
-        return _RAGGED if field.ragged else _ARRAY
-    return {"f": _FLOAT, "b": _BOOL}.get(np.dtype(field.numpy_dtype).kind, _INT)

@@ -20,7 +20,7 @@ import numpy as np
 
 from conduit.errors import EngineNotFound, Forked, ParticipantsFull
 from conduit.jit import entry
-from conduit.store import protocol
+from conduit.store import recovery
 from conduit.store.layout import HAZARDS_PER_PARTICIPANT, LOADER_BYTES, MAX_NAMED_LOADERS
 from conduit.store.locks import held, try_lock, unlock
 from conduit.store.segment import Segment
@@ -207,12 +207,12 @@ class Participants:
         if number != self.number and self._lines[number, LINE_PID] != 0:
             # it has not left: it died, maybe in the middle of an update of priorities
             for table in self._tables:
-                entry(protocol.outdate_sums)(table.ctypes.data)
-        pages = sum(entry(protocol.recover)(table.ctypes.data, number) for table in self._tables)
-        entry(protocol.clear_hazards)(self._hazards[number].ctypes.data, HAZARDS_PER_PARTICIPANT)
+                entry(recovery.outdate_sums)(table.ctypes.data)
+        pages = sum(entry(recovery.recover)(table.ctypes.data, number) for table in self._tables)
+        entry(recovery.clear_hazards)(self._hazards[number].ctypes.data, HAZARDS_PER_PARTICIPANT)
         # the names of its loaders are free again (conduit.store.loaders.LOADER_OWNER)
         loaders = self._segment.base + self._segment.layout.loaders
-        entry(protocol.clear_marks)(loaders, LOADER_BYTES, MAX_NAMED_LOADERS, number + 1)
+        entry(recovery.clear_marks)(loaders, LOADER_BYTES, MAX_NAMED_LOADERS, number + 1)
         return pages
 
     def recover_dead(self) -> int:

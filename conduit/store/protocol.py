@@ -1,4 +1,4 @@
-"""The page protocol: claim, seal, give back, lease, recover, and the wait for either side.
+"""The page protocol: claim, open, seal, give back, lease; store.recovery does it for the dead, store.events is how either side waits.
 
 Invariants (docs/memory-model.md has the argument, tests/store the kill tests):
 
@@ -6,7 +6,6 @@ Invariants (docs/memory-model.md has the argument, tests/store the kill tests):
   instant exists at which a page belongs to nobody and cannot be claimed.
 * A page under a lease is never handed to a writer.
 * Rows below `committed` never change within a generation.
-* Every repair is one atomic step, so a repairer that dies is repaired by the next one.
 
 All functions take addresses; `table` is the address of a table descriptor (words.T_*).
 """
@@ -15,9 +14,7 @@ from __future__ import annotations
 
 from conduit.jit import inner, kernel
 from conduit.store.atomics import (
-    FUTEX,
     compare_and_swap,
-    exchange,
     fence_acquire,
     fence_full,
     fetch_add,
@@ -27,8 +24,8 @@ from conduit.store.atomics import (
     poke_i64,
     store_relaxed,
     store_release,
-    syscall,
 )
+from conduit.store.events import wake
 from conduit.store.words import (
     CONSUMER_MASK,
     FREE,
@@ -37,7 +34,6 @@ from conduit.store.words import (
     KIND_MASK,
     LINE,
     OPEN,
-    OWNER_MASK,
     OWNER_SHIFT,
     PAGE_AGE,
     PAGE_COMMITTED,
@@ -46,19 +42,12 @@ from conduit.store.words import (
     PAGE_HALO,
     PAGE_PAST,
     PAGE_STATE,
-    PAGE_STREAM,
-    PAGE_TICK,
-    PAGE_UPDATES,
     PAST_MASK,
     PAST_SHIFT,
     POLICY_EVENT,
     POSITION_MASK,
     POSITION_SHIFT,
     SEALED,
-    SEAT_DELIVERED,
-    SEAT_GRANTED,
-    SEAT_INSERTED,
-    SEAT_RESERVED,
     SIDE_ACKED,
     SIDE_CLAIM,
     SIDE_RETURNED,
@@ -68,14 +57,10 @@ from conduit.store.words import (
     T_HAZARDS,
     T_PAGE_BASE,
     T_PAGES,
-    T_PRIORITY,
     T_QUEUE,
-    T_SEATS,
     T_SIDES,
     TABLE_DATA,
-    TABLE_DELIVERED_AGAIN,
     TABLE_EPOCH,
-    TABLE_RECOVERED,
     TABLE_SHRUNK,
     TABLE_SPACE,
     TABLE_TICKET,
@@ -85,8 +70,6 @@ from conduit.store.words import (
 _NEVER = (1 << 63) - 1
 _RESET_FIRST = 1 << 48
 """Taken off the age of a page whose rows went with a reset, so that it is claimed before all others."""
-_WAIT, _WAKE = 0, 1
-_ALL = 1 << 30
 
 
 @inner
@@ -99,37 +82,6 @@ def block_of(table, page):  # type: ignore[no-untyped-def]
 def side_of(table, page):  # type: ignore[no-untyped-def]
     """Address of a page's side line."""
     return peek_i64(table + T_SIDES) + page * LINE
-
-
-@inner
-def wake(event):  # type: ignore[no-untyped-def]
-    """Tell every waiter of an eventcount that something changed; no system call when nobody waits."""
-    fetch_add(event, 1)
-    fence_full()
-    if load_relaxed(event + 8) != 0 and exchange(event + 8, 0) != 0:
-        syscall(FUTEX, event, _WAKE, _ALL, 0, 0, 0)
-
-
-@kernel("int64(int64)")
-def announce(event):  # type: ignore[no-untyped-def]
-    """Say that somebody is about to wait; before the look at the condition, so that what comes after it wakes us."""
-    store_relaxed(event + 8, 1)
-    fence_full()
-    return 0
-
-
-@kernel("int64(int64, int64, int64)", nogil=True)
-def wait(event, seen, timespec):  # type: ignore[no-untyped-def]
-    """Sleep until the eventcount moves on from `seen` or the time is over; wakes early without harm.
-
-    Args:
-        event: Address of the eventcount.
-        seen: Its value before the caller looked at the condition it waits for.
-        timespec: Address of int64 [2]: seconds, nanoseconds.
-    """
-    if load_acquire(event) != seen:
-        return 0
-    return syscall(FUTEX, event, _WAIT, seen & 0xFFFFFFFF, timespec, 0, 0)
 
 
 @inner
@@ -273,23 +225,6 @@ def free(table, page):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _has_elder(table, page, owner):  # type: ignore[no-untyped-def]
-    """True when the same owner still has an earlier OPEN page of this page's stream."""
-    block = block_of(table, page)
-    for other in range(peek_i64(table + T_COUNT)):
-        state = load_acquire(block_of(table, other) + PAGE_STATE)
-        if (
-            other != page
-            and (state & KIND_MASK) == OPEN
-            and ((state >> OWNER_SHIFT) & OWNER_MASK) == owner
-            and load_relaxed(block_of(table, other) + PAGE_STREAM) == load_relaxed(block + PAGE_STREAM)
-            and load_relaxed(block_of(table, other) + PAGE_TICK) < load_relaxed(block + PAGE_TICK)
-        ):
-            return True
-    return False
-
-
-@inner
 def returned_until(side, tag):  # type: ignore[no-untyped-def]
     """Local row up to which rows of the generation with this tag have been claimed and given back."""
     word = load_relaxed(side + SIDE_RETURNED)
@@ -306,101 +241,6 @@ def end_claim(table, page, word):  # type: ignore[no-untyped-def]
     back = word - (word & CONSUMER_MASK) - (position << POSITION_SHIFT)
     back |= load_acquire(side + SIDE_ACKED) << POSITION_SHIFT
     return 1 if compare_and_swap(side + SIDE_CLAIM, word, back) == word else 0
-
-
-@inner
-def _end_claims(table, owner):  # type: ignore[no-untyped-def]
-    """Give back every claim of a dead consumer; returns their number."""
-    ended = 0
-    for page in range(peek_i64(table + T_COUNT)):
-        word = load_acquire(side_of(table, page) + SIDE_CLAIM)
-        if (word & CONSUMER_MASK) == owner + 1:
-            ended += end_claim(table, page, word)
-    return ended
-
-
-@kernel("int64(int64, int64)")
-def recover(table, owner):  # type: ignore[no-untyped-def]
-    """Take back the pages and a queue's claims of a participant that is dead; the caller holds its liveness lock.
-
-    INIT pages become FREE. An OPEN page with rows of its own becomes SEALED and ends its stream. An OPEN page that holds
-    no more than its halo becomes FREE when the page before it is still OPEN (the writer died between the two), so that
-    the stream ends there. Youngest pages go first: repeating the whole after a repairer's death gives the same result.
-
-    Returns:
-        Number of pages taken back.
-    """
-    control = peek_i64(table + T_CONTROL)
-    taken = 0
-    for sweep in range(2):
-        for page in range(peek_i64(table + T_COUNT)):
-            block = block_of(table, page)
-            state = load_acquire(block + PAGE_STATE)
-            kind = state & KIND_MASK
-            if (kind != INIT and kind != OPEN) or ((state >> OWNER_SHIFT) & OWNER_MASK) != owner:
-                continue
-            bare = (state >> GENERATION_SHIFT) << GENERATION_SHIFT
-            if kind == INIT:
-                _add_up(table, page, state >> GENERATION_SHIFT)
-                _disown(block)
-                compare_and_swap(block + PAGE_STATE, state, bare | FREE)
-                taken += 1
-                continue
-            committed = load_acquire(block + PAGE_COMMITTED)
-            own = committed - load_relaxed(block + PAGE_HALO)
-            if committed == 0 or (own <= 0 and _has_elder(table, page, owner)):
-                compare_and_swap(block + PAGE_STATE, state, bare | FREE)
-                taken += 1
-            elif sweep == 1:
-                store_relaxed(block + PAGE_ENDED, 1)
-                if peek_i64(table + T_QUEUE) == 0:
-                    store_relaxed(block + PAGE_AGE, _age(table, block))
-                compare_and_swap(block + PAGE_STATE, state, bare | SEALED)
-                taken += 1
-    ended = _end_claims(table, owner) if peek_i64(table + T_QUEUE) != 0 else 0
-    if ended > 0:
-        fetch_add(control + TABLE_DELIVERED_AGAIN, ended)
-    # what it had been granted and had not used is given back
-    seat = peek_i64(table + T_SEATS) + LINE * owner
-    unused = load_relaxed(seat + SEAT_RESERVED) - load_relaxed(seat + SEAT_DELIVERED)
-    unused += load_relaxed(seat + SEAT_GRANTED) - load_relaxed(seat + SEAT_INSERTED)
-    store_relaxed(seat + SEAT_RESERVED, load_relaxed(seat + SEAT_DELIVERED))
-    store_relaxed(seat + SEAT_GRANTED, load_relaxed(seat + SEAT_INSERTED))
-    if taken > 0:
-        fetch_add(control + TABLE_RECOVERED, taken)
-    if taken > 0 or ended > 0 or unused != 0:
-        wake(control + TABLE_DATA)
-        wake(control + TABLE_SPACE)
-    return taken
-
-
-@kernel("int64(int64)")
-def outdate_sums(table):  # type: ignore[no-untyped-def]
-    """Let every learner sum its leaf priorities anew, in a table that has some: a dead one may have stored leaves uncounted.
-
-    Its stores came before its death, so whoever acquires the raised counts sees them. To raise them again costs the same
-    sums once more.
-    """
-    if peek_i64(table + T_PRIORITY) != 0:
-        for page in range(peek_i64(table + T_COUNT)):
-            fetch_add(block_of(table, page) + PAGE_UPDATES, 1)
-    return 0
-
-
-@kernel("int64(int64, int64)")
-def clear_hazards(hazards, count):  # type: ignore[no-untyped-def]
-    """End every lease in `count` hazard slots of a dead participant."""
-    for i in range(count):
-        store_release(hazards + 8 * i, 0)
-    return 0
-
-
-@kernel("int64(int64, int64, int64, int64)")
-def clear_marks(marks, stride, count, mark):  # type: ignore[no-untyped-def]
-    """Set to 0 those of `count` words, `stride` bytes apart, that are `mark`; others may store theirs meanwhile."""
-    for i in range(count):
-        compare_and_swap(marks + stride * i, mark, 0)
-    return 0
 
 
 @kernel("int64(int64, int64, int64, int64)")

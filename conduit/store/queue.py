@@ -1,4 +1,4 @@
-"""A queue's pages: how consumers claim rows, acknowledge them and give them back. Recovery of dead ones: protocol.recover.
+"""A queue's pages: how consumers claim rows, acknowledge them and give them back. Recovery of dead ones: store.recovery.
 
 Who holds a page, and up to where, is one word that is only ever swapped (words.SIDE_CLAIM); it carries low bits of the page's
 generation, so a swap on a page that was reused meanwhile fails or is undone. The acknowledgement is one store beside it.
@@ -23,7 +23,8 @@ from conduit.store.atomics import (
     store_relaxed,
     store_release,
 )
-from conduit.store.protocol import block_of, end_claim, returned_until, side_of, wake
+from conduit.store.events import wake
+from conduit.store.protocol import block_of, end_claim, returned_until, side_of
 from conduit.store.table import TableView
 from conduit.store.words import (
     CONSUMER_MASK,

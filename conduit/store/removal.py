@@ -19,7 +19,8 @@ from conduit.store.atomics import (
     store_release,
 )
 from conduit.store.counting import count_gone
-from conduit.store.protocol import block_of, lease, wake
+from conduit.store.events import wake
+from conduit.store.protocol import block_of, lease
 from conduit.store.words import (
     DELETED,
     FINAL,

@@ -1,7 +1,7 @@
 """Reading a checkpoint into a new segment, before anybody can attach to it.
 
 Pages come back to their places and generations, so row ids and draws are what they were. What was being written or consumed
-at the moment of the checkpoint is recovered as if everybody had died then (conduit.store.protocol.recover): committed rows stay and
+at the moment of the checkpoint is recovered as if everybody had died then (conduit.store.recovery.recover): committed rows stay and
 end their streams, and what a consumer had not acknowledged is there to be claimed. A page that is not in the checkpoint comes back free and of a new generation, and its rows count as evicted.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from conduit.errors import CheckpointError, ConfigError
 from conduit.jit import entry
-from conduit.store import protocol
+from conduit.store import recovery
 from conduit.store import segment as segments
 from conduit.store.checkpoint import MANIFEST, Manifest, TableEntry, columns_of, extra_file, policy_file, safe
 from conduit.store.cut import TableCut
@@ -289,7 +289,7 @@ def _restore_words(view: TableView, blocks: Array, sides: Array, control: Array,
     consumers = sides[:, SIDE_CLAIM // 8] & CONSUMER_MASK
     owners = np.concatenate([(owned >> OWNER_SHIFT) & OWNER_MASK, consumers[consumers > 0] - 1])
     for owner in np.unique(owners).tolist():
-        entry(protocol.recover)(view.address, owner)
+        entry(recovery.recover)(view.address, owner)
     segment.words[(layout.control + TABLE_RECOVERED) // 8] = int(control[TABLE_RECOVERED // 8])
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from conduit.clock import Deadline
 from conduit.jit import entry
-from conduit.store import protocol
+from conduit.store import events
 
 T = TypeVar("T")
 
@@ -34,9 +34,9 @@ def wait_for(
         What `attempt` returned, or None when the deadline passed.
     """
     timespec = np.zeros(2, np.int64)
-    sleep = entry(protocol.wait)
+    sleep = entry(events.wait)
     while True:
-        entry(protocol.announce)(event)
+        entry(events.announce)(event)
         seen = words[index]
         result = attempt()
         if result is not None or deadline.passed():

@@ -176,7 +176,8 @@ W_RESERVE = 64
 W_NEXT_STEP = 72
 """1: the row after an ended one is its final observation (Gymnasium's NEXT_STEP)."""
 W_ENV_STATE = 80
-"""Address of int64 [N, 3]: phase, episode, step."""
+"""Address of int64 [N, 3]: phase, episode, step; ENV_BYTES each."""
+ENV_BYTES = 24
 W_EPISODES = 88
 W_STREAM = 96
 W_TICK = 104
@@ -192,10 +193,10 @@ W_KEPT = 152
 W_BUSY = 160
 """1 while a step, a rollout or the bare handle is in progress."""
 W_FIELDS = 168
-"""Address of the field descriptions of conduit.store.objects."""
+"""Address of the field descriptions of conduit.store.descriptions."""
 W_FIELD_COUNT = 176
 W_OBJECTS = 184
-"""Address of the table of known objects of conduit.store.objects."""
+"""Address of the table of known objects of conduit.store.descriptions."""
 W_REFUSED = 192
 """Place + 1 of the row for which the bare handle's last commit was refused, or 0."""
 W_CLOSED = 200

@@ -77,7 +77,7 @@ def unchanged():
 def path(request, monkeypatch):
     """Both ways through `append`: the compiled call, and the exact path that everything takes where it is not supported."""
     if request.param == "exact":
-        from conduit.store import objects
+        from conduit.store import interpreter
 
-        monkeypatch.setattr(objects, "is_supported", lambda: False)
+        monkeypatch.setattr(interpreter, "is_supported", lambda: False)
     return request.param

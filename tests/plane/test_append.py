@@ -504,7 +504,7 @@ def test_the_values_of_a_call_may_be_reused_and_changed_afterwards(make, path):
 
 
 def test_both_paths_store_the_same_bytes(make, monkeypatch):
-    from conduit.store import objects
+    from conduit.store import interpreter
 
     schema = Schema(
         [*CARTPOLE.fields, Field("pixels", "uint8", (5, 30)), Field("done", "bool"), Field("half", "float16")]
@@ -512,7 +512,7 @@ def test_both_paths_store_the_same_bytes(make, monkeypatch):
     rng = np.random.default_rng(3)
     engines = []
     for supported in (True, False):
-        monkeypatch.setattr(objects, "is_supported", lambda supported=supported: supported)
+        monkeypatch.setattr(interpreter, "is_supported", lambda supported=supported: supported)
         engines.append(make(schema))
         single, many = engines[-1].writer("replay"), engines[-1].writer("replay", num_envs=3)
         rng = np.random.default_rng(3)

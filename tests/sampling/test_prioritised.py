@@ -14,7 +14,7 @@ import conduit
 from conduit.errors import Closed, ConfigError, DataTimeout, FieldError
 from conduit.kernels import reference
 from conduit.kernels.leaves import LARGEST, ONE, Leaves
-from conduit.sampling.prioritised import Q_CANDIDATES, Q_TOTAL
+from conduit.sampling.mass import Q_CANDIDATES, Q_TOTAL
 from conduit.sampling.tree import BLOCK, P_BEGIN, P_BYTES, P_END, P_GENERATION, P_SUM
 from conduit.store import words
 from tests.plane.history import MODES, ROW_BITS, History, operations

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from conduit.jit import inner
-from conduit.store import atomics, protocol
+from conduit.store import atomics, protocol, recovery
 from conduit.store.atomics import (
     compare_and_swap,
     copy_bytes,
@@ -99,7 +99,7 @@ def test_an_acquire_fence_costs_nothing_and_keeps_the_compiler_from_moving_loads
         (protocol.claim, 3, ["compare_and_swap", "fence_full", "fetch_add"]),
         (protocol.lease, 4, ["fence_full"]),
         (protocol.seal, 3, ["fetch_add", "exchange"]),
-        (protocol.recover, 2, ["compare_and_swap"]),
+        (recovery.recover, 2, ["compare_and_swap"]),
     ],
     ids=["claim", "lease", "seal", "recover"],
 )

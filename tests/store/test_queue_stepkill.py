@@ -11,7 +11,7 @@ import pytest
 import conduit
 from conduit.jit import entry, kernel
 from conduit.plane.engine import Engine
-from conduit.store import protocol, queue, writing
+from conduit.store import committing, protocol, queue, recovery, turning, writing
 from conduit.store.atomics import peek_i64
 from conduit.store.layout import HAZARDS_PER_PARTICIPANT
 from conduit.store.locks import try_lock
@@ -191,7 +191,7 @@ class RecoveringConsumer(QueueScene):
     def program(self) -> None:
         client, view = self.attach()
         assert try_lock(client._segment.lock_fd, DEAD)
-        functions = [stepping.native(one) for one in (protocol.recover, protocol.clear_hazards)]
+        functions = [stepping.native(one) for one in (recovery.recover, recovery.clear_hazards)]
         slots = int(view.descriptor[T_HAZARDS // 8]) + 8 * HAZARDS_PER_PARTICIPANT * DEAD
         self.run(recover_consumer, *functions, view.address, DEAD, slots, HAZARDS_PER_PARTICIPANT)
 
@@ -218,7 +218,7 @@ class WritingOn(QueueScene):
         writer = StoreWriter(view)
         # the page that holds nothing yet is the other writer's; this one's first is the one that was acknowledged
         functions = [
-            stepping.native(one) for one in (protocol.claim, writing.turn, writing.commit, writing.finish_page)
+            stepping.native(one) for one in (protocol.claim, turning.turn, committing.commit, writing.finish_page)
         ]
         self.run(finish_and_write, *functions, view.address, writer.address, client._participants.number)
 
@@ -294,7 +294,7 @@ def test_a_consumer_that_dies_holding_a_page_of_an_earlier_generation_changes_no
     word = side(view, page, SIDE_CLAIM)
     at = (view.layout.sides + LINE * page + SIDE_CLAIM) // 8
     view.segment.words[at] = word | (DEAD + 1)
-    assert entry(protocol.recover)(view.address, DEAD) == 0
+    assert entry(recovery.recover)(view.address, DEAD) == 0
     assert side(view, page, SIDE_CLAIM) == word
     # and here it dies after the page has got its new owner, who resets the word: the recoverer's swap has nothing to undo
     view.segment.words[at] = word | (DEAD + 1)
@@ -304,7 +304,7 @@ def test_a_consumer_that_dies_holding_a_page_of_an_earlier_generation_changes_no
     again.write(3)
     state = int(view.pages()[page, PAGE_STATE // 8])
     assert side(view, page, SIDE_CLAIM) >> TAG_SHIFT == state >> 16 & TAG_MASK
-    entry(protocol.recover)(view.address, DEAD)
+    entry(recovery.recover)(view.address, DEAD)
     assert int(view.pages()[page, PAGE_COMMITTED // 8]) == 3
     assert drained(engine) == [1000, 1001, 1002]
     assert int(again.words[W_PAGE // 8]) == page

@@ -15,7 +15,7 @@ from conduit.plane.client import Client
 from conduit.plane.engine import Engine
 from conduit.plane.limiting import Gate, seat_line
 from conduit.sampling import tree
-from conduit.store import limiter, protocol, spans, writing
+from conduit.store import committing, limiter, protocol, recovery, spans, staging, turning
 from conduit.store.atomics import peek_i64, poke_i64
 from conduit.store.layout import HAZARDS_PER_PARTICIPANT
 from conduit.store.locks import LOCK_PUBLISHERS, try_lock
@@ -273,7 +273,7 @@ class StoreWriter:
 
     def turn(self) -> int:
         page = entry(protocol.claim)(self.view.address, int(self.words[W_OWNER // 8]), 0)
-        entry(writing.turn)(self.address, page)
+        entry(turning.turn)(self.address, page)
         return page
 
     def write(self, count: int, *, ends: bool = False) -> None:
@@ -284,10 +284,10 @@ class StoreWriter:
             self.put(row, number)
             if ends and left == 1:
                 self.view.terminated[row] = True
-                kept = entry(writing.stage_final)(self.address, row, row + 1)
+                kept = entry(staging.stage_final)(self.address, row, row + 1)
                 self.view.columns["obs"][kept] = -number
                 self.put(kept, -number)
-            entry(writing.commit)(self.address, 1)
+            entry(committing.commit)(self.address, 1)
 
     def seal(self, *, ended: bool) -> None:
         entry(protocol.seal)(self.view.address, int(self.words[W_PAGE // 8]), ended)
@@ -392,7 +392,7 @@ class Writing(Scene):
         writer = StoreWriter(view)
         assert writer.turn() == 3
         writer.write(4, ends=True)
-        functions = [stepping.native(one) for one in (protocol.claim, writing.turn, writing.commit, protocol.seal)]
+        functions = [stepping.native(one) for one in (protocol.claim, turning.turn, committing.commit, protocol.seal)]
         self.run(write, *functions, view.address, writer.address, client._participants.number)
 
     def check(self) -> None:
@@ -428,7 +428,7 @@ class WritingRagged(Writing):
         writer = StoreWriter(view)
         assert writer.turn() == 3
         writer.write(4, ends=True)
-        functions = [stepping.native(one) for one in (protocol.claim, writing.turn, writing.commit, protocol.seal)]
+        functions = [stepping.native(one) for one in (protocol.claim, turning.turn, committing.commit, protocol.seal)]
         scratch = np.zeros(LONGEST, np.int64)
         put = stepping.native(spans.put_value)
         owner = client._participants.number
@@ -542,7 +542,7 @@ class Recovering(Scene):
         client, view = self.attach()
         assert client._participants.number == CHILD
         assert try_lock(client._segment.lock_fd, DEAD)
-        functions = [stepping.native(one) for one in (protocol.recover, protocol.clear_hazards)]
+        functions = [stepping.native(one) for one in (recovery.recover, recovery.clear_hazards)]
         slots = int(view.descriptor[T_HAZARDS // 8]) + 8 * HAZARDS_PER_PARTICIPANT * DEAD
         self.run(recover_dead, *functions, view.address, DEAD, slots, HAZARDS_PER_PARTICIPANT)
 
@@ -573,7 +573,9 @@ class PassingTheGates(Scene):
         writer.turn()
         writer.words[W_SEAT // 8] = seat_line(view)
         gate = Gate(view, 1, 1)
-        functions = [stepping.native(one) for one in (limiter.grant, writing.commit, limiter.reserve, limiter.deliver)]
+        functions = [
+            stepping.native(one) for one in (limiter.grant, committing.commit, limiter.reserve, limiter.deliver)
+        ]
         self.run(pass_the_gates, *functions, writer.address, gate._address)
 
     def at_death(self) -> str:

@@ -32,7 +32,7 @@ with conduit.attach("name", timeout=3) as client:
     reveal_type(client)  # is conduit.plane.client.Client
 
 writer = client.writer("replay", num_envs=8, autoreset="same_step", timeout=None)
-reveal_type(writer)  # is conduit.plane.ingestion.Writer
+reveal_type(writer)  # is conduit.plane.writer.Writer
 writer.append(obs=np.zeros((8, 4)), action=[0] * 8, terminated=np.zeros(8, bool), final=None)
 client.writer("replay", autoreset="SAME_STEP")  # error: arg-type
 client.writer("replay", 8)  # error: call-arg

@@ -1,0 +1,412 @@
+"""A writer appends the steps of one or more environments to a table: checked here, or in place (plane.rows), or in bulk (plane.bulk).
+
+A page is claimed only when the last one is full; that is the only place where a writer can wait.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+import numpy as np
+
+from conduit.errors import ConfigError, FieldError
+from conduit.field import Field
+from conduit.jit import entry
+from conduit.kernels.leaves import Leaves
+from conduit.plane.append import generate_append
+from conduit.plane.bulk import Bulk
+from conduit.plane.ingestion import Ingestion
+from conduit.plane.placement import Placement, Pool, Request, place
+from conduit.plane.rows import Bare, Slab, Step
+from conduit.plane.stream import Autoreset, OnFull, Stream
+from conduit.plane.tally import Tally
+from conduit.plane.values import checked, checked_values, flags
+from conduit.schema import Schema
+from conduit.store import descriptions, interpreter, objects
+from conduit.store.table import TableView
+from conduit.store.weights import PolicySlot
+from conduit.store.words import W_FIELD_COUNT, W_FIELDS, W_FINISHES, W_OBJECTS, W_PUBLISH_EVERY, W_STRICT, W_VERSION
+
+Array = np.ndarray[Any, Any]
+
+_LARGE = 1 << 16
+"""Ticks of more bytes than this are copied without the interpreter lock."""
+
+
+def _recognise_nothing(*_: Any) -> int:
+    return objects.REFUSED
+
+
+class Writer:
+    """Appends the steps of one or more environments to a table. Use it from one thread; open one per thread.
+
+    Attributes:
+        num_envs: Environments, or None for a single one without a leading axis.
+        autoreset: What follows the end of an episode: "next_step" (Gymnasium's NEXT_STEP: the next row is the final
+            observation), "same_step" or "disabled" (the final observation is handed over as `final`).
+        stream: Number of this writer's stream in the table.
+    """
+
+    def __init__(
+        self,
+        table: TableView,
+        *,
+        num_envs: int | None,
+        autoreset: Autoreset | None,
+        policy: PolicySlot | None,
+        timeout: float | None,
+        on_full: OnFull,
+        keep_final: bool,
+        statistics: bool,
+        ingestion: Ingestion,
+        placement: Placement,
+        pools: tuple[Pool, ...],
+    ) -> None:
+        for what, value, kind in (
+            ("policy", policy, PolicySlot),
+            ("ingestion", ingestion, Ingestion),
+            ("placement", placement, Placement),
+        ):
+            if value is not None and not isinstance(value, kind):
+                raise ConfigError(f"Expected a conduit.{kind.__name__} as {what}, got {type(value).__name__}")
+        stream = Stream(
+            table, num_envs=num_envs, autoreset=autoreset, timeout=timeout, on_full=on_full, keep_final=keep_final
+        )
+        if statistics:
+            stream.tally = Tally(table)
+            stream.words[W_FINISHES // 8] = 0  # the rows are counted before their page is anybody's
+        schema = stream.schema
+        self.num_envs = num_envs
+        self.autoreset = stream.autoreset
+        self.stream = stream.number
+        self._stream = stream
+        self._schema = schema
+        self._words = stream.array
+        self._strict = bool(stream.words[W_STRICT // 8])
+        place(placement, Request(table.layout.name, stream.number, stream.envs, schema.row_bytes), pools)
+        ticks = ingestion.publish_every(table.layout.name, stream.envs)
+        if not isinstance(ticks, int) or ticks < 1:
+            raise ConfigError(
+                f"Expected {type(ingestion).__name__}.publish_every to return at least 1 tick for table "
+                f"{table.layout.name!r}, got {ticks!r}"
+            )
+        stream.words[W_PUBLISH_EVERY // 8] = ticks
+        if policy is not None:
+            policy.bind(stream)
+        described = [(field, table.columns[field.name]) for field in schema.fields]
+        described += [(Field(f"flag_{name}", "bool"), getattr(table, name)) for name in ("terminated", "truncated")]
+        self._described, self._dims = descriptions.describe_fields(described, num_envs)
+        descriptions.mark_flags(self._described)
+        stream.words[W_FIELDS // 8] = self._described.ctypes.data
+        stream.words[W_FIELD_COUNT // 8] = len(described)
+        stream.words[W_OBJECTS // 8] = descriptions.known_objects().ctypes.data
+        # a list may change under a call that has let go of the interpreter lock
+        large = schema.row_bytes * stream.envs > _LARGE and (num_envs is None or not schema.ragged_names)
+        kernel = objects.append_large_row if large else objects.append_row
+        self._append: Callable[..., int] = entry(kernel if table.layout.limits is None else objects.append_limited_row)
+        self._store_row: Callable[..., int] = entry(objects.store_row)
+        if not interpreter.is_supported():
+            self._append = self._store_row = _recognise_nothing
+
+    # -- writing
+
+    def append(
+        self,
+        *,
+        terminated: Any = False,
+        truncated: Any = False,
+        final: Any = None,
+        priority: Any = None,
+        bootstrap: Any = None,
+        **fields: Any,
+    ) -> None:
+        """Write and commit one step; the fields of the schema are keyword arguments.
+
+        Args:
+            **fields: One value per field, [*shape] or [num_envs, *shape]; nested fields as nested values. Of a ragged field
+                [length, *shape[1:]], or a list of num_envs such arrays.
+            terminated: Bool, or bool [num_envs].
+            truncated: The same.
+            priority: Real, or real [num_envs], finite and at least 0: the priority of the new rows, in a table that has
+                priorities; default the largest of late.
+            final: True final observation of environments that ended with this step, structured like the observation:
+                arrays [num_envs, ...] that are used where an episode ended, or a list or object array with None elsewhere.
+            bootstrap: In a queue of rollouts: the observation after this step, structured like the observation,
+                [num_envs, ...]. The rollout ends with this step, the last of it or not (`ticks_left`); no episode does.
+
+        Raises:
+            FieldError: Key, dtype, shape, range or a missing final observation; nothing is written.
+            SpaceTimeout, Busy: No page could be claimed, or the table's limiter does not let the step in; nothing is written,
+                and the call may be repeated.
+            Frozen: The table is frozen; nothing is written.
+            Closed: The writer, client or engine has closed, or another form of writing is in progress.
+        """
+        raise NotImplementedError  # replaced by the generated method of `writer_type`
+
+    @property
+    def version(self) -> int:
+        """Policy version that rows carry from now on; set it, or bind a PolicySlot."""
+        return self._stream.words[W_VERSION // 8]
+
+    @version.setter
+    def version(self, value: int) -> None:
+        if not isinstance(value, int | np.integer) or not 0 <= value < 2**31:
+            raise ConfigError(f"Expected a version from 0 to {2**31 - 1}, got {value!r}")
+        self._stream.words[W_VERSION // 8] = value
+
+    @property
+    def ticks_left(self) -> int:
+        """Ticks that the present rollout of a queue still takes: with 1, the next step is its last, and takes the bootstrap.
+
+        1 comes early where so many final observations were kept that there may be no room for a step more.
+
+        Raises:
+            ConfigError: The table has no rollouts.
+        """
+        if not self._stream.rollout:
+            raise ConfigError(
+                f"Expected table {self._stream.table.layout.name!r} to have rollouts: create it with kind='queue' and "
+                "rollout_length=<ticks>"
+            )
+        return self._stream.ticks_left
+
+    def step(self) -> Step:
+        """One step whose rows are written in place: `with writer.step() as row: row.obs[:] = ...`.
+
+        Leaving the block commits; an exception discards. Fields that are not assigned keep whatever the memory held, ragged ones
+        are empty. `row.tokens = array` stores a ragged value, `row.reserve("tokens", length)` gives its memory to be filled.
+        """
+        return Step(self._stream)
+
+    def rollout(self, ticks: int, *, max_finals: int | None = None) -> Slab:
+        """`ticks` consecutive steps of all environments, in place, as [ticks, num_envs, ...] views.
+
+        Args:
+            ticks: Steps, at least 1; they must fit into one page.
+            max_finals: Kept final observations to make room for ("same_step", "disabled"); default a quarter of the rows.
+
+        Raises:
+            ConfigError: It does not fit a page.
+        """
+        return Slab(self._stream, ticks, max_finals)
+
+    def extend(
+        self,
+        columns: Mapping[str, Any],
+        *,
+        terminated: Any = None,
+        truncated: Any = None,
+        places: Any = (),
+        finals: Any = None,
+    ) -> None:
+        """Write and commit many steps at once, as many as there are, over as many pages as they need.
+
+        Args:
+            columns: {field: [ticks, *shape]}, or [ticks, num_envs, *shape]; nested fields as nested values.
+            terminated: Bool [ticks] or [ticks, num_envs]; None for all False.
+            truncated: The same.
+            places: int64 [k], ascending: the steps, counted row by row (tick * num_envs + environment), that end an episode
+                and whose final observation is given.
+            finals: Those observations, structured like the observation: arrays [k, *shape].
+
+        Raises:
+            FieldError: As `append`; nothing is written.
+            ConfigError: The schema has ragged fields.
+            SpaceTimeout, Busy: No page could be claimed; what filled the pages before is committed.
+            Closed: The writer, client or engine has closed, or another form of writing is in progress.
+        """
+        self._stream.check()
+        Bulk(self._stream, columns, terminated, truncated, places, finals).write()
+
+    def bare(self) -> Bare:
+        """The writer without checks, for hot loops: whole-table columns, a row number, and `commit()`.
+
+        Raises:
+            ConfigError: The writer adds its rows to the table's statistics: the handle turns pages on its own.
+        """
+        if self._stream.tally is not None:
+            raise ConfigError(
+                "Expected a writer opened with statistics=False for a bare handle: update client.statistics(table) yourself"
+            )
+        return Bare(self._stream)
+
+    def flush(self) -> None:
+        """Publish committed rows that the ingestion policy still holds back."""
+        self._stream.check()
+        self._stream.publish()
+
+    def cut(self) -> None:
+        """Begin a new episode in every environment with the next step, as after an unforeseen reset.
+
+        The last step of a cut episode has no next observation and is not sampled.
+        """
+        self._stream.check()
+        self._stream.cut()
+
+    # -- the exact path behind the generated append
+
+    def _append_exactly(self, values: tuple[Any, ...], final: Any, priority: Any, bootstrap: Any = None) -> None:
+        """Turn pages, convert values, keep final observations, explain; all is checked before the page is turned."""
+        stream = self._stream
+        table, envs = stream.table, stream.envs
+        stream.check()
+        leaves = None if priority is None else self._checked_priority(priority)
+        behind = None if bootstrap is None else stream.checked_bootstrap(bootstrap)
+        if self._schema.ragged_names:
+            self._append_ragged(values, final, leaves, behind)
+            return
+        code = self._store_row(self._words, values)
+        if code == objects.NEED_PAGE:
+            self._checked_finals(self._ended(values), final)
+            stream.here()
+            code = self._store_row(self._words, values)
+        stored = code >= 0
+        try:
+            if stored:
+                stream.admit(envs)
+                row = code
+                ends = [table.terminated[row : row + envs], table.truncated[row : row + envs]]
+            else:
+                arrays, ends = self._checked(values)
+            finals = self._checked_finals(np.flatnonzero(ends[0] | ends[1]).tolist(), final)
+            if not stored:
+                row = stream.here()
+                for field, array in zip(self._schema.fields, arrays, strict=True):
+                    table.columns[field.name][row : row + envs] = array
+                table.terminated[row : row + envs], table.truncated[row : row + envs] = ends
+            self._commit_exactly(row, finals, leaves, behind)
+        except BaseException:
+            stream.abort(envs)
+            raise
+
+    def _commit_exactly(
+        self,
+        row: int,
+        finals: Mapping[int, Mapping[str, Any]],
+        leaves: Array | None,
+        behind: Mapping[str, Any] | None,
+    ) -> None:
+        """Commit the tick at `row`, whose values are stored, with all that belongs to it."""
+        stream = self._stream
+        for env, observation in finals.items():
+            stream.keep_final(row + env, observation, row + stream.envs)
+        if leaves is not None:
+            stream.prioritise(row, leaves)
+        if behind is not None:
+            stream.keep_bootstrap(1, behind)
+        stream.commit(1)
+        if behind is not None:
+            stream.end_rollout()
+
+    def _checked_priority(self, priority: Any) -> Array:
+        """Leaves of a tick's priorities, uint32 [envs].
+
+        Raises:
+            FieldError: The table has no priorities, or one is NaN, infinite or negative.
+        """
+        rule = self._stream.table.layout.table.priorities
+        if rule is None:
+            raise FieldError(
+                "Expected no priority: the table has none, create it with priorities=conduit.Priorities(...)",
+                at="priority",
+            )
+        leaves = Leaves(rule, self._stream.envs)
+        leaves.fill(np.reshape(priority, 1) if self.num_envs is None else priority, self._stream.envs)
+        return leaves.array
+
+    def _append_ragged(
+        self, values: tuple[Any, ...], final: Any, leaves: Array | None, behind: Mapping[str, Any] | None
+    ) -> None:
+        """The same for a schema with ragged fields, whose room depends on the values and the final observations."""
+        stream = self._stream
+        table, envs = stream.table, stream.envs
+        fields = self._schema.fields
+        given: dict[str, Any] = {
+            field.name: checked_values(field, value, self.num_envs)
+            if field.ragged
+            else checked(field, value, stream.lead)
+            for field, value in zip(fields, values, strict=False)
+        }
+        terminated, truncated = (
+            flags(value, self.num_envs, name)
+            for name, value in zip(("terminated", "truncated"), values[-2:], strict=True)
+        )
+        finals = self._checked_finals(np.flatnonzero(terminated | truncated).tolist(), final)
+        items = [
+            sum(map(len, given[name]))
+            + sum(len(one[name]) for one in finals.values() if name in one)
+            + sum(map(len, (behind or {}).get(name, ())))
+            for name in self._schema.ragged_names
+        ]
+        row = stream.here(items=np.array(items, np.int64))
+        try:
+            for name, value in given.items():
+                if name in table.arenas:
+                    for env, array in enumerate(value):
+                        stream.put(name, row + env, array)
+                else:
+                    table.columns[name][row : row + envs] = value
+            table.terminated[row : row + envs], table.truncated[row : row + envs] = terminated, truncated
+            self._commit_exactly(row, finals, leaves, behind)
+        except BaseException:
+            stream.abort(envs)
+            raise
+
+    def _checked(self, values: tuple[Any, ...]) -> tuple[list[Array], list[Array]]:
+        """A tick's values as arrays [*lead, *shape], and its flags as bool [envs]."""
+        stream = self._stream
+        arrays = [checked(field, value, stream.lead) for field, value in zip(self._schema.fields, values, strict=False)]
+        return arrays, [
+            flags(value, self.num_envs, name)
+            for name, value in zip(("terminated", "truncated"), values[-2:], strict=True)
+        ]
+
+    def _ended(self, values: tuple[Any, ...]) -> list[int]:
+        """Environments whose flags say that their episode ends."""
+        if values[-2] is False and values[-1] is False:
+            return []
+        ends = [flags(value, self.num_envs, "flag") for value in values[-2:]]
+        return np.flatnonzero(ends[0] | ends[1]).tolist()
+
+    def _checked_finals(self, ended: list[int], final: Any) -> dict[int, Mapping[str, Any]]:
+        """The final observations of the environments that ended, by environment."""
+        stream = self._stream
+        finals: dict[int, Mapping[str, Any]] = {}
+        if final is not None:
+            stream.check_hands_over()
+            if self.num_envs is None:
+                finals = {env: stream.checked_final(final) for env in ended}
+            elif isinstance(final, list) or (isinstance(final, np.ndarray) and final.dtype == object):
+                if len(final) != stream.envs:
+                    raise FieldError(
+                        f"Expected {stream.envs} entries, one per environment, got {len(final)}", at="final"
+                    )
+                finals = {env: stream.checked_final(final[env]) for env in ended if final[env] is not None}
+            else:
+                whole = stream.checked_final(final, stream.lead)
+                finals = {env: {name: array[env] for name, array in whole.items()} for env in ended}
+        if stream.words[W_STRICT // 8]:
+            for env in ended:
+                if env not in finals:
+                    stream.refuse(env)
+        return finals
+
+    # -- life
+
+    def close(self) -> None:
+        """Publish, seal the page and end the stream; idempotent."""
+        self._stream.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@functools.cache
+def writer_type(schema: Schema, *, rollouts: bool) -> type[Writer]:
+    """Writer with the `append` of a schema, for a queue of rollouts or another table."""
+    return type("Writer", (Writer,), {"append": generate_append(schema, rollouts=rollouts), "__doc__": Writer.__doc__})

@@ -1,0 +1,232 @@
+"""Committing ticks: their meta and priorities are written, then one release store makes them visible.
+
+The values are in place before; the store behind them is `store.writing._publish`, at once or as the writer's policy says.
+"""
+
+from __future__ import annotations
+
+from numba import types
+
+from conduit.jit import inner, kernel
+from conduit.store.arguments import ObjectType, data_of
+from conduit.store.atomics import load_relaxed, peek_i64, peek_u8, peek_u32, poke_i64, poke_u8, poke_u32, store_relaxed
+from conduit.store.limiter import ask_for_rows
+from conduit.store.protocol import claim
+from conduit.store.spans import keep_values
+from conduit.store.turning import turn
+from conduit.store.words import (
+    AWAITING_FINAL,
+    ENV_BYTES,
+    FINAL,
+    FIRST,
+    KEPT,
+    LINK_SHIFT,
+    META_BYTES,
+    RUNNING,
+    STARTING,
+    T_CONTROL,
+    T_META,
+    T_PRIORITY,
+    T_QUEUE,
+    T_TERMINATED,
+    T_TRUNCATED,
+    TABLE_RECENT_LEAF,
+    W_ARENA_COUNT,
+    W_BASE,
+    W_BEYOND,
+    W_CLOSED,
+    W_COUNTER,
+    W_ENV_STATE,
+    W_ENVS,
+    W_EPISODES,
+    W_FINISHES,
+    W_KEPT,
+    W_LIMIT,
+    W_LOCAL,
+    W_NEXT_STEP,
+    W_OWNER,
+    W_PAGE,
+    W_PRIORITIES_GIVEN,
+    W_PUBLISH_EVERY,
+    W_REFUSED,
+    W_RESERVE,
+    W_ROWS,
+    W_SEAT,
+    W_STRICT,
+    W_TABLE,
+    W_TAIL,
+    W_TICK,
+    W_UNPUBLISHED,
+    W_VERSION,
+)
+from conduit.store.writing import BEYOND, _finish_page, _is_stale, _publish, _room
+
+
+@inner
+def _finish_row(meta, terminated, truncated, state, envs, version, next_step, episodes):  # type: ignore[no-untyped-def]
+    """Write one row's meta from its flags and its environment's state; returns 1 if it begins an episode."""
+    phase = peek_i64(state)
+    if phase == RUNNING and (peek_u8(terminated) | peek_u8(truncated)) == 0:
+        step = peek_i64(state + 16)
+        poke_i64(state + 16, step + 1)
+        poke_i64(meta, version | (step << 32))
+        poke_i64(meta + 8, peek_i64(state + 8) | (envs << (32 + LINK_SHIFT)))
+        return 0
+    began = 0
+    flags = 0
+    link = envs
+    step = peek_i64(state + 16)
+    if phase == AWAITING_FINAL:
+        poke_u8(terminated, 0)
+        poke_u8(truncated, 0)
+        flags = FINAL
+        link = 0
+        poke_i64(state, STARTING)
+    else:
+        if phase == STARTING:
+            flags = FIRST
+            step = 0
+            began = 1
+            poke_i64(state + 8, episodes)
+            poke_i64(state, RUNNING)
+        poke_i64(state + 16, step + 1)
+        ended = (peek_u8(terminated) != 0) | ((peek_u8(truncated) != 0) << 1)
+        if ended != 0:
+            flags |= ended
+            if next_step != 0:
+                poke_i64(state, AWAITING_FINAL)
+            else:
+                poke_i64(state, STARTING)
+                link = peek_u32(meta + 12) >> LINK_SHIFT
+                if link != 0:
+                    flags |= KEPT
+                    kept = meta + link * META_BYTES
+                    poke_u32(kept, version)
+                    poke_u32(kept + 4, step + 1)
+                    poke_u32(kept + 8, peek_i64(state + 8))
+                    poke_u32(kept + 12, FINAL)
+    poke_u32(meta, version)
+    poke_u32(meta + 4, step)
+    poke_u32(meta + 8, peek_i64(state + 8))
+    poke_u32(meta + 12, (link << LINK_SHIFT) | flags)
+    return began
+
+
+@inner
+def _set_priorities(writer, table, row, count):  # type: ignore[no-untyped-def]
+    """Leaf priorities of rows about to be committed: the caller's, else the largest of late; none for final observations."""
+    priorities = peek_i64(table + T_PRIORITY)
+    metas = peek_i64(table + T_META)
+    recent = peek_i64(table + T_CONTROL) + TABLE_RECENT_LEAF
+    # before the first update there is no largest priority: 1 then
+    new = max(load_relaxed(recent), load_relaxed(recent + 8))
+    if new == 0:
+        new = 1 << 20
+    given = peek_i64(writer + W_PRIORITIES_GIVEN)
+    for i in range(row, row + count):
+        if peek_u32(metas + META_BYTES * i + 12) & FINAL:
+            poke_u32(priorities + 4 * i, 0)
+        elif given == 0:
+            poke_u32(priorities + 4 * i, new)
+    poke_i64(writer + W_PRIORITIES_GIVEN, 0)
+
+
+@inner
+def _commit(writer, ticks):  # type: ignore[no-untyped-def]
+    table = peek_i64(writer + W_TABLE)
+    envs = peek_i64(writer + W_ENVS)
+    local = peek_i64(writer + W_LOCAL)
+    row = peek_i64(writer + W_BASE) + local
+    count = ticks * envs
+    meta = peek_i64(table + T_META)
+    terminated = peek_i64(table + T_TERMINATED)
+    truncated = peek_i64(table + T_TRUNCATED)
+    if peek_i64(writer + W_STRICT) != 0:
+        for i in range(count):
+            ended = peek_u8(terminated + row + i) | peek_u8(truncated + row + i)
+            if ended != 0 and peek_u32(meta + (row + i) * META_BYTES + 12) == 0:
+                return -2 - i
+    states = peek_i64(writer + W_ENV_STATE)
+    version = peek_i64(writer + W_VERSION)
+    next_step = peek_i64(writer + W_NEXT_STEP)
+    episodes = peek_i64(writer + W_EPISODES)
+    for _ in range(ticks):
+        for env in range(envs):
+            episodes += _finish_row(
+                meta + row * META_BYTES,
+                terminated + row,
+                truncated + row,
+                states + ENV_BYTES * env,
+                envs,
+                version,
+                next_step,
+                episodes,
+            )
+            row += 1
+    if peek_i64(table + T_PRIORITY) != 0:
+        _set_priorities(writer, table, row - count, count)
+    local += count
+    poke_i64(writer + W_EPISODES, episodes)
+    poke_i64(writer + W_LOCAL, local)
+    poke_i64(writer + W_KEPT, peek_i64(writer + W_TAIL))
+    if peek_i64(writer + W_ARENA_COUNT) != 0:
+        keep_values(writer)
+    poke_i64(writer + W_TICK, peek_i64(writer + W_TICK) + ticks)
+    counter = peek_i64(writer + W_COUNTER)
+    store_relaxed(counter, load_relaxed(counter) + count)
+    pending = peek_i64(writer + W_UNPUBLISHED) + ticks
+    poke_i64(writer + W_UNPUBLISHED, pending)
+    full = _room(writer) < envs + peek_i64(writer + W_RESERVE)
+    if full and peek_i64(writer + W_FINISHES) != 0:
+        _finish_page(writer)
+    elif full or pending >= peek_i64(writer + W_PUBLISH_EVERY):
+        _publish(writer)
+    return -1 if full else row
+
+
+@kernel("int64(int64, int64)")
+def commit(writer, ticks):  # type: ignore[no-untyped-def]
+    """Make the next `ticks` ticks visible: meta, then one release store of the page's `committed`.
+
+    Returns:
+        Physical row of the next tick, or -1 when the page has no room for one more. -2 - k when nothing was committed
+        because row k of these (0 for the first) ends its episode and has no final observation staged.
+    """
+    return _commit(writer, ticks)
+
+
+@kernel(types.int64(ObjectType()))
+def commit_and_turn(state):  # type: ignore[no-untyped-def]
+    """Commit one tick, and turn to a new page where the old one is full and another can be had at once.
+
+    Returns:
+        Physical row of the next tick, or BEYOND when there is none at once (no page free, the limiter's turn, the table reset,
+        frozen or closed, or the commit refused): a row behind every table, so that a caller who does not look stores
+        nothing instead of something wrong.
+    """
+    writer = data_of(state)
+    if peek_i64(writer + W_BEYOND) != 0:
+        return BEYOND
+    # no page (closed), or a full one behind which no other was free: there is no row that could have been assigned
+    left = min(peek_i64(writer + W_ROWS) - peek_i64(writer + W_KEPT), peek_i64(writer + W_LIMIT))
+    left -= peek_i64(writer + W_LOCAL)
+    if peek_i64(writer + W_PAGE) < 0 or left < peek_i64(writer + W_ENVS) + peek_i64(writer + W_RESERVE):
+        return BEYOND
+    row = _commit(writer, 1)
+    if row < -1:
+        poke_i64(writer + W_REFUSED, -1 - row)
+        return BEYOND
+    # what may have to wait, or is to be refused, is left to the call that asks for a row
+    is_granted = peek_i64(writer + W_SEAT) == 0 or ask_for_rows(writer, peek_i64(writer + W_ENVS))
+    if is_granted and not _is_stale(writer):
+        if row >= 0:
+            return row
+        if load_relaxed(peek_i64(writer + W_CLOSED)) == 0:
+            table = peek_i64(writer + W_TABLE)
+            if peek_i64(table + T_QUEUE) != 0:
+                _finish_page(writer)
+            page = claim(table, peek_i64(writer + W_OWNER), 0)
+            if page >= 0:
+                return turn(writer, page)
+    poke_i64(writer + W_BEYOND, 1)
+    return BEYOND

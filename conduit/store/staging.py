@@ -1,0 +1,123 @@
+"""What is staged for a writer's uncommitted rows beside their values: observations behind the end of an episode or rollout.
+
+They are kept in rows at the end of the page (its tail), which grows towards the ticks. A commit makes them part of the page;
+`abort` forgets them.
+"""
+
+from __future__ import annotations
+
+from conduit.jit import inner, kernel
+from conduit.store.atomics import peek_i64, peek_u32, poke_i64, poke_u32, store_relaxed, zero_bytes
+from conduit.store.protocol import side_of
+from conduit.store.spans import clear_spans, forget_values
+from conduit.store.words import (
+    LINK_SHIFT,
+    META_BYTES,
+    SIDE_BOOTSTRAP,
+    T_META,
+    T_ROWS,
+    T_TERMINATED,
+    T_TRUNCATED,
+    W_BASE,
+    W_ENVS,
+    W_KEPT,
+    W_LOCAL,
+    W_PAGE,
+    W_ROWS,
+    W_TABLE,
+    W_TAIL,
+)
+from conduit.store.writing import _room
+
+
+@inner
+def _stage_final(writer, row, behind):  # type: ignore[no-untyped-def]
+    table = peek_i64(writer + W_TABLE)
+    word = peek_i64(table + T_META) + row * META_BYTES + 12
+    link = peek_u32(word) >> LINK_SHIFT
+    if link != 0:
+        return row + link
+    tail = peek_i64(writer + W_TAIL) + 1
+    kept = peek_i64(writer + W_BASE) + peek_i64(table + T_ROWS) - tail
+    if kept < behind:
+        return -1
+    poke_i64(writer + W_TAIL, tail)
+    clear_spans(writer, kept)
+    poke_u32(word, (kept - row) << LINK_SHIFT)
+    return kept
+
+
+@kernel("int64(int64, int64, int64)")
+def stage_final(writer, row, behind):  # type: ignore[no-untyped-def]
+    """Reserve a tail row for the final observation of an uncommitted physical row.
+
+    Args:
+        writer: Writer state.
+        row: Physical row whose episode ends with it.
+        behind: Physical row behind those that are being written; the tail stays clear of them.
+
+    Returns:
+        Physical row to write the observation to, or -1 when the page has no room for it.
+    """
+    return _stage_final(writer, row, behind)
+
+
+@kernel("int64(int64, int64, int64, int64, int64)")
+def stage_finals(writer, first, places, count, behind):  # type: ignore[no-untyped-def]
+    """Reserve tail rows for the final observations of `count` uncommitted rows that have none yet, side by side.
+
+    Args:
+        writer: Writer state.
+        first: Physical row that places are counted from.
+        places: Address of int64 [count], ascending: the rows whose episodes end.
+        count: Rows, at least 1.
+        behind: Physical row behind those that are being written.
+
+    Returns:
+        Physical row of the last one's observation; those before lie above it, in reverse. -1 when the page has no room.
+    """
+    kept = -1
+    for i in range(count):
+        kept = _stage_final(writer, first + peek_i64(places + 8 * i), behind)
+        if kept < 0:
+            return -1
+    return kept
+
+
+@kernel("int64(int64, int64)")
+def stage_bootstrap(writer, ticks):  # type: ignore[no-untyped-def]
+    """Reserve tail rows, one for each environment in their order, for the observations behind the next `ticks` ticks.
+
+    Returns:
+        Physical row of the first, or -1 when the page has no room for them.
+    """
+    table = peek_i64(writer + W_TABLE)
+    envs = peek_i64(writer + W_ENVS)
+    committed = peek_i64(writer + W_LOCAL) + ticks * envs
+    kept = peek_i64(writer + W_ROWS) - peek_i64(writer + W_TAIL) - envs
+    if kept < committed:
+        return -1
+    poke_i64(writer + W_TAIL, peek_i64(writer + W_TAIL) + envs)
+    for env in range(envs):
+        clear_spans(writer, peek_i64(writer + W_BASE) + kept + env)
+    store_relaxed(side_of(table, peek_i64(writer + W_PAGE)) + SIDE_BOOTSTRAP, (committed << 32) | (kept + 1))
+    return peek_i64(writer + W_BASE) + kept
+
+
+@kernel("int64(int64, int64)")
+def abort(writer, rows):  # type: ignore[no-untyped-def]
+    """Forget what was staged for the next `rows` uncommitted rows; the tail shrinks back to what committed rows need."""
+    kept = peek_i64(writer + W_KEPT)
+    poke_i64(writer + W_TAIL, kept)
+    forget_values(writer)
+    if peek_i64(writer + W_PAGE) >= 0:
+        store_relaxed(side_of(peek_i64(writer + W_TABLE), peek_i64(writer + W_PAGE)) + SIDE_BOOTSTRAP, 0)
+    rows = min(rows, _room(writer))
+    if rows <= 0:
+        return 0
+    table = peek_i64(writer + W_TABLE)
+    start = peek_i64(writer + W_BASE) + peek_i64(writer + W_LOCAL)
+    zero_bytes(peek_i64(table + T_TERMINATED) + start, rows)
+    zero_bytes(peek_i64(table + T_TRUNCATED) + start, rows)
+    zero_bytes(peek_i64(table + T_META) + start * META_BYTES, rows * META_BYTES)
+    return 0

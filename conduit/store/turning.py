@@ -1,0 +1,233 @@
+"""Turning a page: a writer's next page is prepared, gets copies of the last ticks, is opened, and the one before it sealed.
+
+The copies (the halo) let a window that reaches back or ahead of a page be read inside it (docs/design.md).
+"""
+
+from __future__ import annotations
+
+from conduit.jit import inner, kernel
+from conduit.store.atomics import (
+    copy_bytes,
+    fence_full,
+    fetch_add,
+    load_acquire,
+    load_relaxed,
+    peek_i64,
+    peek_u8,
+    peek_u32,
+    poke_i64,
+    poke_u8,
+    poke_u32,
+    store_relaxed,
+    store_release,
+    zero_bytes,
+)
+from conduit.store.protocol import block_of, publish_open, seal, side_of
+from conduit.store.removal import mark_deleted
+from conduit.store.spans import copy_values, empty_arenas, keep_values, kept_bytes
+from conduit.store.words import (
+    DELETED,
+    ENV_BYTES,
+    FLAG_MASK,
+    GENERATION_SHIFT,
+    KEPT,
+    LINE,
+    LINK_SHIFT,
+    META_BYTES,
+    PAGE_AGE,
+    PAGE_ARENA,
+    PAGE_COMMITTED,
+    PAGE_ENDED,
+    PAGE_ENVS,
+    PAGE_EPOCH,
+    PAGE_FIRST,
+    PAGE_HALO,
+    PAGE_PREVIOUS,
+    PAGE_PREVIOUS_GENERATION,
+    PAGE_STATE,
+    PAGE_STREAM,
+    PAGE_TAIL,
+    PAGE_TICK,
+    PAGE_UPDATES,
+    PAST_MASK,
+    SIDE_ACKED,
+    SIDE_BOOTSTRAP,
+    SIDE_CLAIM,
+    SIDE_GONE,
+    STARTING,
+    T_COLUMN_COUNT,
+    T_COLUMNS,
+    T_CONTROL,
+    T_FUTURE,
+    T_HISTORY,
+    T_META,
+    T_QUEUE,
+    T_ROLLOUT,
+    T_ROWS,
+    T_SAMPLED,
+    T_SIDES,
+    T_TERMINATED,
+    T_TRUNCATED,
+    TABLE_EPOCH,
+    TABLE_TICKET,
+    TAG_MASK,
+    TAG_SHIFT,
+    W_ARENA_COUNT,
+    W_BASE,
+    W_BLOCK,
+    W_ENV_STATE,
+    W_ENVS,
+    W_EPOCH,
+    W_KEPT,
+    W_LAST,
+    W_LAST_GENERATION,
+    W_LIMIT,
+    W_LOCAL,
+    W_PAGE,
+    W_RESERVE,
+    W_ROWS,
+    W_STREAM,
+    W_TABLE,
+    W_TAIL,
+    W_TICK,
+)
+from conduit.store.writing import BEYOND, _publish
+
+
+@inner
+def _copy_row(writer, table, rows, source, destination):  # type: ignore[no-untyped-def]
+    """Copy every column of one physical row to another, and its ragged values to the other's page of `rows` rows."""
+    columns = peek_i64(table + T_COLUMNS)
+    for i in range(peek_i64(table + T_COLUMN_COUNT)):
+        base = peek_i64(columns + 16 * i)
+        size = peek_i64(columns + 16 * i + 8)
+        copy_bytes(base + destination * size, base + source * size, size)
+    for column in (T_TERMINATED, T_TRUNCATED):
+        base = peek_i64(table + column)
+        poke_u8(base + destination, peek_u8(base + source))
+    meta = peek_i64(table + T_META)
+    copy_bytes(meta + destination * META_BYTES, meta + source * META_BYTES, META_BYTES)
+    if peek_i64(writer + W_ARENA_COUNT) != 0:
+        copy_values(writer, rows, source, destination)
+
+
+@inner
+def _copy_halo(writer, table, old_base, old_local, halo, new_base, rows):  # type: ignore[no-untyped-def]
+    """Copy the last `halo` rows and the kept finals they link to; returns the number of finals."""
+    meta = peek_i64(table + T_META)
+    tail = 0
+    for i in range(halo):
+        source = old_base + old_local - halo + i
+        destination = new_base + i
+        _copy_row(writer, table, rows, source, destination)
+        word = peek_u32(meta + source * META_BYTES + 12)
+        if word & KEPT:
+            tail += 1
+            kept = new_base + rows - tail
+            _copy_row(writer, table, rows, source + (word >> LINK_SHIFT), kept)
+            poke_u32(meta + destination * META_BYTES + 12, ((kept - destination) << LINK_SHIFT) | (word & FLAG_MASK))
+    return tail
+
+
+@inner
+def _take_over_deletions(table, source, page, halo):  # type: ignore[no-untyped-def]
+    """Delete copies of rows that were deleted while they were being copied; from now on deleters find the copies themselves."""
+    fence_full()
+    meta = peek_i64(table + T_META)
+    for i in range(halo):
+        if peek_u32(meta + (source + i) * META_BYTES + 12) & DELETED:
+            mark_deleted(table, page, i)
+
+
+@inner
+def _enter_queue(writer, table, page):  # type: ignore[no-untyped-def]
+    """What a queue has of a page beside the rest, while the page is prepared: its place in the order, nothing claimed."""
+    generation = load_relaxed(block_of(table, page) + PAGE_STATE) >> GENERATION_SHIFT
+    side = side_of(table, page)
+    store_relaxed(block_of(table, page) + PAGE_AGE, fetch_add(peek_i64(table + T_CONTROL) + TABLE_TICKET, 1))
+    store_relaxed(side + SIDE_ACKED, 0)
+    store_relaxed(side + SIDE_BOOTSTRAP, 0)
+    store_release(side + SIDE_CLAIM, (generation & TAG_MASK) << TAG_SHIFT)
+    ticks = peek_i64(table + T_ROLLOUT)
+    if ticks != 0:
+        poke_i64(writer + W_LIMIT, ticks * peek_i64(writer + W_ENVS) + peek_i64(writer + W_RESERVE))
+
+
+@kernel("int64(int64, int64)", nogil=True)
+def turn(writer, page):  # type: ignore[no-untyped-def]
+    """Prepare a page that the writer has claimed, open it, and seal the page before it.
+
+    The old page stays open until the new one is: a writer that dies in between leaves both for `recover`, which can tell
+    them apart. Flags and meta of the whole page are cleared, so that a field that a caller forgets is never an old flag.
+    After a reset of the table nothing is carried over: every environment begins an episode, and the old page ends its stream.
+
+    Returns:
+        Physical row of the next tick.
+    """
+    table = peek_i64(writer + W_TABLE)
+    old = peek_i64(writer + W_PAGE)
+    envs = peek_i64(writer + W_ENVS)
+    rows = peek_i64(table + T_ROWS)
+    base = page * rows
+    block = block_of(table, page)
+    # without the bit that says frozen: a writer of a frozen table has to notice
+    epoch = load_acquire(peek_i64(table + T_CONTROL) + TABLE_EPOCH) & ~1
+    goes_on = old >= 0 and epoch == peek_i64(writer + W_EPOCH)
+    poke_i64(writer + W_EPOCH, epoch)
+    zero_bytes(peek_i64(table + T_TERMINATED) + base, rows)
+    zero_bytes(peek_i64(table + T_TRUNCATED) + base, rows)
+    zero_bytes(peek_i64(table + T_META) + base * META_BYTES, rows * META_BYTES)
+    if peek_i64(table + T_SAMPLED) != 0:
+        zero_bytes(peek_i64(table + T_SAMPLED) + base * 4, rows * 4)
+    halo = 0
+    tail = 0
+    first = 0
+    empty_arenas(writer)
+    if old >= 0:
+        _publish(writer)
+    if goes_on:
+        old_local = peek_i64(writer + W_LOCAL)
+        history = peek_i64(table + T_HISTORY)
+        wanted = (history + peek_i64(table + T_FUTURE)) * envs
+        halo = min(wanted, old_local)
+        tail = _copy_halo(writer, table, peek_i64(writer + W_BASE), old_local, halo, base, rows)
+        # a short old page has its oldest ticks as anchors still: only what lies n before its end moves over
+        first = max(0, halo - peek_i64(table + T_FUTURE) * envs)
+        state = load_relaxed(block_of(table, old) + PAGE_STATE)
+        store_relaxed(block + PAGE_PREVIOUS, old + 1)
+        store_relaxed(block + PAGE_PREVIOUS_GENERATION, state >> GENERATION_SHIFT)
+    else:
+        for env in range(envs if old >= 0 else 0):
+            poke_i64(peek_i64(writer + W_ENV_STATE) + ENV_BYTES * env, STARTING)
+        store_relaxed(block + PAGE_PREVIOUS, peek_i64(writer + W_LAST))
+        store_relaxed(block + PAGE_PREVIOUS_GENERATION, peek_i64(writer + W_LAST_GENERATION))
+    store_relaxed(block + PAGE_ENVS, envs)
+    store_relaxed(block + PAGE_FIRST, first)
+    store_relaxed(block + PAGE_ENDED, 0)
+    store_relaxed(block + PAGE_STREAM, peek_i64(writer + W_STREAM))
+    store_relaxed(block + PAGE_TICK, peek_i64(writer + W_TICK) - halo // envs)
+    store_relaxed(block + PAGE_HALO, halo)
+    store_relaxed(block + PAGE_TAIL, tail)
+    store_relaxed(block + PAGE_UPDATES, 0)
+    store_relaxed(block + PAGE_EPOCH, epoch >> 1)
+    generation = load_relaxed(block + PAGE_STATE) >> GENERATION_SHIFT
+    store_relaxed(peek_i64(table + T_SIDES) + LINE * page + SIDE_GONE, generation & PAST_MASK)
+    keep_values(writer)
+    store_relaxed(block + PAGE_ARENA, kept_bytes(writer))
+    store_relaxed(block + PAGE_COMMITTED, halo)
+    poke_i64(writer + W_ROWS, rows)
+    poke_i64(writer + W_LIMIT, BEYOND)
+    if peek_i64(table + T_QUEUE) != 0:
+        _enter_queue(writer, table, page)
+    publish_open(table, page)
+    if halo > 0:
+        _take_over_deletions(table, peek_i64(writer + W_BASE) + peek_i64(writer + W_LOCAL) - halo, page, halo)
+    if old >= 0:
+        seal(table, old, 0 if goes_on else 1)
+    poke_i64(writer + W_PAGE, page)
+    poke_i64(writer + W_BLOCK, block)
+    poke_i64(writer + W_BASE, base)
+    poke_i64(writer + W_LOCAL, halo)
+    poke_i64(writer + W_TAIL, tail)
+    poke_i64(writer + W_KEPT, tail)
+    return base + halo
