@@ -566,6 +566,14 @@ class PassingTheGates(Scene):
         {"open", "open granted", "open granted written", "open written", "open reserved", "open sampled"}
     )
 
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        # loaded once, and not again in every process that is killed
+        Gate(self.view, 1, 1)
+        for compiled in (limiter.grant, writing.commit, limiter.reserve, limiter.deliver, protocol.claim, writing.turn):
+            stepping.native(compiled)
+        self.keep()
+
     def program(self) -> None:
         _, view = self.attach()
         writer = StoreWriter(view)
