@@ -483,7 +483,7 @@ def test_any_order_of_inserts_and_samples_obeys_the_formula(numbers, steps):
 
 
 def hold_a_reservation(own, count):
-    own.gate = Gate(own.client._views["replay"], count, 0)
+    own.gate = Gate(own.client._views["replay"], 1, 0)
     return own.gate.reserve(count)
 
 
