@@ -69,8 +69,8 @@ WINDOWS = [
 def test_whatever_meta_says_equals_the_reference(out, device, window, transform):
     rng = np.random.default_rng(5)
     for envs in (1, 3):
-        meta = any_pages(rng, 3, envs)
-        committed = np.array([PAGE_ROWS, 17, 3])
+        meta = any_pages(rng, 30, envs)
+        committed = rng.choice([PAGE_ROWS, PAGE_ROWS, 17, 3], 30)
         reward = rng.normal(size=len(meta)).astype(np.float32)
         rows = np.concatenate(
             [[-1], np.flatnonzero(np.arange(len(meta)) % PAGE_ROWS < np.repeat(committed, PAGE_ROWS))]
@@ -79,7 +79,7 @@ def test_whatever_meta_says_equals_the_reference(out, device, window, transform)
             device(rows),
             device(meta.view(np.int32).reshape(-1, 4)),
             device(committed),
-            device(np.full(3, envs)),
+            device(np.full(30, envs)),
             device(reward),
             transform=transform,
         )
@@ -103,7 +103,7 @@ def test_whatever_meta_says_equals_the_reference(out, device, window, transform)
             if window.stack > 1:
                 assert made.stacks["stack"][i].tolist() == want.stack
                 assert made.stacks["following_stack"][i].tolist() == want.following_stack
-        assert anchors > 5
+        assert anchors > 50
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
