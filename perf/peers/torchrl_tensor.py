@@ -50,7 +50,8 @@ class TorchRL(Adapter):
             sampler = data.SliceSampler(slice_len=LENGTH, traj_key="episode", strict_length=True)
             self.buffer = data.TensorDictReplayBuffer(storage=storage, sampler=sampler, batch_size=size)
         else:
-            self.buffer = data.TensorDictReplayBuffer(storage=storage, batch_size=size)
+            shared = self.memmap and case.kind == "concurrent"
+            self.buffer = data.TensorDictReplayBuffer(storage=storage, batch_size=size, shared=shared)
 
     def _tensordict(self, tick: Tick, count: int | None) -> Any:
         convert = self.torch.as_tensor
