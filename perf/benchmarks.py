@@ -36,8 +36,9 @@ def main(arguments: list[str] | None = None) -> int:
         load = os.getloadavg()[0]
         if load > QUIET:
             print(f"the load is {load:.1f}: other jobs run, the page will say so", file=sys.stderr)
-        log = asked.out / "benchmarks" / "peers.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
+        figures.parent.mkdir(parents=True, exist_ok=True)
+        asked.venvs.mkdir(parents=True, exist_ok=True)
+        log = asked.venvs / "adapters.log"  # what they print; read it when one is refused
         log.unlink(missing_ok=True)
         wanted = [one.strip() for one in asked.cases.split(",") if one.strip()] or list(CASES)
         only = [one.strip() for one in asked.peers.split(",") if one.strip()]
