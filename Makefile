@@ -20,8 +20,8 @@ help:
 	@echo "make test      run the tests"
 	@echo "make check     lint, formatting, types"
 	@echo "make perf      measure against the bars, then the benchmarks (perf-results.json)"
-	@echo "make benchmarks      all libraries by turns: writes docs/benchmarks.md (30 minutes, 8 GB of environments)"
-	@echo "make perf-compare BASE=<commit>   this tree against another commit, by turns"
+	@echo "make benchmarks  all libraries by turns, to docs/benchmarks.md (half an hour, 14 GB of environments)"
+	@echo "make perf-compare BASE=main  this tree against another commit, by turns"
 	@echo "make torture   the long runs under random kills"
 	@echo "make clean     remove the virtual environment, caches and build results"
 

@@ -74,7 +74,7 @@ def _head(result: Mapping[str, Any]) -> str:
         f"* load while it ran: {min(loads):.1f} to {max(loads):.1f}"
         + (". **The machine was busy with other jobs**: rates are lower than on a quiet one; ratios hold, with more spread"
            if max(loads) > 2.0 else ""),
-        "* to repeat it: `make benchmarks` (makes the other libraries' environments first, about 8 GB)",
+        "* to repeat it: `make benchmarks` (makes the other libraries' environments first, about 14 GB)",
     ]  # fmt: skip
     if result.get("quick"):
         lines.append("* **made with `--quick`**: few and short rounds, for trying out")

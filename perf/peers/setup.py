@@ -1,7 +1,7 @@
 """Makes the peers' virtual environments: `python -m perf.peers.setup [NAME ...] [--folder .peers]`.
 
 One environment per library, pinned, with a CPU build of torch where one is asked for. What does not install is told and left
-out; the others go on. An environment that is complete is left as it is. About 8 GB in all.
+out; the others go on. An environment that is complete is left as it is. About 14 GB in all, of which TorchRL's torch is 5 where it is a CUDA build.
 """
 
 from __future__ import annotations
