@@ -42,8 +42,8 @@ def _log2(x):  # type: ignore[no-untyped-def]
     m = ((bits & 0xFFFFFFFFFFFFF) + 0x3FE6A09E667F3BCD).to(tl.float64, bitcast=True)
     t = (m - 1.0) / (m + 1.0)
     u = t * t
-    series = u * 0.0 + 1.0 / 19.0
-    for k in tl.static_range(17, 2, -2):
+    series = u * 0.0 + 1.0 / 17.0
+    for k in tl.static_range(15, 2, -2):
         series = series * u + 1.0 / k
     series = series * u + 1.0
     return exponent + 2.8853900817779268 * t * series
@@ -54,10 +54,18 @@ def _exp2(y):  # type: ignore[no-untyped-def]
     """conduit.kernels.leaves._exp2, operation by operation."""
     shifted = y + 6755399441055744.0
     z = (y - (shifted - 6755399441055744.0)) * 0.6931471805599453
-    series = 1.0 + z / 13.0
-    for k in tl.static_range(12, 1, -1):
-        series = 1.0 + z * series * (1.0 / k)
-    series = 1.0 + z * series
+    series = z * 0.0 + 1.0 / 39916800.0
+    series = series * z + 1.0 / 3628800.0
+    series = series * z + 1.0 / 362880.0
+    series = series * z + 1.0 / 40320.0
+    series = series * z + 1.0 / 5040.0
+    series = series * z + 1.0 / 720.0
+    series = series * z + 1.0 / 120.0
+    series = series * z + 1.0 / 24.0
+    series = series * z + 1.0 / 6.0
+    series = series * z + 1.0 / 2.0
+    series = series * z + 1.0
+    series = series * z + 1.0
     return series * ((shifted.to(tl.int64, bitcast=True) + 1023) << 52).to(tl.float64, bitcast=True)
 
 
