@@ -19,9 +19,9 @@ help:
 	@echo "make demo      train DQN on CartPole with actors in their own processes"
 	@echo "make test      run the tests"
 	@echo "make check     lint, formatting, types"
-	@echo "make perf      measure against the bars, then the benchmarks"
-	@echo "make benchmarks      all libraries by turns: writes docs/benchmarks.md (30 minutes, 8 GB of environments)"
-	@echo "make perf-compare BASE=<commit>   this tree against another commit, by turns"
+	@echo "make perf      measure against the bars, then the benchmarks (perf-results.json)"
+	@echo "make benchmarks  all libraries by turns, to docs/benchmarks.md (half an hour, 14 GB of environments)"
+	@echo "make perf-compare BASE=main  this tree against another commit, by turns"
 	@echo "make torture   the long runs under random kills"
 	@echo "make clean     remove the virtual environment, caches and build results"
 
@@ -51,7 +51,7 @@ test: $(VENV)/installed
 
 perf: $(VENV)/installed-peers
 	$(BIN)/python -m perf.bars engine $(ARGS)
-	$(BIN)/python -m pytest perf --benchmark-enable --benchmark-only
+	$(BIN)/python -m pytest perf --benchmark-enable --benchmark-only --benchmark-json=perf-results.json
 
 # What does not install is told, left out, and said on the page.
 benchmarks: $(VENV)/installed-peers
@@ -66,5 +66,5 @@ torture: $(VENV)/installed
 	$(BIN)/python -m pytest -m torture --timeout=0 -o faulthandler_timeout=0 $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist perf-results.json .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -133,7 +133,7 @@ def train(seed: int, steps: int, settings: Settings | None = None) -> Iterator[t
     )
     with (
         conduit.Engine.create(name, {"rollouts": table}, policies={"policy": agent.network.state_dict()}) as engine,
-        engine.consumer("rollouts") as consumer,
+        engine.consumer("rollouts", timeout=120) as consumer,
     ):
         context = multiprocessing.get_context("spawn")
         context.Process(target=play, args=(name, seed, settings), daemon=True).start()

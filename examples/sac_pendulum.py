@@ -133,7 +133,7 @@ def train(seed: int, steps: int, checkpoints: str | None = None) -> Iterator[tup
     settings = Settings()
     agent = Agent(seed, settings)
     engine, updates = begin(agent, checkpoints)
-    with engine, engine.loader("replay", batch_size=settings.batch_size, seed=seed, name="learner") as loader:
+    with engine, engine.loader("replay", batch_size=settings.batch_size, name="learner", timeout=120) as loader:
         get_context("spawn").Process(target=play, args=(engine.name, seed + updates, settings), daemon=True).start()
         for step in range(settings.warmup + updates + 1, steps + 1):
             agent.learn(loader.next())

@@ -14,7 +14,7 @@ from perf.report import write
 from perf.suite import Effort, Suite, names
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-QUICK = Effort(rounds=3, burst=0.03, concurrent=1.0, concurrent_rounds=1, cold_rounds=1, batches=2)
+QUICK = Effort(rounds=3, burst=0.03, concurrent=1.0, concurrent_rounds=1, cold_rounds=1, batches=2, pings=40)
 QUIET = 1.0
 
 
@@ -28,6 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--quick", action="store_true", help="short bursts and few rounds: for trying out, not for quoting"
     )
+    parser.add_argument("--rounds", type=int, default=Effort().rounds, help="of bursts; a third of it of longer runs")
     parser.add_argument("--page-only", action="store_true", help="write the page from the figures that are there")
     asked = parser.parse_args(arguments)
     figures = asked.out / "benchmarks" / "figures.json"
@@ -35,18 +36,26 @@ def main(arguments: list[str] | None = None) -> int:
         load = os.getloadavg()[0]
         if load > QUIET:
             print(f"the load is {load:.1f}: other jobs run, the page will say so", file=sys.stderr)
-        log = asked.out / "benchmarks" / "peers.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
+        figures.parent.mkdir(parents=True, exist_ok=True)
+        asked.venvs.mkdir(parents=True, exist_ok=True)
+        log = asked.venvs / "adapters.log"  # what they print; read it when one is refused
         log.unlink(missing_ok=True)
         wanted = [one.strip() for one in asked.cases.split(",") if one.strip()] or list(CASES)
         only = [one.strip() for one in asked.peers.split(",") if one.strip()]
-        suite = Suite(asked.venvs, list(names(only)), QUICK if asked.quick else Effort(), say=_say, log=log)
+        suite = Suite(
+            asked.venvs, list(names(only)), QUICK if asked.quick else _effort(asked.rounds), say=_say, log=log
+        )
         result = suite.run(wanted)
         result["quick"] = asked.quick
         figures.write_text(json.dumps(result, indent=1) + "\n")
     write(json.loads(figures.read_text()), asked.out)
     print(f"wrote {asked.out / 'benchmarks.md'}")
     return 0
+
+
+def _effort(rounds: int) -> Effort:
+    longer = max(2, rounds // 3)
+    return Effort(rounds=max(3, rounds), concurrent_rounds=longer, cold_rounds=longer)
 
 
 def _say(line: str) -> None:

@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
+from perf import machine
 from perf.workloads import Workload
+
+
+def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, object]) -> None:
+    """The JSON of a run says what it ran on, as the suite's figures do."""
+    machine_info["conduit"] = machine.describe()
 
 
 @pytest.fixture

@@ -44,6 +44,7 @@ def plot(result: Mapping[str, Any], rows: list[Verdict], folder: Path) -> dict[s
 
 def _bars(result: Mapping[str, Any], panels: list[tuple[str, Any, Any]], title: str, file: Path) -> None:
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import NullFormatter
 
     names = [name for name, facts in result["peers"].items() if "missing" not in facts]
     colours = {n: _COLOURS.get(n) or _OTHERS[i % len(_OTHERS)] for i, n in enumerate(names)}
@@ -63,9 +64,10 @@ def _bars(result: Mapping[str, Any], panels: list[tuple[str, Any, Any]], title: 
             axis.plot([low, high], [at, at], color="black", linewidth=1)
             axis.text(middles[at] * 1.08, at, _short(middles[at]), va="center", fontsize=7)
         axis.set_xscale("log")
-        axis.set_xlim(min(middles) / 3, max(middles) * 6)
+        axis.set_xlim(min(middles) / 3, max(middles) * 8)
         axis.set_title(label, fontsize=8.5)
         axis.tick_params(labelsize=7.5)
+        axis.xaxis.set_minor_formatter(NullFormatter())
         axis.grid(axis="x", alpha=0.25, which="major")
         for side in ("top", "right"):
             axis.spines[side].set_visible(False)

@@ -74,7 +74,7 @@ def _head(result: Mapping[str, Any]) -> str:
         f"* load while it ran: {min(loads):.1f} to {max(loads):.1f}"
         + (". **The machine was busy with other jobs**: rates are lower than on a quiet one; ratios hold, with more spread"
            if max(loads) > 2.0 else ""),
-        "* to repeat it: `make benchmarks` (makes the other libraries' environments first, about 8 GB)",
+        "* to repeat it: `make benchmarks` (makes the other libraries' environments first, about 14 GB)",
     ]  # fmt: skip
     if result.get("quick"):
         lines.append("* **made with `--quick`**: few and short rounds, for trying out")
@@ -95,11 +95,14 @@ def _losses(result: Mapping[str, Any], rows: list[Verdict]) -> str:
     ring = [row for row in rows if row.roofline is not None and row.roofline.median < 1.0 and row.against != "reverb"]
     for row in slower:
         assert row.ratio is not None
-        lines.append(f"* **{row.title}**: {row.against} is faster; Conduit has {times(row.ratio)} of its speed.")
+        lines.append(
+            f"* **{row.title}**: {row.against} is faster; Conduit has {times(row.ratio)} of its speed. {row.reason}"
+        )
     for row in short:
         assert row.ratio is not None
         lines.append(
-            f"* {row.title}: {times(row.ratio)} times as fast as {row.against}, which is short of the bar of {row.bar:g}."
+            f"* {row.title}: {times(row.ratio)} times as fast as {row.against}, which is short of the bar of "
+            f"{row.bar:g}. {row.reason}"
         )
     if ring:
         named = "; ".join(f"{row.title} {times(row.roofline)}" for row in ring if row.roofline is not None)
@@ -125,7 +128,7 @@ def _losses(result: Mapping[str, Any], rows: list[Verdict]) -> str:
         lines.insert(
             2, "No library measured here is faster than Conduit in any row. What is short of a bar, or costs:\n"
         )
-    return "\n".join(lines)
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _against(rows: list[Verdict]) -> str:

@@ -23,7 +23,6 @@ from perf.rooflines import memcpy
 
 _LEAST_COPY = 1 << 20
 _MOST_UNITS = 1 << 15
-PINGS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +34,17 @@ class Effort:
         burst: Seconds that a burst aims at.
         concurrent: Seconds that writers and learner run, per library and round.
         concurrent_rounds, cold_rounds: Rounds of these.
+        pings: Steps whose way to another process is timed, per library and round.
         batches: Batches to compare before anything is timed.
         rows: Most rows of any table; None: as the case has it.
     """
 
     rounds: int = 9
-    burst: float = 0.12
-    concurrent: float = 2.5
+    burst: float = 0.06
+    concurrent: float = 2.0
     concurrent_rounds: int = 3
     cold_rounds: int = 3
+    pings: int = 80
     batches: int = 4
     rows: int | None = None
 
@@ -123,7 +124,7 @@ class Suite:
         if case.kind == "concurrent":
             out["figures"] = self._rates(case, ready, refused)
         elif case.kind == "visible":
-            out["figures"] = self._visible(ready, refused)
+            out["figures"] = self._visible(case, ready, refused)
         else:
             out["figures"] = {part: self._timed(case, part, ready, refused) for part in case.parts}
         for name in ready:
@@ -231,17 +232,21 @@ class Suite:
             for part, key in parts.items()
         }
 
-    def _visible(self, ready: list[str], refused: dict[str, str]) -> dict[str, Any]:
-        figures: dict[str, Any] = {}
-        for name in list(ready):
-            try:
-                with self._running[name].turn() as process:
-                    count = PINGS if self.effort.rounds > 2 else 20
-                    figures[name] = {"ns": process.ask("visible", count=count)["ns"]}
-            except Refused as error:
-                refused[name] = f"refused: {error}"
-                ready.remove(name)
-                self._close(name)
+    def _visible(self, case: Case, ready: list[str], refused: dict[str, str]) -> dict[str, Any]:
+        times: dict[str, list[int]] = {name: [] for name in ready}
+        for number in range(self.effort.concurrent_rounds):
+            for name in turn_order(number, list(ready)):
+                try:
+                    with self._running[name].turn() as process:
+                        times[name] += process.ask("visible", count=self.effort.pings)["ns"]
+                        process.ask("close")
+                        process.ask("open", case=case.name, seed=number, rows=self.effort.rows)
+                except Refused as error:
+                    refused[name] = f"refused: {error}"
+                    ready.remove(name)
+                    times.pop(name)
+                    self._close(name)
+        figures: dict[str, Any] = {name: {"ns": found} for name, found in times.items()}
         return {"visible": figures | {name: {"cannot": why} for name, why in refused.items()}}
 
     def _cold(self, peers: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,9 @@ from perf.suite import Effort, Suite, names
 from perf.verdicts import verdicts
 
 TIMED = [case.name for case in CASES.values() if case.kind not in ("concurrent", "visible")]
-ONCE = Effort(rounds=1, burst=0.001, concurrent=0.2, concurrent_rounds=1, cold_rounds=0, batches=2, rows=1 << 11)
+ONCE = Effort(
+    rounds=1, burst=0.001, concurrent=0.2, concurrent_rounds=1, cold_rounds=0, batches=2, pings=20, rows=1 << 11
+)
 ROOT = Path(__file__).resolve().parents[1]
 
 

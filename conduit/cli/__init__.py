@@ -184,13 +184,14 @@ def import_(
     column: Annotated[
         list[str] | None, typer.Option(help="field=column, where the names differ; several times.")
     ] = None,
+    freeze: Annotated[bool, typer.Option("--freeze", help="Make the table read-only afterwards.")] = False,
     json: Json = False,
 ) -> None:
     """Load offline data into a table; what does not fit is refused before anything is written."""
     from conduit.cli.offline import bring, told_of_loaded
     from conduit.cli.output import write_json
 
-    loaded = bring(name, table, source, column or [], quiet=json)
+    loaded = bring(name, table, source, column or [], freeze=freeze, quiet=json)
     if json:
         write_json(loaded)
     else:

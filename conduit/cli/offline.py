@@ -14,7 +14,7 @@ from conduit.plane.attaching import attach
 FORMATS = ("npz", "parquet", "minari")
 
 
-def bring(name: str, table: str, source: str, columns: Sequence[str], *, quiet: bool) -> Loaded:
+def bring(name: str, table: str, source: str, columns: Sequence[str], *, freeze: bool, quiet: bool) -> Loaded:
     """Load a source into a table, with a bar.
 
     Args:
@@ -22,6 +22,7 @@ def bring(name: str, table: str, source: str, columns: Sequence[str], *, quiet: 
         table: Its table.
         source: A path, or the id of a local Minari dataset.
         columns: "field=column" for each that has another name.
+        freeze: Make the table read-only afterwards.
         quiet: Show no bar.
 
     Raises:
@@ -34,7 +35,7 @@ def bring(name: str, table: str, source: str, columns: Sequence[str], *, quiet: 
             raise ConfigError(f"Expected --column field=column, got {text!r}")
         pairs[field] = column
     with attach(name) as client, bar(f"into {table}", shown=not quiet) as tell:
-        return load(client, table, source, columns=pairs or None, progress=tell)
+        return load(client, table, source, columns=pairs or None, progress=tell, freeze=freeze)
 
 
 def take(name: str, table: str, path: str, format_: str, *, quiet: bool) -> Saved:

@@ -140,6 +140,7 @@ def load(
     columns: Mapping[str, str] | None = None,
     progress: Progress | None = None,
     timeout: float | None = 30.0,
+    freeze: bool = False,
 ) -> Loaded:
     """Write all steps of a source into a table, as one writer.
 
@@ -150,6 +151,7 @@ def load(
         columns: As `describe`.
         progress: Called with rows written and rows in all.
         timeout: Seconds that a write may wait for a page.
+        freeze: Make the table read-only once all is in it; `Client.thaw` undoes it.
 
     Raises:
         SourceError: The source does not fit the table: nothing is written. Or it turned out to be damaged on the way: the
@@ -180,6 +182,8 @@ def load(
             raise SourceError(
                 f"{error} ({done} of {seen.rows} steps of {seen.name} had been written, and stay)"
             ) from error
+    if freeze:
+        client.freeze(table)
     return Loaded(done, seen.episodes, time.perf_counter() - begun, seen.ignored)
 
 

@@ -43,7 +43,7 @@ def generate_append(schema: Schema, *, rollouts: bool) -> Callable[..., None]:
         *head,
         f"_values = ({values}terminated, truncated)",
         # a strict writer's compiled call refuses a step that ends an episode, so it may try although a final is given
-        f"if (final is not None and not _self._strict) or {test}_self._append(_self._words, _values) < -1:",
+        f"if (final is not None and not _self._tries_first) or {test}_self._append(_self._words, _values) < -1:",
         f"    _self._append_exactly(_values, final, {given})",
     ]
     scope = {"_missing": MISSING}

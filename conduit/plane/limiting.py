@@ -91,24 +91,32 @@ def _whole(value: float) -> bool:
     return math.isfinite(value) and float(value).is_integer()
 
 
+def _half(limits: Limits) -> float:
+    """What each side may take at once, in samples: more, and both could be blocked at a time.
+
+    A batch of n samples and r rows at once block each other where n + r * spi is more than the range is wide, or more than
+    one above it where all numbers are whole. Neither knows how much the other takes, so each gets half of it.
+    """
+    wide = limits.max_diff - limits.min_diff
+    return (wide + all(map(_whole, (limits.samples_per_insert, limits.min_diff, limits.max_diff)))) / 2
+
+
+def _range(limits: Limits) -> str:
+    return f"I * {limits.samples_per_insert:g} - S stays between {limits.min_diff:g} and {limits.max_diff:g}"
+
+
 def check_batch(limits: Limits, count: int, table: str) -> None:
-    """Refuse a batch for which sampling and inserting would come to wait for each other.
+    """Refuse a batch for which sampling and inserting could come to wait for each other.
 
     Raises:
-        ConfigError: The range of the limits is too narrow for it.
+        ConfigError: It is more than half of the range of the limits.
     """
-    spi = limits.samples_per_insert
-    # writers go on while another row fits, so they bring I * spi - S above this
-    surely = limits.max_diff - spi
-    if _whole(spi) and math.isfinite(surely):
-        surely = math.floor(surely) + 1
-    if surely - count < limits.min_diff:
-        wide = limits.max_diff - limits.min_diff
+    half = _half(limits)
+    if count > half:
         raise ConfigError(
-            f"Expected a batch_size of at most {max(0, math.floor(surely - limits.min_diff))} for the limiter of table "
-            f"{table!r}, got {count}: I * {spi:g} - S stays between {limits.min_diff:g} and {limits.max_diff:g}, so loader and "
-            f"writers would come to wait for each other. Make the range at least {wide + count - surely + limits.min_diff:g} "
-            f"wide, not {wide:g} (error_buffer), or the batch smaller"
+            f"Expected a batch_size of at most {math.floor(half)} for the limiter of table {table!r}, got {count}: "
+            f"{_range(limits)}, and a batch of more than half of that range and rows that are inserted could come to wait for "
+            f"each other. Make the range at least {2 * count:g} wide (error_buffer={count:g}), or the batch smaller"
         )
 
 
@@ -128,21 +136,17 @@ def check_window(limits: Limits, future: int, table: str) -> None:
 
 
 def check_rows(limits: Limits, rows: int, table: str, what: str) -> None:
-    """Refuse rows that are inserted at once and for which inserting and sampling would come to wait for each other.
+    """Refuse rows that are inserted at once and for which inserting and sampling could come to wait for each other.
 
     Raises:
-        ConfigError: The range of the limits is too narrow for them.
+        ConfigError: They are worth more than half of the range of the limits.
     """
-    spi = limits.samples_per_insert
-    # loaders go on while another sample is there, so they bring I * spi - S below this
-    surely = limits.min_diff + 1
-    if _whole(spi) and math.isfinite(surely):
-        surely = math.ceil(surely) - 1
-    if surely + rows * spi > limits.max_diff:
+    spi, half = limits.samples_per_insert, _half(limits)
+    if rows * spi > half:
         raise ConfigError(
-            f"Expected at most {max(0, math.floor((limits.max_diff - surely) / spi))} rows at once for the limiter of table "
-            f"{table!r}, got {rows} ({what}): I * {spi:g} - S stays between {limits.min_diff:g} and {limits.max_diff:g}, so "
-            f"writer and loaders would come to wait for each other. Make the range (error_buffer) wider or write fewer at once"
+            f"Expected at most {math.floor(half / spi)} rows at once for the limiter of table {table!r}, got {rows} ({what}): "
+            f"{_range(limits)}, and rows that are worth more than half of that range and a batch could come to wait for each "
+            f"other. Make the range at least {2 * rows * spi:g} wide (error_buffer={rows * spi:g}), or write fewer at once"
         )
 
 

@@ -5,7 +5,8 @@ overwrite before the scan has come there is missing from it and counted. Streams
 scan began, so the steps of an environment are a run of its history without holes, unless some are missing.
 
 Each page gives the ticks from its own first one on, up to where the next page of its stream begins (conduit.sampling.uniform
-draws by the same rule), so no step comes twice and each step's successor is in its page.
+draws by the same rule), so no step comes twice and each step's successor is in its page. Rows that are gone, by a reset, by
+`Client.delete` or since they were delivered as often as they may be, are left out; the step behind one begins anew.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from conduit.plane.steps import Array, Steps
 from conduit.schema import Schema
 from conduit.store.table import Lease, TableView
 from conduit.store.words import (
+    DELETED,
     FINAL,
     GENERATION_SHIFT,
     KEPT,
@@ -28,6 +30,7 @@ from conduit.store.words import (
     OPEN,
     PAGE_COMMITTED,
     PAGE_ENVS,
+    PAGE_EPOCH,
     PAGE_FIRST,
     PAGE_STATE,
     PAGE_STREAM,
@@ -77,22 +80,28 @@ class Scan:
                         self.missing += part.end - part.begin
                         continue
                     with lease:
-                        steps, episodes = self._read(lease, part, stream, env, known)
+                        steps, episodes, last = self._read(lease, part, stream, env, known)
                     if len(steps):
-                        known = (part.tick + part.end, int(episodes[-1]))
+                        known = (last + 1, int(episodes[-1]))
                         yield steps
 
-    def _read(self, lease: Lease, part: _Part, stream: int, env: int, known: tuple[int, int]) -> tuple[Steps, Array]:
+    def _read(
+        self, lease: Lease, part: _Part, stream: int, env: int, known: tuple[int, int]
+    ) -> tuple[Steps, Array, int]:
+        """The steps of one environment in a page, their episodes, and the tick of the last one."""
         envs = lease.envs
         every = slice(part.begin * envs + env, part.end * envs, envs)
         meta = self._whole("meta", part.page)
         flags = meta["link"][every]
-        rows = np.arange(every.start, every.stop, envs)[(flags & FINAL) == 0]
+        here = (flags & (FINAL | DELETED)) == 0
+        if self._table.sampled is not None:
+            here &= self._whole("sampled", part.page)[every] < (self._table.layout.table.max_times_sampled or 0)
+        rows = np.arange(every.start, every.stop, envs)[here]
         flags = meta["link"][rows]
         episodes = (np.int64(stream) << 32) | meta["episode"][rows].astype(np.int64)
         starts = np.ones(len(rows), bool)
-        starts[1:] = episodes[1:] != episodes[:-1]
-        if len(rows) and part.tick + part.begin == known[0]:
+        starts[1:] = (episodes[1:] != episodes[:-1]) | (rows[1:] != rows[:-1] + envs)
+        if len(rows) and part.tick + rows[0] // envs == known[0]:
             starts[0] = episodes[0] != known[1]
         ended = np.flatnonzero(flags & (TERMINATED | TRUNCATED))
         links = rows[ended] + (flags[ended] >> LINK_SHIFT)
@@ -110,7 +119,7 @@ class Scan:
             episodes,
             meta["step"][rows].astype(np.int64),
         )
-        return steps, episodes
+        return steps, episodes, part.tick + int(rows[-1]) // envs if len(rows) else -1
 
     def _whole(self, name: str, page: int) -> Array:
         """All rows of a page, its tail included, which a lease's own view has not."""
@@ -136,7 +145,8 @@ def _take_stock(table: TableView) -> dict[tuple[int, int], list[_Part]]:
     later = table.pages()
     generations = found[:, PAGE_STATE // 8] >> GENERATION_SHIFT
     same = generations == later[:, PAGE_STATE // 8] >> GENERATION_SHIFT
-    live = np.flatnonzero(same & np.isin(found[:, PAGE_STATE // 8] & KIND_MASK, (OPEN, SEALED)))
+    present = found[:, PAGE_EPOCH // 8] == table.epoch if table.epoch else same
+    live = np.flatnonzero(same & present & np.isin(found[:, PAGE_STATE // 8] & KIND_MASK, (OPEN, SEALED)))
     pages: dict[tuple[int, int], list[int]] = {}
     for page in live[np.argsort(found[live, PAGE_TICK // 8], kind="stable")].tolist():
         words = found[page]

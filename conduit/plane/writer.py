@@ -84,7 +84,8 @@ class Writer:
         self._stream = stream
         self._schema = schema
         self._words = stream.array
-        self._strict = bool(stream.words[W_STRICT // 8])
+        # room for ragged values is found with those of the finals, so there the exact path comes first
+        self._tries_first = bool(stream.words[W_STRICT // 8]) and not schema.ragged_names
         place(placement, Request(table.layout.name, stream.number, stream.envs, schema.row_bytes), pools)
         ticks = ingestion.publish_every(table.layout.name, stream.envs)
         if not isinstance(ticks, int) or ticks < 1:

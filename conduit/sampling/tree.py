@@ -261,30 +261,14 @@ def find_row(tree, window, table, page, block, position):  # type: ignore[no-unt
     return found, leaf
 
 
-@kernel("int64(int64, int64, int64, int64[::1], float64[::1], int64, float64, float64, int64)")
-def update(tree, window, table, ids, priorities, scratch, alpha, eps, span):  # type: ignore[no-untyped-def]
-    """Store new leaves, keep this learner's sums in step, and remember the largest of late for new rows.
-
-    Args:
-        tree: The learner's words.
-        window: The learner's window, or 0 before its first draw: it has no sums then.
-        table: Table descriptor.
-        ids: Row ids, int64 [n]; of duplicates the last one wins.
-        priorities: float64 [n].
-        scratch: Memory of int64 [3 n].
-        alpha: Exponent of the table's rule (kernels.leaves).
-        eps: What the rule adds to each priority.
-        span: Updates after which the span for new rows turns.
+@kernel("int64(int64, int64, int64, int64, int64, int64, int64)")
+def store_leaves(tree, window, table, ids, count, scratch, span):  # type: ignore[no-untyped-def]
+    """The part of `update` that others can see: `ids` is the address of int64 [count], the new leaves lie in the last third of `scratch`.
 
     Returns:
-        How many ids were ignored: their rows have been overwritten, belong to the stream's next page by now, or never were
-        rows that can be drawn. Or -1 - i when priority i is none, and nothing was changed.
+        How many ids were ignored.
     """
-    count = len(ids)
     page_of, touched, leaves = scratch, scratch + 8 * count, scratch + 16 * count
-    bad = to_leaves(priorities.ctypes.data, count, alpha, eps, leaves)
-    if bad >= 0:
-        return -1 - bad
     # read once: nothing that is stored below can change them, which a compiler cannot know
     rows = peek_i64(table + T_ROWS)
     pages = peek_i64(table + T_COUNT)
@@ -297,7 +281,7 @@ def update(tree, window, table, ids, priorities, scratch, alpha, eps, span):  # 
     dense = window != 0 and is_dense(window)
     inverse = 1.0 / rows
     for i in range(count):
-        row = ids[i] & ROW_MASK
+        row = peek_i64(ids + 8 * i) & ROW_MASK
         # row // rows, without the division: half a row more keeps what is rounded off from mattering
         page = int((row + 0.5) * inverse)
         poke_i64(page_of + 8 * i, page)
@@ -307,7 +291,7 @@ def update(tree, window, table, ids, priorities, scratch, alpha, eps, span):  # 
     largest = 0
     listed = 0
     for i in range(count):
-        key = ids[i]
+        key = peek_i64(ids + 8 * i)
         page = peek_i64(page_of + 8 * i)
         if page >= pages:
             ignored += 1
@@ -370,3 +354,29 @@ def update(tree, window, table, ids, priorities, scratch, alpha, eps, span):  # 
     elif largest > load_relaxed(recent):
         store_relaxed(recent, largest)
     return ignored
+
+
+@kernel("int64(int64, int64, int64, int64[::1], float64[::1], int64, float64, float64, int64)")
+def update(tree, window, table, ids, priorities, scratch, alpha, eps, span):  # type: ignore[no-untyped-def]
+    """Store new leaves, keep this learner's sums in step, and remember the largest of late for new rows.
+
+    Args:
+        tree: The learner's words.
+        window: The learner's window, or 0 before its first draw: it has no sums then.
+        table: Table descriptor.
+        ids: Row ids, int64 [n]; of duplicates the last one wins.
+        priorities: float64 [n].
+        scratch: Memory of int64 [3 n].
+        alpha: Exponent of the table's rule (kernels.leaves).
+        eps: What the rule adds to each priority.
+        span: Updates after which the span for new rows turns.
+
+    Returns:
+        How many ids were ignored: their rows have been overwritten, belong to the stream's next page by now, or never were
+        rows that can be drawn. Or -1 - i when priority i is none, and nothing was changed.
+    """
+    count = len(ids)
+    bad = to_leaves(priorities.ctypes.data, count, alpha, eps, scratch + 16 * count)
+    if bad >= 0:
+        return -1 - bad
+    return store_leaves(tree, window, table, ids.ctypes.data, count, scratch, span)

@@ -156,6 +156,11 @@ class TableView:
     def _word(self, offset: int) -> int:
         return self.segment.words[(self.layout.control + offset) // 8]
 
+    @property
+    def epoch(self) -> int:
+        """Resets so far; after the first, only pages that were opened in the present epoch have rows."""
+        return self._word(TABLE_EPOCH) >> 1
+
     def new_stream(self) -> int:
         """A stream number that no other writer of this table has had."""
         return entry(protocol.take_ticket)(self.segment.base + self.layout.control + TABLE_STREAMS)

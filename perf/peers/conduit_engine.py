@@ -145,10 +145,10 @@ class ConduitEngine(Adapter):
             self.writer.append(obs=obs, action=action, reward=reward, terminated=True, final=following)
         self.writer.close()
         seen: list[int] = []
+        loader, sampler = self.loader, self.loader.sampler
+        loader.next()
+        known = sampler.offered
         with feed.processes(_pinging_process, [(self.engine_name, ticks, sent)]):
-            loader, sampler = self.loader, self.loader.sampler
-            loader.next()
-            known = sampler.offered
             deadline = time.perf_counter() + 60
             while len(seen) < count and time.perf_counter() < deadline:
                 loader.next()

@@ -83,7 +83,6 @@ class Reverb(Adapter):
         kinds = {part.name: (part.dtype, part.shape) for part in load.parts} | {"terminated": ("bool", ())}
         lead: tuple[int, ...] = ()
         if case.kind == "tokens":
-            kinds["tokens"] = ("int32", (None,))
             kinds["lengths"] = ("int64", ())
         elif case.kind in ("sequences", "rollout"):
             lead = (LENGTH,) if case.kind == "sequences" else (ROLLOUT,)
@@ -114,8 +113,6 @@ class Reverb(Adapter):
         self.client = reverb.Client(self.address)
         keep = {"sequences": LENGTH, "rollout": ROLLOUT}.get(case.kind, 1)
         self.writers = [self.client.trajectory_writer(num_keep_alive_refs=keep) for _ in range(load.lanes)]
-        if case.kind == "tokens":  # steps of one chunk have one shape
-            self.writers[0].configure(("tokens",), num_keep_alive_refs=1, max_chunk_length=1)
         self.steps = 0
         self.batches: Any = None
 
@@ -125,7 +122,7 @@ class Reverb(Adapter):
             writer = writers[0]
             for tokens, count, a, r, d in ticks:
                 writer.append(
-                    {"tokens": tokens[:count], "lengths": count, "action": a, "reward": np.float32(r), "terminated": d}
+                    {"tokens": tokens, "lengths": count, "action": a, "reward": np.float32(r), "terminated": d}
                 )
                 writer.create_item(TABLE, 1.0, {name: writer.history[name][-1] for name in self.names})
         elif kind == "sequences":
@@ -162,7 +159,7 @@ class Reverb(Adapter):
             self.address, TABLE, max_in_flight_samples_per_worker=size if kind == "rollout" else 2 * size,
             num_workers_per_iterator=1,
         )  # fmt: skip
-        data = data.padded_batch(size) if kind == "tokens" else data.batch(size)
+        data = data.batch(size)
 
         def ready(sample: Any) -> Any:
             batch = dict(sample.data)

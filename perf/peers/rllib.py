@@ -51,7 +51,8 @@ class RLlib(Adapter):
             episode = self.open_episodes[lane] = self.Episode(observations=[o], len_lookback_buffer=0)
         episode.add_env_step(n, a, r, terminated=d)
         if d or len(episode) >= self.fragment:
-            self.open_episodes[lane] = None if d else episode.cut()
+            # a fragment is an episode of its own: the buffer evicts whole episodes, new fragments with them
+            self.open_episodes[lane] = None if d else self.Episode(observations=[n], len_lookback_buffer=0)
             done.append(episode.to_numpy())
 
     def write(self, ticks: Sequence[Tick]) -> None:

@@ -1,12 +1,13 @@
 """Makes the peers' virtual environments: `python -m perf.peers.setup [NAME ...] [--folder .peers]`.
 
 One environment per library, pinned, with a CPU build of torch where one is asked for. What does not install is told and left
-out; the others go on. An environment that is complete is left as it is. About 8 GB in all.
+out; the others go on. An environment that is complete is left as it is. About 14 GB in all, of which TorchRL's torch is 5 where it is a CUDA build.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import subprocess
 import sys
@@ -46,15 +47,24 @@ def make(peer: Peer, folder: Path, *, cpu_index: bool) -> str | None:
     with log.open("wb") as out:
         done = subprocess.run([*pip, *peer.requirements], stdout=out, stderr=subprocess.STDOUT, check=False)
     if done.returncode:
-        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-        errors = [line.strip() for line in lines if "rror" in line] or lines or ["no output"]
-        (place / "failed").write_text(errors[-1] + "\n")
+        why = reason(log.read_text(errors="replace"))
+        (place / "failed").write_text(why + "\n")
         shutil.rmtree(place / "lib", ignore_errors=True)
         (place / "bin" / "python").unlink(missing_ok=True)
-        return errors[-1]
+        return why
     (place / "failed").unlink(missing_ok=True)
     (place / "done").touch()
     return None
+
+
+def reason(log: str) -> str:
+    """The line of pip's output that says most: the exception of a build, else the last error."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)]
+    errors = [line for line in lines if line.lower().startswith("error")]
+    if raised and any("urlopen" in line for line in raised):
+        return f"its build downloads files of its own ({raised[-1]})"
+    return (raised or errors or lines or ["no output"])[-1]
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -50,7 +50,8 @@ class TorchRL(Adapter):
             sampler = data.SliceSampler(slice_len=LENGTH, traj_key="episode", strict_length=True)
             self.buffer = data.TensorDictReplayBuffer(storage=storage, sampler=sampler, batch_size=size)
         else:
-            self.buffer = data.TensorDictReplayBuffer(storage=storage, batch_size=size)
+            shared = self.memmap and case.kind == "concurrent"
+            self.buffer = data.TensorDictReplayBuffer(storage=storage, batch_size=size, shared=shared)
 
     def _tensordict(self, tick: Tick, count: int | None) -> Any:
         convert = self.torch.as_tensor
@@ -61,16 +62,10 @@ class TorchRL(Adapter):
         following = {"obs": n, "reward": r, "done": d}
         if self.case.kind in ("sequences", "rollout"):
             del following["obs"]
-            if self.case.kind == "sequences":
-                return self.TensorDict(
-                    {
-                        "obs": o,
-                        "action": a,
-                        "next": following,
-                        "episode": self.torch.zeros(a.shape, dtype=self.torch.int64),
-                    },
-                    [],
-                )
+            if self.case.kind == "sequences":  # the sampler marks the end of a slice as done, so flags have its shape
+                following |= {"done": d[..., None], "terminated": d[..., None]}
+                episode = self.torch.zeros(a.shape, dtype=self.torch.int64)
+                return self.TensorDict({"obs": o, "action": a, "next": following, "episode": episode}, [])
         return self.TensorDict({"obs": o, "action": a, "next": following}, [] if count is None else [count])
 
     def write(self, ticks: Sequence[Tick]) -> None:
@@ -100,6 +95,7 @@ class TorchRL(Adapter):
         batch = {"action": drawn["action"], "reward": drawn["next", "reward"], "terminated": drawn["next", "done"]}
         batch["obs"] = to_float(drawn["obs"])
         if kind == "sequences":
+            batch["terminated"] = drawn["next", "terminated"]
             return {n: v.view(-1, LENGTH, *v.shape[1:]) for n, v in batch.items()}
         if kind != "rollout":
             batch["next_obs"] = to_float(drawn["next", "obs"])
@@ -127,7 +123,7 @@ class TorchRL(Adapter):
         }
 
     def update(self, batch: Any, priorities: Any) -> None:
-        self.buffer.update_priority(batch["index"], self.torch.from_numpy(np.asarray(priorities)))
+        self.buffer.update_priority(batch["index"], self.torch.from_numpy(np.asarray(priorities, np.float32)))
 
     def close(self) -> None:
         self.buffer = None

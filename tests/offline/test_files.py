@@ -490,3 +490,19 @@ def test_exports_are_readable_with_numpy_and_pyarrow_alone(make, tmp_path):
     assert np.array_equal(np.array(table["obs"].to_pylist(), np.float32), obs, equal_nan=True)
     assert [x is not None for x in table["final.obs"].to_pylist()] == [False, True, False]
     shutil.rmtree(tmp_path / "n")
+
+
+def test_a_table_of_demonstrations_can_be_frozen_as_it_is_loaded(make, tmp_path):
+    schema = conduit.Schema([conduit.Field("obs", "int64", observation=True)])
+    source = make(conduit.Table(schema, 100))
+    history(source, schema, [""] * 20)
+    offline.save(source, "t", tmp_path / "out", format="npz")
+    engine = make(offline.table_for(tmp_path / "out"))
+    offline.load(engine, "t", tmp_path / "out", freeze=True)
+    with pytest.raises(conduit.errors.Frozen, match="thaw it"):
+        engine.writer("t").append(obs=1)
+    with engine.loader("t", batch_size=4, format="numpy") as loader:
+        assert set(loader.next()["obs"].tolist()) <= {value(schema["obs"], n)[()] for n in range(20)}
+    engine.thaw("t")
+    with engine.writer("t") as writer:
+        writer.append(obs=1)

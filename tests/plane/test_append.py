@@ -402,6 +402,29 @@ def test_field_names_may_be_python_keywords_or_names_that_the_method_itself_migh
 ENDS = {"terminated": True, "final": np.ones(4, np.float32)}
 
 
+@pytest.mark.parametrize("envs", [None, 3])
+def test_a_final_observation_handed_over_with_every_step_is_kept_only_where_an_episode_ended(make, path, envs):
+    engine = make(CARTPOLE, num_envs=envs or 1)
+    lead = () if envs is None else (envs,)
+    with engine.writer("replay", num_envs=envs, autoreset="same_step") as writer:
+        for step in range(12):
+            last = np.arange(envs or 1) == (envs or 1) - 1  # of many environments only one ends
+            ended = np.reshape(last & (step % 4 == 3), lead)
+            writer.append(
+                obs=np.full((*lead, 4), step, np.float32),
+                action=np.full(lead, step)[()],
+                reward=np.zeros(lead, np.float32)[()],
+                terminated=ended[()],
+                final=np.full((*lead, 4), -1 - step, np.float32),
+            )
+    with engine.loader("replay", batch_size=64, min_rows=1, format="numpy", seed=0) as loader:
+        batch = loader.next()
+    step, ended = batch["action"], batch["terminated"]
+    assert (ended <= (step % 4 == 3)).all()
+    assert ended.any()
+    np.testing.assert_array_equal(batch["next_obs"][:, 0], np.where(ended, -1 - step, step + 1))
+
+
 @pytest.mark.parametrize("flag", ["terminated", "truncated"])
 def test_an_end_without_its_final_observation_is_refused_and_says_how_to_give_it(make, path, unchanged, flag):
     engine = make()

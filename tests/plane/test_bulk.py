@@ -213,3 +213,45 @@ def test_extend_fills_the_rollouts_of_a_queue_and_loses_none(make, mode, every):
     assert taken == list(range(300))
     # a rollout in which every step ends an episode has no room for all of their observations
     assert complete == 12 if mode == "next_step" or every > 2 else complete <= 12
+
+
+@pytest.mark.parametrize("num_envs", [None, 2])
+def test_a_scan_leaves_out_rows_that_are_gone_and_begins_anew_behind_them(engine_name, num_envs):
+    schema = conduit.Schema([conduit.Field("obs", "int64", observation=True), conduit.Field("n", "int64")])
+    table = conduit.Table(schema, 400, page_rows=40, num_envs=num_envs or 1, max_times_sampled=1)
+    with conduit.Engine.create(engine_name, {"t": table}) as engine:
+        with engine.writer("t", num_envs=num_envs, keep_final=False) as writer:
+            shape = () if num_envs is None else (num_envs,)
+            for n in range(60):
+                numbers = np.full(shape, n) + 1000 * np.arange(num_envs or 1).reshape(shape or (1,))[()]
+                writer.append(obs=np.asarray(numbers).reshape(shape), n=np.asarray(numbers).reshape(shape))
+        with engine.loader("t", batch_size=5, format="numpy") as loader:
+            gone = loader.next()["n"].tolist()  # delivered as often as they may be
+        with engine.loader("t", batch_size=5, format="numpy", seed=1) as loader:
+            batch = loader.next()
+            gone += batch["n"].tolist()
+        found, begun = [], []
+        for steps in engine.scan("t"):
+            found += steps.columns["n"].tolist()
+            begun += steps.columns["n"][steps.starts].tolist()
+        everything = {n + 1000 * env for env in range(num_envs or 1) for n in range(60)}
+        assert sorted(found) == sorted(everything - set(gone))
+        assert set(begun) == {n for n in found if n % 1000 == 0 or n - 1 not in found}
+        engine.reset("t")
+        assert [len(steps) for steps in engine.scan("t")] == []
+        with engine.writer("t", num_envs=num_envs, keep_final=False) as writer:
+            writer.append(obs=np.full(shape, 7), n=np.full(shape, 7))
+        assert {n for steps in engine.scan("t") for n in steps.columns["n"].tolist()} == {7}
+
+
+def test_a_scan_leaves_out_deleted_rows(engine_name):
+    schema = conduit.Schema([conduit.Field("obs", "int64", observation=True), conduit.Field("n", "int64")])
+    with conduit.Engine.create(engine_name, {"t": conduit.Table(schema, 400, page_rows=40)}) as engine:
+        with engine.writer("t", keep_final=False) as writer:
+            for n in range(60):
+                writer.append(obs=np.int64(n), n=n)
+        with engine.loader("t", batch_size=8, format="numpy") as loader:
+            batch = loader.next()
+            engine.delete("t", batch.ids)
+            gone = set(batch["n"].tolist())
+        assert {n for steps in engine.scan("t") for n in steps.columns["n"].tolist()} == set(range(60)) - gone

@@ -208,10 +208,10 @@ def pass_the_gates(at):
 @kernel("int64(int64)")
 def update_priorities(at):
     """Give rows new priorities, as a learner that has not drawn yet."""
-    update, sums, table = peek_i64(at), peek_i64(at + 8), peek_i64(at + 16)
-    ids, leaves, count, span = peek_i64(at + 24), peek_i64(at + 32), peek_i64(at + 40), peek_i64(at + 48)
+    store, sums, table = peek_i64(at), peek_i64(at + 8), peek_i64(at + 16)
+    ids, count, scratch, span = peek_i64(at + 24), peek_i64(at + 32), peek_i64(at + 40), peek_i64(at + 48)
     begin()
-    ignored = call_native_7(update, sums, 0, table, ids, leaves, count, span)
+    ignored = call_native_7(store, sums, 0, table, ids, count, scratch, span)
     finish()
     return ignored
 
@@ -567,6 +567,14 @@ class PassingTheGates(Scene):
         {"open", "open granted", "open granted written", "open written", "open reserved", "open sampled"}
     )
 
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        # loaded once, and not again in every process that is killed
+        Gate(self.view, 1, 1)
+        for compiled in (limiter.grant, writing.commit, limiter.reserve, limiter.deliver, protocol.claim, writing.turn):
+            stepping.native(compiled)
+        self.keep()
+
     def program(self) -> None:
         _, view = self.attach()
         writer = StoreWriter(view)
@@ -668,8 +676,10 @@ class Updating(Scene):
         sums = np.zeros_like(self._sums)
         known = sums[: tree.P_BYTES // 8 * view.layout.pages].reshape(view.layout.pages, -1)
         known[:, tree.P_GENERATION // 8] = -1
-        addresses = (view.address, self.ids.ctypes.data, self.new.ctypes.data)
-        self.run(update_priorities, stepping.native(tree.update), sums.ctypes.data, *addresses, len(self.ids), 1000)
+        scratch = np.zeros(3 * len(self.ids), np.int64)
+        scratch[2 * len(self.ids) :].view(np.uint32)[: len(self.ids)] = self.new
+        words = (view.address, self.ids.ctypes.data, len(self.ids), scratch.ctypes.data, 1000)
+        self.run(update_priorities, stepping.native(tree.store_leaves), sums.ctypes.data, *words)
 
     def at_death(self) -> str:
         stored = self.view.priorities[self.ids & (1 << 40) - 1] != self._leaves

@@ -42,8 +42,8 @@ def _log2(x):  # type: ignore[no-untyped-def]
     m = ((bits & 0xFFFFFFFFFFFFF) + 0x3FE6A09E667F3BCD).to(tl.float64, bitcast=True)
     t = (m - 1.0) / (m + 1.0)
     u = t * t
-    series = u * 0.0 + 1.0 / 19.0
-    for k in tl.static_range(17, 2, -2):
+    series = u * 0.0 + 1.0 / 17.0
+    for k in tl.static_range(15, 2, -2):
         series = series * u + 1.0 / k
     series = series * u + 1.0
     return exponent + 2.8853900817779268 * t * series
@@ -54,10 +54,18 @@ def _exp2(y):  # type: ignore[no-untyped-def]
     """conduit.kernels.leaves._exp2, operation by operation."""
     shifted = y + 6755399441055744.0
     z = (y - (shifted - 6755399441055744.0)) * 0.6931471805599453
-    series = 1.0 + z / 13.0
-    for k in tl.static_range(12, 1, -1):
-        series = 1.0 + z * series * (1.0 / k)
-    series = 1.0 + z * series
+    series = z * 0.0 + 1.0 / 39916800.0
+    series = series * z + 1.0 / 3628800.0
+    series = series * z + 1.0 / 362880.0
+    series = series * z + 1.0 / 40320.0
+    series = series * z + 1.0 / 5040.0
+    series = series * z + 1.0 / 720.0
+    series = series * z + 1.0 / 120.0
+    series = series * z + 1.0 / 24.0
+    series = series * z + 1.0 / 6.0
+    series = series * z + 1.0 / 2.0
+    series = series * z + 1.0
+    series = series * z + 1.0
     return series * ((shifted.to(tl.int64, bitcast=True) + 1023) << 52).to(tl.float64, bitcast=True)
 
 
@@ -154,14 +162,16 @@ def _draw(state, levels, rows, probabilities, count, BLOCKS: tl.constexpr, STRAT
     tl.store(probabilities + slot, leaf.to(tl.float64) / tl.maximum(total, 1).to(tl.float64))
 
 
-@triton.jit(do_not_specialize=["count"])
-def _weigh(probabilities, candidates, beta, least, out, count, OVER_BATCH: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def _weigh(  # type: ignore[no-untyped-def]
+    probabilities, candidates, beta, least, out, COUNT: tl.constexpr, OVER_BATCH: tl.constexpr, BLOCK: tl.constexpr
+):
     """One program: the least probability of the batch, then (p / base)^-beta of each."""
     if OVER_BATCH:
         smallest = tl.full((BLOCK,), 2.0, tl.float64)
-        for start in range(0, count, BLOCK):
+        for start in range(0, COUNT, BLOCK):
             at = start + tl.arange(0, BLOCK)
-            p = tl.load(probabilities + at, mask=at < count, other=2.0)
+            p = tl.load(probabilities + at, mask=at < COUNT, other=2.0)
             smallest = tl.minimum(smallest, tl.where(p > 0.0, p, 2.0))
         base = tl.min(smallest, 0)
     elif least is None:
@@ -169,13 +179,13 @@ def _weigh(probabilities, candidates, beta, least, out, count, OVER_BATCH: tl.co
     else:
         base = tl.load(least)
     exponent = tl.load(beta)
-    for start in range(0, count, BLOCK):
+    for start in range(0, COUNT, BLOCK):
         at = start + tl.arange(0, BLOCK)
-        p = tl.load(probabilities + at, mask=at < count, other=0.0)
+        p = tl.load(probabilities + at, mask=at < COUNT, other=0.0)
         power = -exponent * _log2(tl.where(p > 0.0, p, base) / base)
         power = tl.where(power < -1000.0, -1000.0, power)
         power = tl.where(power > 1000.0, 1000.0, power)
-        tl.store(out + at, tl.where(p > 0.0, _exp2(power), 0.0).to(tl.float32), mask=at < count)
+        tl.store(out + at, tl.where(p > 0.0, _exp2(power), 0.0).to(tl.float32), mask=at < COUNT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,8 +371,8 @@ def weigh(probabilities: Any, weights: Any, *, beta: Any, candidates: Any = None
         beta,
         least,
         weights,
-        len(probabilities),
         num_warps=8,
+        COUNT=len(probabilities),
         OVER_BATCH=int(candidates is None and least is None),
         BLOCK=256,
     )
