@@ -7,8 +7,8 @@ above it:
     store        where rows are: segment, words, protocol, participants, leases, weights
     kernels      how rows become batches: plans, CPU kernels, the slow reference
     sampling     which windows a batch is made of
-    plane        the engine and its control points: ingestion (Writer), placement, delivery (Loader)
-    demo  cli    what stands on top; they use the plane, never the store
+    plane        the engine and its control points: ingestion (Writer), placement, delivery (Loader, Consumer)
+    offline  demo  cli    what stands on top; they use the plane, never the store
 
 Importing this package starts no thread, sets no environment variable, and does not import torch.
 """
@@ -34,6 +34,8 @@ from conduit.kernels.windows import Rollout as Rollout
 from conduit.kernels.windows import Sequence as Sequence
 from conduit.kernels.windows import Transition as Transition
 from conduit.plane.batch import Batch as Batch
+from conduit.plane.claim import Claim as Claim
+from conduit.plane.consuming import Consumer as Consumer
 from conduit.plane.delivery import Delivery as Delivery
 from conduit.plane.delivery import Loader as Loader
 from conduit.plane.engine import Client as Client
@@ -42,9 +44,12 @@ from conduit.plane.engine import attach as attach
 from conduit.plane.ingestion import CommitEvery as CommitEvery
 from conduit.plane.ingestion import Ingestion as Ingestion
 from conduit.plane.ingestion import Writer as Writer
+from conduit.plane.mixing import MixedLoader as MixedLoader
 from conduit.plane.placement import Placement as Placement
 from conduit.plane.placement import Pool as Pool
 from conduit.plane.placement import Request as Request
+from conduit.plane.scanning import Scan as Scan
+from conduit.plane.steps import Steps as Steps
 from conduit.sampling.prioritised import Prioritised as Prioritised
 from conduit.schema import Field as Field
 from conduit.schema import Schema as Schema
@@ -63,8 +68,10 @@ __version__ = "0.1.0"
 __all__ = [
     "Batch",
     "BatchTransform",
+    "Claim",
     "Client",
     "CommitEvery",
+    "Consumer",
     "Delivery",
     "Engine",
     "Episode",
@@ -72,6 +79,7 @@ __all__ = [
     "Ingestion",
     "Loader",
     "MinSize",
+    "MixedLoader",
     "Moments",
     "Placement",
     "PolicySlot",
@@ -82,9 +90,11 @@ __all__ = [
     "Request",
     "Rollout",
     "SampleToInsertRatio",
+    "Scan",
     "Schema",
     "Sequence",
     "Statistics",
+    "Steps",
     "Table",
     "Transform",
     "Transition",

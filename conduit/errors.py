@@ -8,12 +8,14 @@
     ├── FieldError(ValueError)            a value does not fit its field: key, dtype, shape
     ├── ConfigError(ValueError)           an option is wrong, or options contradict each other
     │   └── CapacityError                 a capacity or page size that cannot work
+    ├── SourceError(ValueError)           offline data that cannot be read, or do not fit
     ├── NoSpace(OSError)                  the memory file system is full
     ├── EngineExists(FileExistsError)     a live engine already has this name
     │   └── Leftover                      the segment of an engine that died has this name
     ├── EngineNotFound(FileNotFoundError) no engine has this name
     ├── AccessDenied(PermissionError)     this user may not open, map or write the segment
     ├── BadSegment(ValueError)            a segment that is truncated, foreign or of another version
+    ├── CheckpointError(ValueError)       a checkpoint that is damaged, foreign, of another version, or none
     ├── Closed(ValueError)                used after close
     │   └── Forked                        used in a child of the process that opened it
     ├── WaitTimeout(TimeoutError)         a wait reached its deadline
@@ -76,6 +78,10 @@ class CapacityError(ConfigError):
     """A capacity or page size that cannot work, such as fewer rows than the writers need at once."""
 
 
+class SourceError(ConduitError, ValueError):
+    """Offline data cannot be read or written: damaged, or of other columns, dtypes or shapes; the message names the file."""
+
+
 class NoSpace(ConduitError, OSError):
     """The memory file system behind the segment is full; ``errno`` is ENOSPC."""
 
@@ -106,6 +112,10 @@ class AccessDenied(ConduitError, PermissionError):
 
 class BadSegment(ConduitError, ValueError):
     """The segment is truncated, is not Conduit's, or was made by a version with another layout."""
+
+
+class CheckpointError(ConduitError, ValueError):
+    """What should be restored is damaged, is no checkpoint of Conduit's, or is of another version; names the file and why."""
 
 
 class Closed(ConduitError, ValueError):

@@ -1,9 +1,10 @@
-"""Learning curves of the CartPole examples over seeds, each beside the same algorithm over plain numpy buffers.
+"""Learning curves of the examples over seeds, each beside the same algorithm over plain numpy buffers.
 
 `python examples/curves.py` writes what docs/learning.md shows: per example a JSON file with every evaluation, and a picture
 of mean and spread. `--redraw` makes pictures and verdicts from the files. The criterion was chosen before the runs: learning
 is the same within noise when neither of two numbers per run differs between the buffers beyond chance, by an exact two-sided
-permutation test over all ways to part the runs (p > 0.05): the mean of all evaluations of a run, and of its last five.
+permutation test over all ways to part the runs (p > 0.05): the mean of all evaluations of a run, and of its last five. Where
+runs are also killed half-way and resumed from their checkpoints, these are held to the numpy buffers in the same way.
 """
 
 import argparse
@@ -12,21 +13,39 @@ import itertools
 import json
 import os
 import platform
-import time
-from collections.abc import Sequence
+import re
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """How an example is shown: its title, the range of returns, and whether it is also run killed and resumed."""
+
+    title: str
+    bottom: float = 0
+    top: float = 500
+    resumed: bool = False
+
+
 EXAMPLES = {
-    "dqn_per_nstep": "DQN, 3-step returns, prioritised, CartPole-v1",
-    "r2d2_cartpole": "Recurrent Q-learning, prioritised sequences, CartPole-v1 without velocities",
+    "dqn_per_nstep": Curve("DQN, 3-step returns, prioritised, CartPole-v1"),
+    "r2d2_cartpole": Curve("Recurrent Q-learning, prioritised sequences, CartPole-v1 without velocities"),
+    "ppo_cartpole": Curve("PPO, rollouts through a queue, CartPole-v1"),
+    "sac_pendulum": Curve("SAC, samples per insert limited, Pendulum-v1", bottom=-1700, top=0, resumed=True),
 }
-BUFFERS = {"conduit": "{}", "numpy": "reference.{}_numpy"}
-COLORS = {"conduit": "#1f5fa8", "numpy": "#e0812f"}
-LABELS = {"conduit": "Conduit", "numpy": "plain numpy buffers"}
+COLORS = {"conduit": "#1f5fa8", "resumed": "#2c8c5a", "numpy": "#e0812f"}
+LABELS = {"conduit": "Conduit", "resumed": "Conduit, killed and resumed", "numpy": "plain numpy buffers"}
 LAST = 5
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "learning"
 
@@ -39,15 +58,47 @@ def machine() -> dict[str, Any]:
     return {"cpu": model, "cores": os.cpu_count(), **versions}
 
 
+def resumed(name: str, seed: int, steps: int) -> Iterator[tuple[int, float]]:
+    """An example as a command, killed half-way with its children and started again from its checkpoints; its evaluations."""
+    scores: dict[int, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, f"{name}.py", "--seed", str(seed), "--steps", str(steps), "--checkpoints", folder]
+        for until in (steps // 2, steps):
+            with subprocess.Popen(  # noqa: S603 - the interpreter and a script beside this one
+                command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent, start_new_session=True
+            ) as process:
+                for line in process.stdout or ():
+                    found = re.match(r"step +([\d,]+) +mean return +(-?[\d.]+)", line)
+                    if found:
+                        scores[int(found[1].replace(",", ""))] = float(found[2])
+                        if until < steps and max(scores) >= until:
+                            os.killpg(process.pid, signal.SIGKILL)
+    yield from sorted(scores.items())
+
+
+def runs(name: str) -> dict[str, Any]:
+    """{buffer: function from a seed and steps to the evaluations of a run}."""
+    own, plain = importlib.import_module(name), importlib.import_module(f"reference.{name}_numpy")
+    found = {"conduit": own.train, "numpy": plain.train}
+    if EXAMPLES[name].resumed:
+        found["resumed"] = lambda seed, steps: resumed(name, seed, steps)
+    return found
+
+
+def _cpu_seconds() -> float:
+    """Of this process and its children, whatever else the machine does."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
 def measure(name: str, seeds: Sequence[int], steps: int | None, path: Path) -> None:
-    """Run an example with every seed over both buffers, one run at a time; the file grows with each."""
+    """Run an example with every seed over every buffer, one run at a time; the file grows with each."""
     steps = steps or importlib.import_module(name).STEPS
     result: dict[str, Any] = {"example": name, "machine": machine(), "steps": steps, "runs": []}
-    for seed, (buffer, module) in itertools.product(seeds, BUFFERS.items()):
-        train = importlib.import_module(module.format(name)).train
-        begun = time.process_time()  # of this process alone, whatever else the machine does
+    for seed, (buffer, train) in itertools.product(seeds, runs(name).items()):
+        begun = _cpu_seconds()
         evaluations = list(train(seed, steps))
-        seconds = round(time.process_time() - begun, 1)
+        seconds = round(_cpu_seconds() - begun, 1)
         result["runs"].append({"buffer": buffer, "seed": seed, "cpu_seconds": seconds, "evaluations": evaluations})
         path.write_text(json.dumps(result).replace('{"buffer"', '\n{"buffer"') + "\n")
         print(name, buffer, seed, f"{seconds} s, mean {np.mean([score for _, score in evaluations]):.1f}", flush=True)
@@ -64,27 +115,24 @@ def permutation(first: np.ndarray, second: np.ndarray) -> float:
 
 def scores_of(result: dict[str, Any]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Steps [evaluations], and the scores of each buffer [seeds, evaluations]."""
-    scores = {
-        buffer: np.array(
-            [[score for _, score in run["evaluations"]] for run in result["runs"] if run["buffer"] == buffer]
-        )
-        for buffer in BUFFERS
-    }
-    return np.array([step for step, _ in result["runs"][0]["evaluations"]]), scores
+    scores: dict[str, list[list[float]]] = {}
+    for run in result["runs"]:
+        scores.setdefault(run["buffer"], []).append([score for _, score in run["evaluations"]])
+    steps = np.array([step for step, _ in result["runs"][0]["evaluations"]])
+    return steps, {buffer: np.array(one) for buffer, one in scores.items()}
 
 
-def judge(result: dict[str, Any]) -> dict[str, Any]:
-    """For each number of a run: mean and standard deviation by buffer, difference and p; and whether all is the same."""
+def judge(result: dict[str, Any], buffer: str = "conduit") -> dict[str, Any]:
+    """For each number of a run: mean and standard deviation over a buffer and over numpy's, difference and p; is all the same?"""
     _, scores = scores_of(result)
     verdict: dict[str, Any] = {}
     for what, part in (("all evaluations", slice(None)), (f"last {LAST}", slice(-LAST, None))):
-        values = {buffer: one[:, part].mean(axis=1) for buffer, one in scores.items()}
-        first, second = values["conduit"], values["numpy"]
+        first, second = (scores[one][:, part].mean(axis=1) for one in (buffer, "numpy"))
         error = np.sqrt(first.var(ddof=1) / len(first) + second.var(ddof=1) / len(second))
         verdict[what] = {
             **{
-                buffer: [round(float(one.mean()), 1), round(float(one.std(ddof=1)), 1)]
-                for buffer, one in values.items()
+                name: [round(float(one.mean()), 1), round(float(one.std(ddof=1)), 1)]
+                for name, one in ((buffer, first), ("numpy", second))
             },
             "difference": round(float(first.mean() - second.mean()), 1),
             "standard_error": round(float(error), 1),
@@ -94,27 +142,35 @@ def judge(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """Both buffers in one picture: the mean over seeds, a standard deviation around it, and every run."""
+    """All buffers in one picture: the mean over seeds, a standard deviation around it, and every run."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     steps, scores = scores_of(result)
+    shown = EXAMPLES[result["example"]]
     figure = Figure(figsize=(8, 4.6), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     for buffer, one in scores.items():
         mean, spread = one.mean(axis=0), one.std(axis=0, ddof=1)
         axes.plot(steps, one.T, color=COLORS[buffer], linewidth=0.6, alpha=0.35)
-        axes.fill_between(steps, mean - spread, np.minimum(mean + spread, 500), color=COLORS[buffer], alpha=0.18, lw=0)
+        axes.fill_between(
+            steps, mean - spread, np.minimum(mean + spread, shown.top), color=COLORS[buffer], alpha=0.18, lw=0
+        )
         axes.plot(steps, mean, color=COLORS[buffer], linewidth=2.2, label=f"{LABELS[buffer]}, mean of {len(one)} seeds")
-    axes.axhline(500, color="#9aa4af", linewidth=1, linestyle="--", zorder=1)
-    axes.set(xlim=(0, steps[-1]), ylim=(0, 515), xlabel="environment steps", ylabel="mean return of 20 greedy episodes")
+    axes.axhline(shown.top, color="#9aa4af", linewidth=1, linestyle="--", zorder=1)
+    axes.set(
+        xlim=(0, steps[-1]),
+        ylim=(shown.bottom, shown.top + 0.03 * (shown.top - shown.bottom)),
+        xlabel="environment steps",
+        ylabel="mean return of 20 evaluation episodes",
+    )
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(color="#e4e8ec", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.legend(loc="lower right", frameon=False)
-    axes.set_title(EXAMPLES[result["example"]], fontsize=11, fontweight="bold", loc="left")
+    axes.set_title(shown.title, fontsize=11, fontweight="bold", loc="left")
     figure.savefig(path)
 
 
@@ -136,7 +192,8 @@ def main() -> None:
             measure(name, range(options.first, options.first + options.seeds), options.steps, path)
         result = json.loads(path.read_text())
         draw(result, path.with_suffix(".png"))
-        print(name, json.dumps(judge(result), indent=1))
+        for buffer in ("conduit", "resumed") if EXAMPLES[name].resumed else ("conduit",):
+            print(name, buffer, json.dumps(judge(result, buffer), indent=1))
 
 
 if __name__ == "__main__":

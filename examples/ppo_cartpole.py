@@ -5,6 +5,7 @@ and writes it where the learner will read it; the learner claims the rollout as 
 and publishes. The same algorithm in one process over plain numpy arrays is examples/reference/ppo_cartpole_numpy.py.
 """
 
+import contextlib
 import multiprocessing
 import os
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from training import make_envs, mean_return, run
 
 import conduit
 
-STEPS = 51_200
+STEPS = 61_440
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,6 @@ class Settings:
     lam: float = 0.8
     clip: float = 0.2
     learning_rate: float = 1e-3  # falls to 0 over the run, as `clip` does
-    entropy: float = 0.0
     hidden: int = 64
     evaluate_every: int = 2_048
 
@@ -79,16 +79,70 @@ class Agent:
             logits = torch.log_softmax(self.policy(rollout["obs"]), 1)
             ratio = (logits.gather(1, rollout["action"].unsqueeze(1)).squeeze(1) - rollout["logp"]).exp()
             gain = torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage).mean()
-            entropy = -(logits.exp() * logits).sum(1).mean()
             error = (self.value(rollout["obs"]).squeeze(1) - rollout["returns"]).square().mean()
             self.optimizer.zero_grad()
-            (0.5 * error - gain - self.settings.entropy * entropy).backward()
+            (0.5 * error - gain).backward()
             nn.utils.clip_grad_norm_(self.network.parameters(), 0.5)
             self.optimizer.step()
 
 
+def play(engine: str, seed: int, settings: Settings) -> None:
+    """The actor's process: one rollout with each version of the weights, until the engine closes."""
+    torch.set_num_threads(1)
+    agent, envs = Agent(seed, settings), make_envs(settings.envs)
+    obs, _ = envs.reset(seed=seed)
+    with contextlib.suppress(conduit.errors.Closed), conduit.attach(engine) as client:
+        policy = client.policy()
+        with client.writer("rollouts", num_envs=settings.envs, autoreset="next_step", policy=policy) as writer:
+            while True:
+                agent.network.load_state_dict(policy.wait().state_dict())
+                for left in reversed(range(settings.ticks)):
+                    action, logp = agent.act(obs)
+                    after, reward, terminated, truncated, _ = envs.step(action)
+                    writer.append(
+                        obs=obs, action=action, logp=logp, reward=reward, terminated=terminated, truncated=truncated,
+                        bootstrap=after if left == 0 else None,
+                    )  # fmt: skip
+                    obs = after
+
+
+def with_advantages(agent: Agent, rollout: conduit.Claim) -> dict[str, torch.Tensor]:
+    """The steps of a rollout, [steps, ...], with advantages and returns; rows that only show an episode's end are left out."""
+    values, bootstrap = agent.values(rollout["obs"]), agent.values(rollout.bootstrap["obs"])
+    gae = conduit.gae(gamma=agent.settings.gamma, lam=agent.settings.lam)
+    made = gae(rollout.batch(), values=values[None], bootstrap=bootstrap[None])
+    steps = {name: rollout[name] for name in ("obs", "action", "logp")}
+    steps |= {name: made[name][0] for name in ("advantages", "returns")}
+    return {name: value[made["advantage_mask"][0]] for name, value in steps.items()}
+
+
 def train(seed: int, steps: int, settings: Settings | None = None) -> Iterator[tuple[int, float]]:
-    raise NotImplementedError
+    """Train for so many steps; yields (steps so far, mean return of a greedy evaluation)."""
+    settings = settings or Settings()
+    agent, name = Agent(seed, settings), f"ppo-{os.getpid()}"
+    per_rollout = settings.ticks * settings.envs
+    schema = conduit.Schema.from_example(
+        {"obs": np.zeros(4, np.float32), "action": 0, "logp": np.float32(0), "reward": np.float32(0)}
+    )
+    table = conduit.Table(
+        schema,
+        capacity=2 * per_rollout,
+        kind="queue",
+        rollout_length=settings.ticks,
+        num_envs=settings.envs,
+    )
+    with (
+        conduit.Engine.create(name, {"rollouts": table}, policies={"policy": agent.network.state_dict()}) as engine,
+        engine.consumer("rollouts") as consumer,
+    ):
+        context = multiprocessing.get_context("spawn")
+        context.Process(target=play, args=(name, seed, settings), daemon=True).start()
+        for step in range(per_rollout, steps + 1, per_rollout):
+            engine.policy().publish(agent.network.state_dict())
+            with consumer.next() as rollout:
+                agent.learn(with_advantages(agent, rollout), 1 - step / steps)
+            if step % settings.evaluate_every == 0:
+                yield step, mean_return(agent.greedy, seed=1_000_000 * seed + step)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from training import descend, explore, follow, make_envs, mean_return, run
 from torch import nn
+from training import descend, explore, follow, make_envs, mean_return, run
 
 import conduit
 

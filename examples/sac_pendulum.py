@@ -3,12 +3,11 @@
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-from training import follow, make_envs, mean_return, run
+from training import follow, run
 
 NAME = "Pendulum-v1"
 STEPS = 6_000

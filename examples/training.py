@@ -63,23 +63,29 @@ def follow(target: nn.Module, online: nn.Module, rate: float) -> None:
     torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), rate)
 
 
-def run(train: Callable[[int, int], Iterator[tuple[int, float]]], doc: str, steps: int) -> None:
+def run(train: Callable[..., Iterator[tuple[int, float]]], doc: str, steps: int, *, checkpoints: bool = False) -> None:
     """Train once, as the command line says, and print what greedy evaluations give.
 
     Args:
         train: From a seed and a number of environment steps to (steps so far, mean return) of each evaluation.
         doc: The script's docstring; its first line describes it.
         steps: The default.
+        checkpoints: Whether `train` also takes the folder of checkpoints that the run begins from and adds to.
     """
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=steps, help="environment steps (default %(default)s)")
+    if checkpoints:
+        parser.add_argument(
+            "--checkpoints", help="folder of checkpoints; a run that finds some goes on from the newest"
+        )
     options = parser.parse_args()
     torch.set_num_threads(1)  # these networks gain nothing from more
     begun = time.monotonic()
     scores = []
-    for step, score in train(options.seed, options.steps):
+    more = (options.checkpoints,) if checkpoints else ()
+    for step, score in train(options.seed, options.steps, *more):
         scores.append(score)
-        print(f"step {step:6,}  mean return {score:5.1f}", flush=True)
+        print(f"step {step:6,}  mean return {score:6.1f}", flush=True)
     best, last = max(scores, default=np.nan), np.mean(scores[-5:] or [np.nan])
     print(f"best mean return {best:.1f}, of the last evaluations {last:.1f}, {time.monotonic() - begun:.0f} s")

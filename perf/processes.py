@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import resource
 import signal
 import sys
@@ -122,10 +123,33 @@ def cold_writer(engine: str) -> None:
         )
 
 
+def queue_writer(engine: str, envs: int, rollouts: int) -> None:
+    """Appends rollouts of 128 ticks to a queue; between the last tick of each and those before it a learner falls asleep.
+
+    obs = (number of the tick, environment, 0, 0), action = number of the tick, reward = -action; the last tick's action is the
+    moment before its append, in ns of the monotonic clock.
+    """
+    import conduit
+
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # the learner takes another one
+    with conduit.attach(engine, timeout=10.0) as client, client.writer(TABLE, num_envs=envs, timeout=30.0) as writer:
+        ticks = writer.ticks_left
+        obs = np.zeros((envs, 4), np.float32)
+        obs[:, 1] = np.arange(envs)
+        action, reward = np.zeros(envs, np.int64), np.zeros(envs, np.float32)
+        say(ready=True)
+        for number in range(rollouts * ticks):
+            obs[:, 0], action[:], reward[:] = number, number, -number
+            if number % ticks == ticks - 1:
+                time.sleep(0.004)
+                action[:] = time.monotonic_ns()
+            writer.append(obs=obs, action=action, reward=reward)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Runs one role."""
     parser = argparse.ArgumentParser(prog="python -m perf.processes", description=__doc__.splitlines()[0])
-    parser.add_argument("role", choices=("flat-out", "attach-probe", "cold-writer"))
+    parser.add_argument("role", choices=("flat-out", "attach-probe", "cold-writer", "queue-writer"))
     parser.add_argument("engine")
     parser.add_argument("--envs", type=int, default=None)
     parser.add_argument("--seed", type=int, default=0)
@@ -135,8 +159,10 @@ def main(arguments: list[str] | None = None) -> int:
         flat_out(given.engine, given.envs, given.seed)
     elif given.role == "attach-probe":
         attach_probe(given.engine, given.repeats)
-    else:
+    elif given.role == "cold-writer":
         cold_writer(given.engine)
+    else:
+        queue_writer(given.engine, given.envs, given.repeats)
     return 0
 
 

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 import conduit
+from conduit.cli.checkpoints import look
+from conduit.errors import CheckpointError
 from conduit.plane import inspect
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -171,7 +173,8 @@ def test_the_help_names_every_command_and_loads_nothing_heavy():
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, env=environment(), check=True
     )
-    assert all(f" {command} " in done.stdout for command in ("demo", "status", "clean", "doctor"))
+    commands = ("demo", "status", "import", "export", "checkpoint", "checkpoints", "clean", "doctor")
+    assert all(f" {command} " in done.stdout for command in commands)
     loaded = set(re.findall(r"'(\w+)'", done.stdout))
     assert "conduit" in loaded
     assert not loaded & {"torch", "triton", "gymnasium", "matplotlib", "ucxx"}
@@ -250,6 +253,28 @@ def test_status_shows_tables_pages_policies_and_writers(cast, engine_name):
     assert re.search(rf"^{engine_name}  running$", text, re.MULTILINE)
     assert "400 of" in text
     assert "writers 1 alive, 0 dead; others 1; 2 of 128 seats taken" in text
+
+
+def test_status_shows_what_waits_in_a_queue_and_who_has_claimed_what(engine_name):
+    table = conduit.Table(conduit.Schema([conduit.Field("x", "int64")]), 100, kind="queue", rollout_length=4)
+    with conduit.Engine.create(engine_name, {"q": table}) as engine:
+        writer = engine.writer("q")
+        for number in range(10):
+            writer.append(x=number)
+        claim = engine.consumer("q", format="numpy").next()
+        (found,) = one(engine_name)["tables"]
+        assert found["queue"] == {
+            "rollout_length": 4,
+            "waiting": 4,
+            "unfinished": 2,
+            "claimed": 4,
+            "claims": [{"participant": 0, "pid": os.getpid(), "rows": 4}],
+            "delivered_again": 0,
+        }
+        text = ok("status", engine_name)
+        assert re.search(r"queue +4 rows waiting, 2 in unfinished rollouts of 4 ticks, 4 claimed", text)
+        assert re.search(rf"claims +4 rows by process {os.getpid()}", text)
+        claim.ack()
 
 
 def test_rates_are_measured_over_the_interval_and_left_out_when_it_is_0(cast, engine_name):
@@ -534,3 +559,26 @@ def test_every_key_and_state_is_documented(cast, engine_name, light):
     text = re.sub(r"^```.*?^```$", "", DOCS.read_text(), flags=re.MULTILINE | re.DOTALL)
     documented = set(re.findall(r"[\w-]+", " ".join(re.findall(r"`([^`]+)`", text))))
     assert not keys - documented
+
+
+# --- checkpoint, checkpoints
+
+
+def test_checkpoints_of_a_running_engine_are_made_listed_and_verified(cast, engine_name, tmp_path):
+    cast.start("owner", engine_name)
+    cast.start("writer", engine_name, rows=400)
+    folder = tmp_path / "kept"
+    assert f"{folder}/0000000001\n  " in ok("checkpoint", engine_name, str(folder))
+    made = ok("checkpoint", engine_name, str(folder), "--json")
+    assert made["path"] == str(folder / "0000000002")
+    assert (made["rows"], made["rows_left_out"], made["problem"]) == ({"replay": 400}, 0, None)
+    text = ok("checkpoints", str(folder), "--verify")
+    assert re.search(rf"0000000002  {engine_name} .* 400  good\n", text)
+    file = folder / "0000000001" / "tables" / "replay" / "meta.npy"
+    file.write_bytes(file.read_bytes()[:-1])
+    first, second = ok("checkpoints", str(folder), "--verify", "--json", code=1)["checkpoints"]
+    assert first["path"] == f"{folder}/0000000001"
+    assert "meta.npy" in first["problem"]
+    assert second == made
+    with pytest.raises(CheckpointError, match="found none"):
+        look(tmp_path / "nowhere", verify=False, quiet=True)

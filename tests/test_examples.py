@@ -18,7 +18,9 @@ pytest.importorskip("gymnasium")
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
-TRAINED = ["dqn_per_nstep", "r2d2_cartpole"]
+TRAINED = ["dqn_per_nstep", "r2d2_cartpole", "ppo_cartpole"]
+EVERY = {"ppo_cartpole": 2048}
+"""Steps between evaluations where they are not 1,000."""
 
 
 def run(*command, cwd=ROOT):
@@ -37,7 +39,7 @@ def run(*command, cwd=ROOT):
 
 
 def segments():
-    return {entry.name for entry in Path("/dev/shm").iterdir() if re.search(r"\.(dqn|r2d2)-\d+$", entry.name)}
+    return {entry.name for entry in Path("/dev/shm").iterdir() if re.search(r"\.(dqn|r2d2|ppo|sac)-\d+$", entry.name)}
 
 
 def evaluations(printed):
@@ -47,7 +49,7 @@ def evaluations(printed):
 @pytest.mark.parametrize("name", TRAINED)
 def test_an_example_trains_prints_its_result_and_leaves_nothing(name):
     before = segments()
-    printed = run(EXAMPLES / f"{name}.py", "--steps", "3000", "--seed", "1")
+    printed = run(EXAMPLES / f"{name}.py", "--steps", str(3 * EVERY.get(name, 1000)), "--seed", "1")
     scores = evaluations(printed)
     assert len(scores) == 3
     assert max(scores) > 25.0, "random play has about 22, a policy of one action 9"
@@ -57,9 +59,16 @@ def test_an_example_trains_prints_its_result_and_leaves_nothing(name):
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_reference_runs_the_same_way(name):
-    printed = run("-m", f"reference.{name}_numpy", "--steps", "2000", cwd=EXAMPLES)
+    printed = run("-m", f"reference.{name}_numpy", "--steps", str(2 * EVERY.get(name, 1000)), cwd=EXAMPLES)
     assert len(evaluations(printed)) == 2
     assert "best mean return" in printed
+
+
+def test_two_processes_with_a_queue_between_them_learn_digit_by_digit_as_one_with_arrays():
+    own = run(EXAMPLES / "ppo_cartpole.py", "--steps", "6144", "--seed", "3")
+    plain = run("-m", "reference.ppo_cartpole_numpy", "--steps", "6144", "--seed", "3", cwd=EXAMPLES)
+    assert len(evaluations(own)) == 3
+    assert evaluations(own) == evaluations(plain)
 
 
 @pytest.mark.parametrize("name", TRAINED)

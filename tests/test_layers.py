@@ -26,7 +26,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"schedule"}),
     frozenset({"placement"}),
     frozenset({"plane"}),
-    frozenset({"cluster", "integrations", "observe", "demo", "cli"}),
+    frozenset({"cluster", "integrations", "observe", "offline", "demo", "cli"}),
 )
 """From what everything stands on to what stands on everything. Members of one layer may import each other."""
 
@@ -36,7 +36,7 @@ TOP = LAYERS[-1]
 FACADE = "conduit"
 """`conduit/__init__.py`: re-exports the layers, so only the top layer may import from it."""
 
-HEAVY = frozenset({"torch", "triton", "gymnasium", "ray", "ucxx"})
+HEAVY = frozenset({"torch", "triton", "gymnasium", "ray", "ucxx", "pyarrow", "minari", "h5py"})
 HEAVY_ALLOWED: frozenset[tuple[str, str]] = frozenset()
 """(module, package) pairs that may import a heavy package at module level. A pair needs a reason beside it."""
 
@@ -161,7 +161,7 @@ before = dict(os.environ)
 import conduit
 
 print(json.dumps({
-    "heavy": sorted({"torch", "triton", "rich", "gymnasium", "ray", "ucxx", "matplotlib"} & sys.modules.keys()),
+    "heavy": sorted({"torch", "triton", "rich", "gymnasium", "ray", "ucxx", "matplotlib", "pyarrow", "minari", "h5py"} & sys.modules.keys()),
     "environment": sorted(key for key, _ in set(os.environ.items()) ^ set(before.items())),
     "threads": len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 1,
 }))

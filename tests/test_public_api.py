@@ -13,8 +13,10 @@ ROOT = Path(__file__).resolve().parents[1]
 NAMES = {
     "Batch",
     "BatchTransform",
+    "Claim",
     "Client",
     "CommitEvery",
+    "Consumer",
     "Delivery",
     "Engine",
     "Episode",
@@ -22,6 +24,7 @@ NAMES = {
     "Ingestion",
     "Loader",
     "MinSize",
+    "MixedLoader",
     "Moments",
     "Placement",
     "PolicySlot",
@@ -32,9 +35,11 @@ NAMES = {
     "Request",
     "Rollout",
     "SampleToInsertRatio",
+    "Scan",
     "Schema",
     "Sequence",
     "Statistics",
+    "Steps",
     "Table",
     "Transform",
     "Transition",
@@ -61,15 +66,24 @@ NAMES = {
 MEMBERS = {
     "Batch": "episodes get ids items keys nest release steps transform values versions",
     "BatchTransform": "outputs run",
-    "Client": "close loader name policy recover schema statistics tables writer",
+    "Claim": (
+        "ack batch bootstrap complete delivered_before episodes finals first_tick get give_back ids is_first "
+        "items keys mask nest num_envs steps stream ticks transform values versions"
+    ),
+    "Client": "checkpoint close consumer loader mix name policy recover scan schema statistics tables writer",
     "CommitEvery": "publish_every",
+    "Consumer": "close next poll stats",
     "Delivery": "close next",
-    "Engine": "adopt close create loader name policy recover schema statistics tables writer",
-    "Episode": "max_length",
+    "Engine": (
+        "adopt checkpoint close consumer create loader mix name policy recover restore restored scan schema "
+        "statistics tables writer"
+    ),
+    "Episode": "max_length next_obs",
     "Field": "casting dtype item_bytes itemsize max_length name numpy_dtype observation ragged row_bytes shape",
     "Ingestion": "publish_every",
     "Loader": "close next stats update_priorities valid",
     "MinSize": "limits min_size",
+    "MixedLoader": "batch bounds close next stats update_priorities valid",
     "Moments": "count mean variance",
     "Placement": "choose",
     "PolicySlot": "bind close poll publish version wait",
@@ -78,14 +92,16 @@ MEMBERS = {
     "Prioritised": "beta normalise stratified",
     "Queue": "limits size",
     "Request": "num_envs row_bytes stream table",
-    "Rollout": "num_envs stride ticks",
+    "Rollout": "next_obs num_envs stride ticks",
     "SampleToInsertRatio": "error_buffer limits min_size samples_per_insert",
+    "Scan": "",
     "Schema": (
         "difference fields fingerprint flatten flatten_observation from_example from_json from_spaces names nest "
         "observation_names ragged_names row_bytes to_json"
     ),
-    "Sequence": "across burn_in length overlap pad",
+    "Sequence": "across burn_in length next_obs overlap pad",
     "Statistics": "fields read stamp update",
+    "Steps": "columns episodes finals numbers part places starts terminated truncated",
     "Table": (
         "arena_items capacity check_window check_writer future_ticks geometry halo_ticks kind limiter max_length "
         "max_n_step max_stack max_times_sampled mean_lengths num_envs page_rows priorities rollout_length schema "
@@ -94,7 +110,7 @@ MEMBERS = {
     "Transform": "check_source dtype factor high is_affine is_cast is_clipped low offset",
     "Transition": "gamma n_step newest padding stack",
     "Weights": "arrays state_dict version",
-    "Writer": "append bare close cut flush rollout step version",
+    "Writer": "append bare close cut extend flush rollout step ticks_left version",
 }
 
 CALLS = {
@@ -111,18 +127,33 @@ CALLS = {
     ),
     "Engine.create": "name tables *policies=None *backing='shm' *max_participants=128",
     "Engine.adopt": "name",
+    "Engine.restore": "path name=None *limiter=None *backing='shm' *max_participants=None *progress=None",
+    "Client.checkpoint": "path *keep=2 *progress=None",
     "Client.writer": (
         "table *num_envs=None *autoreset=None *policy=None *schema=None *timeout=10.0 *on_full='wait' "
         "*keep_final=True *statistics=False *ingestion=None *placement=None"
     ),
     "Client.loader": (
         "table *batch_size *window=None *sampling=None *transform=None *batch_transforms=() *max_staleness=None "
-        "*policy=None *seed=0 *format='torch' *buffers=3 *on_busy='error' *timeout=30.0 *min_rows=None "
-        "*fields=None *ragged='pad'"
+        "*policy=None *seed=None *name=None *format='torch' *buffers=3 *on_busy='error' *timeout=30.0 "
+        "*min_rows=None *fields=None *ragged='pad'"
+    ),
+    "Client.consumer": "table *format='torch' *timeout=30.0 *partial='deliver' *batch_transforms=()",
+    "Client.mix": (
+        "tables *batch_size *window=None *sampling=None *transform=None *batch_transforms=() *max_staleness=None "
+        "*policy=None *seed=None *name=None *format='torch' *buffers=3 *on_busy='error' *timeout=30.0 "
+        "*min_rows=None *fields=None *ragged='pad' *counts='exact'"
     ),
     "Client.policy": "name='policy'",
+    "Client.scan": "table",
+    "MixedLoader.next": "timeout=None",
+    "MixedLoader.update_priorities": "batch priorities",
+    "MixedLoader.valid": "batch",
+    "Writer.extend": "columns *terminated=None *truncated=None *places=() *finals=None",
     "CommitEvery": "ticks",
-    "Writer.append": "*terminated=False *truncated=False *final=None *priority=None **fields",
+    "Consumer.next": "timeout=None max_ticks=None",
+    "Consumer.poll": "max_ticks=None",
+    "Writer.append": "*terminated=False *truncated=False *final=None *priority=None *bootstrap=None **fields",
     "Writer.rollout": "ticks *max_finals=None",
     "Loader.next": "timeout=None",
     "Loader.valid": "ids",
@@ -147,9 +178,9 @@ CALLS = {
         "*log_ratios=None *bootstrap=None *final_values=None"
     ),
     "Transition": "n_step=1 gamma=0.99 stack=1 padding='repeat' newest='wait'",
-    "Sequence": "length burn_in=0 overlap=None across=False pad=True",
-    "Episode": "max_length",
-    "Rollout": "ticks num_envs stride=None",
+    "Sequence": "length burn_in=0 overlap=None across=False pad=True next_obs=False",
+    "Episode": "max_length next_obs=False",
+    "Rollout": "ticks num_envs stride=None next_obs=False",
     "Prioritised": "beta=0.4 normalise='batch' stratified=True",
     "Priorities": "alpha=0.6 eps=1e-06 span=131072",
     "Loader.update_priorities": "ids priorities",
@@ -216,6 +247,11 @@ def test_the_generated_append_has_the_schema_s_fields_as_its_arguments(engine_na
         names = [p.name for p in inspect.signature(writer.append).parameters.values() if not p.name.startswith("_")]
         assert names == ["obs", "action", "terminated", "truncated", "final", "priority"]
         assert writer.append.__doc__
+    tables = {"t": conduit.Table(schema, 100, kind="queue", rollout_length=4)}
+    with conduit.Engine.create(engine_name, tables) as engine:
+        append = engine.writer("t").append
+        names = [p.name for p in inspect.signature(append).parameters.values() if not p.name.startswith("_")]
+        assert names == ["obs", "action", "terminated", "truncated", "final", "priority", "bootstrap"]
 
 
 def test_the_version_is_the_distribution_s():

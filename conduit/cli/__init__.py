@@ -1,10 +1,13 @@
-"""The command `conduit`: demo, status, clean, doctor.
+"""The command `conduit`: demo, status, import, export, checkpoint, checkpoints, clean, doctor.
 
     output    numbers and sizes as text, JSON, the console
     status    what engines look like
     doctor    what this machine offers and lacks
     checks    the checks that the doctor makes of the machine
     packages  those of other packages
+    offline   tables from and to files and datasets
+    checkpoints  checkpoints made and looked at
+    progress  a bar for what takes long
 
 Each command imports what it needs when it runs. With `--json` standard output holds one JSON document and nothing else;
 its keys are documented in docs/cli.md and stay. Exit codes: 0 done; 1 the answer is no (each command says which question);
@@ -113,6 +116,45 @@ def status(
 
 
 @app.command()
+def checkpoint(
+    name: Annotated[str, typer.Argument(help="A running engine.")],
+    path: Annotated[Path, typer.Argument(help="Folder of numbered checkpoints.")],
+    keep: Annotated[int, typer.Option(min=1, help="Checkpoints to keep there, the new one included.")] = 2,
+    json: Json = False,
+) -> None:
+    """Write a checkpoint of a running engine while everybody goes on."""
+    from conduit.cli.checkpoints import as_json, make, told
+    from conduit.cli.output import write_json
+
+    made = make(name, path, keep, quiet=json)
+    if json:
+        write_json(as_json([made])[0])
+    else:
+        sys.stdout.write(told(made))
+
+
+@app.command()
+def checkpoints(
+    path: Annotated[Path, typer.Argument(help="A checkpoint, or a folder of checkpoints.")],
+    verify: Annotated[bool, typer.Option("--verify", help="Read every file and compare its digest.")] = False,
+    json: Json = False,
+) -> None:
+    """List checkpoints, oldest first.
+
+    Exit code 1 when one of them cannot be used.
+    """
+    from conduit.cli.checkpoints import as_json, look, show
+    from conduit.cli.output import write_json
+
+    found = look(path, verify=verify, quiet=json)
+    if json:
+        write_json({"checkpoints": as_json(found)})
+    else:
+        show(found, verified=verify)
+    raise typer.Exit(1 if any(one.problem for one in found) else 0)
+
+
+@app.command()
 def clean(
     name: Annotated[str | None, typer.Argument(help="Engine; all of this user without.", show_default=False)] = None,
     json: Json = False,
@@ -131,6 +173,46 @@ def clean(
     else:
         show_cleaned(done)
     raise typer.Exit(1 if name is not None and not done[0].removed else 0)
+
+
+@app.command("import")
+def import_(
+    name: Annotated[str, typer.Argument(help="A running engine.")],
+    table: Annotated[str, typer.Argument(help="Its table.")],
+    source: Annotated[str, typer.Argument(help="Directory or file of npz or Parquet, or a local Minari dataset.")],
+    column: Annotated[
+        list[str] | None, typer.Option(help="field=column, where the names differ; several times.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Load offline data into a table; what does not fit is refused before anything is written."""
+    from conduit.cli.offline import bring, told_of_loaded
+    from conduit.cli.output import write_json
+
+    loaded = bring(name, table, source, column or [], quiet=json)
+    if json:
+        write_json(loaded)
+    else:
+        sys.stdout.write(told_of_loaded(table, loaded))
+
+
+@app.command()
+def export(
+    name: Annotated[str, typer.Argument(help="A running engine.")],
+    table: Annotated[str, typer.Argument(help="Its table.")],
+    path: Annotated[str, typer.Argument(help="A new directory, or the id of a new Minari dataset.")],
+    format: Annotated[str, typer.Option(help="npz, parquet or minari.")] = "npz",  # noqa: A002 - the option's name
+    json: Json = False,
+) -> None:
+    """Save all steps of a table, while writers go on; the directory appears when it is complete."""
+    from conduit.cli.offline import take, told_of_saved
+    from conduit.cli.output import write_json
+
+    saved = take(name, table, path, format, quiet=json)
+    if json:
+        write_json(saved)
+    else:
+        sys.stdout.write(told_of_saved(path, saved))
 
 
 @app.command()

@@ -29,7 +29,19 @@ _ENLARGE = (
     "docker run --shm-size=8g (compose: shm_size: 8gb); Kubernetes: an emptyDir with medium: Memory on /dev/shm; "
     'elsewhere: mount -o remount,size=8G /dev/shm; or create engines with backing="memfd"'
 )
-_CORE = ("numpy", "numba", "msgspec", "posix-ipc", "typer", "rich", "torch", "triton", "gymnasium", "matplotlib")
+_CORE = (
+    "numpy",
+    "numba",
+    "msgspec",
+    "posix-ipc",
+    "typer",
+    "rich",
+    "xxhash",
+    "torch",
+    "triton",
+    "gymnasium",
+    "matplotlib",
+)
 
 Status = Literal["ok", "warning", "missing", "broken"]
 

@@ -12,7 +12,14 @@ import msgspec
 from conduit.cli.output import counted, draw, duration, rate, size
 from conduit.errors import EngineNotFound
 from conduit.plane import inspect
-from conduit.plane.inspect import Cleaned, EngineStatus, ParticipantStatus, PolicyStatus, TableStatus
+from conduit.plane.inspect import (
+    Cleaned,
+    EngineStatus,
+    ParticipantStatus,
+    PolicyStatus,
+    QueueStatus,
+    TableStatus,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -175,6 +182,9 @@ def _table(table: TableStatus, rows_per_s: float | None) -> RenderableType:
         f"{table.rows_visible:,} of {table.capacity:,} here, {table.rows_written:,} written{speed}, "
         f"{table.rows_evicted:,} evicted",
     )
+    if table.queue is not None:
+        for what, text in _queue(table.queue):
+            grid.add_row(what, text)
     if table.pages_recovered:
         grid.add_row("recovered", f"{counted(table.pages_recovered, 'page')} of dead writers")
     grid.add_row(
@@ -187,6 +197,21 @@ def _table(table: TableStatus, rows_per_s: float | None) -> RenderableType:
     )
     grid.add_row("fields", escape(fields))
     return Group(f"[bold]{escape(table.name)}[/]  {table.kind} table, schema {table.fingerprint}{windows}", grid)
+
+
+def _queue(queue: QueueStatus) -> list[tuple[str, str]]:
+    parts = [f"{counted(queue.waiting, 'row')} waiting"]
+    if queue.rollout_length is not None:
+        parts.append(f"{queue.unfinished:,} in unfinished rollouts of {queue.rollout_length:,} ticks")
+    lines = [("queue", ", ".join([*parts, f"{queue.claimed:,} claimed"]))]
+    if queue.claims:
+        holders = (
+            f"{counted(one.rows, 'row')} by {f'process {one.pid}' if one.pid else 'a dead one'}" for one in queue.claims
+        )
+        lines.append(("claims", ", ".join(holders)))
+    if queue.delivered_again:
+        lines.append(("again", f"{counted(queue.delivered_again, 'claim')} of dead consumers"))
+    return lines
 
 
 def _shape(shape: Sequence[int]) -> str:

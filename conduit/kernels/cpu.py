@@ -30,6 +30,7 @@ from conduit.store.protocol import block_of
 from conduit.store.words import (
     GENERATION_SHIFT,
     KIND_MASK,
+    LINE,
     META_BYTES,
     OPEN,
     PAGE_STATE,
@@ -59,11 +60,12 @@ from conduit.store.words import (
     J_EPISODES,
     J_STEPS,
     J_REDRAWN,
-) = range(0, 144, 8)
-"""Words of a job: the table descriptor; rows per batch and per block; the sampler's function and state; the window
+    J_FIRST,
+) = range(0, 152, 8)
+"""Words of a job: the table descriptor; the slot behind the last one to fill, and rows per block; the sampler's function and state; the window
 (kernels.resolve); operations (descriptors back to back); scratch int64 [batch] for rows, following rows, pages, generations and open slots;
-outputs int64 [batch] ids, versions, episodes, steps; a count of rows drawn again."""
-J_WORDS = 18
+outputs int64 [batch] ids, versions, episodes, steps; a count of rows drawn again; the first slot to fill."""
+J_WORDS = 19
 
 ROW_BITS = 40
 """A row id is generation << 40 | physical row: 2^40 rows, and a generation that repeats after 2^23 reuses of a page."""
@@ -109,18 +111,22 @@ def _gather(job, slots, count, attempt):  # type: ignore[no-untyped-def]
 
 @inner
 def _write_meta(job, table, slots, count):  # type: ignore[no-untyped-def]
+    # read once: nothing that is stored below can change them, which a compiler cannot know
     metas = peek_i64(table + T_META)
+    blocks = block_of(table, 0)
+    rows, pages, generations = peek_i64(job + J_ROWS), peek_i64(job + J_PAGES), peek_i64(job + J_GENERATIONS)
+    ids, versions = peek_i64(job + J_IDS), peek_i64(job + J_VERSIONS)
+    episodes, steps = peek_i64(job + J_EPISODES), peek_i64(job + J_STEPS)
     for i in range(count):
-        slot = peek_i64(slots + 8 * i)
-        row = peek_i64(peek_i64(job + J_ROWS) + 8 * slot)
-        page = peek_i64(peek_i64(job + J_PAGES) + 8 * slot)
-        generation = peek_i64(peek_i64(job + J_GENERATIONS) + 8 * slot)
+        slot = 8 * peek_i64(slots + 8 * i)
+        row = peek_i64(rows + slot)
+        generation = peek_i64(generations + slot)
         meta = metas + META_BYTES * row
-        stream = load_relaxed(block_of(table, page) + PAGE_STREAM)
-        poke_i64(peek_i64(job + J_IDS) + 8 * slot, ((generation & GENERATION_MASK) << ROW_BITS) | row)
-        poke_i64(peek_i64(job + J_VERSIONS) + 8 * slot, peek_i32(meta))
-        poke_i64(peek_i64(job + J_STEPS) + 8 * slot, peek_i32(meta + 4))
-        poke_i64(peek_i64(job + J_EPISODES) + 8 * slot, (stream << 32) | peek_u32(meta + 8))
+        stream = load_relaxed(blocks + LINE * peek_i64(pages + slot) + PAGE_STREAM)
+        poke_i64(ids + slot, ((generation & GENERATION_MASK) << ROW_BITS) | row)
+        poke_i64(versions + slot, peek_i32(meta))
+        poke_i64(steps + slot, peek_i32(meta + 4))
+        poke_i64(episodes + slot, (stream << 32) | peek_u32(meta + 8))
 
 
 @inner
@@ -141,16 +147,17 @@ def _overwritten(job, table, slots, count):  # type: ignore[no-untyped-def]
 
 @kernel("int64(int64)", nogil=True)
 def deliver(job):  # type: ignore[no-untyped-def]
-    """Fill one batch.
+    """Fill one batch, or the slots of it that are this job's (conduit.plane.mixing).
 
     Returns:
-        Rows delivered (the batch size), or -1 when the sampler found nothing to draw; the outputs are undefined then.
+        Rows delivered, or -1 when the sampler found nothing to draw; the outputs are undefined then.
     """
     table = peek_i64(job + J_TABLE)
     batch = peek_i64(job + J_BATCH)
     step = peek_i64(job + J_BLOCK)
     slots = peek_i64(job + J_SLOTS)
-    for start in range(0, batch, step):
+    first = peek_i64(job + J_FIRST)
+    for start in range(first, batch, step):
         count = min(step, batch - start)
         for i in range(count):
             poke_i64(slots + 8 * i, start + i)
@@ -163,7 +170,7 @@ def deliver(job):  # type: ignore[no-untyped-def]
             count = _overwritten(job, table, slots, count)
             attempt += 1
             poke_i64(job + J_REDRAWN, peek_i64(job + J_REDRAWN) + count)
-    return batch
+    return batch - first
 
 
 @kernel("int64(int64, int64, int64, int64)")

@@ -64,8 +64,7 @@ def _log2(x):  # type: ignore[no-untyped-def]
     m = _double_of((bits & 0xFFFFFFFFFFFFF) + 0x3FE6A09E667F3BCD)
     t = (m - 1.0) / (m + 1.0)
     u = t * t
-    series = 1.0 / 19.0
-    series = series * u + 1.0 / 17.0
+    series = 1.0 / 17.0
     series = series * u + 1.0 / 15.0
     series = series * u + 1.0 / 13.0
     series = series * u + 1.0 / 11.0
@@ -83,19 +82,18 @@ def _exp2(y):  # type: ignore[no-untyped-def]
     # adding 1.5 * 2^52 rounds to a whole number, and leaves it in the low bits
     shifted = y + 6755399441055744.0
     z = (y - (shifted - 6755399441055744.0)) * 0.6931471805599453
-    series = 1.0 + z / 13.0
-    series = 1.0 + z * series * (1.0 / 12.0)
-    series = 1.0 + z * series * (1.0 / 11.0)
-    series = 1.0 + z * series * (1.0 / 10.0)
-    series = 1.0 + z * series * (1.0 / 9.0)
-    series = 1.0 + z * series * (1.0 / 8.0)
-    series = 1.0 + z * series * (1.0 / 7.0)
-    series = 1.0 + z * series * (1.0 / 6.0)
-    series = 1.0 + z * series * (1.0 / 5.0)
-    series = 1.0 + z * series * (1.0 / 4.0)
-    series = 1.0 + z * series * (1.0 / 3.0)
-    series = 1.0 + z * series * (1.0 / 2.0)
-    series = 1.0 + z * series
+    series = 1.0 / 39916800.0
+    series = series * z + 1.0 / 3628800.0
+    series = series * z + 1.0 / 362880.0
+    series = series * z + 1.0 / 40320.0
+    series = series * z + 1.0 / 5040.0
+    series = series * z + 1.0 / 720.0
+    series = series * z + 1.0 / 120.0
+    series = series * z + 1.0 / 24.0
+    series = series * z + 1.0 / 6.0
+    series = series * z + 1.0 / 2.0
+    series = series * z + 1.0
+    series = series * z + 1.0
     return series * _double_of((_bits_of(shifted) + 1023) << 52)
 
 
@@ -120,6 +118,30 @@ def to_leaves(priorities, count, alpha, eps, out):  # type: ignore[no-untyped-de
         # 0 to the power of 0 is 1, and alpha 0 means uniform; otherwise what is 0 stays 0
         leaves[i] = np.uint32(0 if x == 0.0 and alpha != 0.0 else leaf)
     return -1
+
+
+def as_priorities(priorities: Any, count: int) -> Array:
+    """Priorities, real [count] (numpy, torch or a list), as C-contiguous float64; a copy only where it has to be.
+
+    Raises:
+        FieldError: Another shape.
+    """
+    if hasattr(priorities, "detach"):
+        tensor = priorities.detach().cpu()
+        priorities = (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
+    values = np.require(priorities, np.float64, ["C", "A", "E"])
+    if values.shape != (count,):
+        raise FieldError(f"Expected {count} priorities, one per row, got shape {values.shape}", at="priorities")
+    return values
+
+
+def not_a_priority(values: Array, index: int) -> FieldError:
+    """The error for a NaN, infinite or negative priority."""
+    return FieldError(
+        f"Expected finite priorities of at least 0, got {values[index]} at index {index}: nothing was changed; "
+        "pass absolute TD errors",
+        at="priorities",
+    )
 
 
 class Leaves:
@@ -148,22 +170,13 @@ class Leaves:
         Raises:
             FieldError: Another shape, or a NaN, infinite or negative one; names the first.
         """
-        if not isinstance(priorities, np.ndarray):
-            if hasattr(priorities, "detach"):
-                priorities = priorities.detach().cpu().double().numpy()
-            priorities = np.asarray(priorities, np.float64)
-        if priorities.shape != (count,):
-            raise FieldError(f"Expected {count} priorities, one per row, got shape {priorities.shape}", at="priorities")
+        values = as_priorities(priorities, count)
         if count > self._size:
             self._reserve(count)
-        self._priorities[:count] = priorities
+        self._priorities[:count] = values
         bad = self._make(self._source, count, self._rule.alpha, self._rule.eps, self.address)
         if bad >= 0:
-            raise FieldError(
-                f"Expected finite priorities of at least 0, got {priorities[bad]} at index {bad}: nothing was changed; "
-                "pass absolute TD errors",
-                at="priorities",
-            )
+            raise not_a_priority(values, bad)
 
 
 def sequence_priority(errors: Any, mask: Any = None, eta: float = 0.9) -> Any:

@@ -17,7 +17,7 @@ _M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _W0, _W1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 
 
-@inner
+@inner(forceinline=True)
 def random_pair(seed, draw, lane):  # type: ignore[no-untyped-def]
     """Two times 64 random bits for the counter (draw, lane) under a 64-bit seed; all three are taken as uint64."""
     k0 = np.uint64(seed) & _LOW

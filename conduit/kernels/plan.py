@@ -14,14 +14,14 @@ from conduit.errors import ConfigError
 from conduit.field import Field
 from conduit.kernels.packing import Layout, Ragged, layouts, ragged_output
 from conduit.kernels.transforms import Conversion, Normalise, Pipeline, RandomShift, Transform, as_steps, fuse
-from conduit.kernels.windows import Episode, Rollout, Sequence, Transition, Window, lanes
+from conduit.kernels.windows import Episode, Rollout, Sequence, Transition, Window, has_next, lanes
 from conduit.schema import Schema
 
 NEXT = "next_"
 FLAGS = ("terminated", "truncated")
 
 
-Rows = Literal["anchor", "following", "stack", "following_stack", "lanes"]
+Rows = Literal["anchor", "following", "stack", "following_stack", "lanes", "following_lanes"]
 """Which row numbers of a window an output reads."""
 
 
@@ -162,7 +162,7 @@ def _source(schema: Schema, window: Window, name: str) -> tuple[Field, Rows, tup
     is_next = name not in schema
     field = schema[name.removeprefix(NEXT) if is_next else name]
     if not isinstance(window, Transition):
-        return field, "lanes", lanes(window)
+        return field, "following_lanes" if is_next else "lanes", lanes(window)
     if field.observation and window.stack > 1:
         return field, "following_stack" if is_next else "stack", (window.stack,)
     return field, "following" if is_next else "anchor", ()
@@ -187,8 +187,8 @@ def make_plan(
             that the window sums up to every single reward. A dotted name's parent ("obs" for "obs.camera") stands for all
             below it that are not named themselves.
         extra: Arrays that the sampler makes, always delivered.
-        fields: Outputs to deliver, in this order; None for all: fields, next observations (transitions), what the window
-            makes.
+        fields: Outputs to deliver, in this order; None for all: fields, next observations (transitions, and windows with
+            next_obs), what the window makes.
         ragged: How ragged fields are laid out (conduit.kernels.packing), for all of them or {field: layout}. What comes with
             a field's values is delivered right behind them.
 
@@ -212,7 +212,7 @@ def make_plan(
         )
     reward = None if summed is None else _summand(chosen.get("reward"), summed)
     made = _computed(window, summed, reward)
-    following = [NEXT + name for name in schema.observation_names] if isinstance(window, Transition) else []
+    following = [NEXT + name for name in schema.observation_names] if has_next(window) else []
     every = [*schema.names, *following, *(name for name in made if name not in schema)]
     wanted = every if fields is None else list(fields)
     for name in wanted:

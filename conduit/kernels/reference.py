@@ -280,6 +280,23 @@ def rollout(envs: list[Steps], tick: int, ticks: int, stride: int) -> list[list[
     return [[row] * len(envs) for row in range(tick, tick + ticks)]
 
 
+def following(steps: Steps, rows: list[int]) -> list[int] | None:
+    """Rows of the next observation of each of a window's rows, as 1-step transitions have them, or None where one has none.
+
+    The one kept beside row t is named -2 - t. ZEROS and rows that are only observations have ZEROS.
+    """
+    found: list[int] = []
+    for row in rows:
+        if row == ZEROS or steps.closing[row]:
+            found.append(ZEROS)
+            continue
+        reached = n_step(steps, row, 1, 1.0)
+        if reached is None:
+            return None
+        found.append(-2 - row if reached.kept else reached.following)
+    return found
+
+
 def probabilities(priorities: Array, alpha: float, eps: float) -> Array:
     """P(i) = p_i / sum p, p_i = (|priority_i| + eps)^alpha, float64; uniform where all p are 0."""
     p = (np.abs(priorities.astype(np.float64)) + eps) ** alpha

@@ -18,7 +18,7 @@ from conduit.jit import entry, kernel
 from conduit.kernels.augment import PICK, PICK_SHIFT
 from conduit.kernels.batchwise import Array, BatchTransform, Contents, as_numpy
 from conduit.kernels.philox import random_pair, scale_to
-from conduit.kernels.plan import Computed
+from conduit.kernels.plan import NEXT, Computed
 from conduit.kernels.windows import Episode, Sequence
 from conduit.store.atomics import peek_i64, poke_i64
 
@@ -116,7 +116,7 @@ class Hindsight(BatchTransform):
         return (Computed("relabelled", "bool", axes),)
 
     def run(self, values: dict[str, Any], arrays: Mapping[str, Array], draw: tuple[int, int]) -> None:
-        """Change goals and rewards in place."""
+        """Change goals and rewards in place; the goals of next observations too, where they are in the batch."""
         out = arrays["relabelled"]
         samples, length = out.shape
         lengths = as_numpy(values, "lengths", np.int64, (samples,))
@@ -148,6 +148,8 @@ class Hindsight(BatchTransform):
                 at=self.reward,
             )
         goal[rows, steps] = goals
+        if NEXT + self.goal in values:
+            _in_place(values, NEXT + self.goal)[rows, steps] = goals
         reward[rows, steps] = rewards
 
 

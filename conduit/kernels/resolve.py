@@ -1,9 +1,10 @@
 """From an anchor row to the rows its window reads: the kernels behind conduit.kernels.windows.
 
-A resolver is a C function `resolve(window, job, slot, row, entry) -> 0 | -1`, called through its address by samplers. It
-writes the window's row numbers (and what follows from meta alone: returns, discounts, flags, masks) for one slot, or refuses
-a row that anchors no such window. Rows may change under it; the page's generation is checked when all has been copied.
-`entry` is the sampler's description of the page (E_*); numbers that could lead out of the page are refused.
+A resolver is a C function `resolve(window, job, slots, count, 0) -> done`, called through its address by samplers. For each
+listed slot it takes the job's row and, in place of the generation, the address of the sampler's description of the page (E_*).
+It writes the window's row numbers (and what follows from meta alone: returns, discounts, flags, masks), and stops at the first
+row that anchors no such window: `done` slots are resolved. Rows may change under it; the page's generation is checked when
+all has been copied. Numbers that could lead out of the page are refused.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from conduit.jit import address, inner
+from conduit.kernels.cpu import J_GENERATIONS, J_ROWS, ask_for
 from conduit.kernels.plan import Plan
 from conduit.kernels.windows import Episode, Rollout, Sequence, Transition, Window, need
 from conduit.store.atomics import (
@@ -88,9 +90,10 @@ E_BYTES = 48
     V_MASK,
     V_LOSS_MASK,
     V_RETURN_DOUBLE,
-) = range(0, 304, 8)
+    V_FOLLOWING_LANES,
+) = range(0, 312, 8)
 """Words of a window: what it asks for (first half), and addresses of index arrays and outputs (0: not wanted)."""
-V_WORDS = 38
+V_WORDS = 39
 
 AGES = 64
 """Bins of the count of rows that were too old, by age in versions; the last one takes all older ones."""
@@ -142,8 +145,39 @@ def _stack(window, out, slot, newest, before, ticks, envs):  # type: ignore[no-u
         poke_i64(index + 8 * (stack - 1 - back), oldest)
 
 
-def resolve_transition(window, job, slot, row, entry):  # type: ignore[no-untyped-def]
-    """Window Transition; see its docstring for the formulas."""
+@inner
+def _put_stacks(window, metas, envs, slot, row, last, after):  # type: ignore[no-untyped-def]
+    _stack(window, peek_i64(window + V_STACKED), slot, row, row - envs, peek_i32(metas + META_BYTES * row + 4), envs)
+    stacked = peek_i64(window + V_FOLLOWING_STACKED)
+    step = peek_i32(metas + META_BYTES * last + 4)
+    if after == last:
+        _stack(window, stacked, slot, after, after - envs, step, envs)
+    else:
+        _stack(window, stacked, slot, after, last, step + 1, envs)
+
+
+@inner(forceinline=True)
+def _put_transition(window, metas, envs, slot, row, last, after, flags, used, total, discount):  # type: ignore[no-untyped-def]
+    """Write what a transition from `row` to `after` delivers; `last` is the last step used, with its flags."""
+    poke_i64(peek_i64(window + V_FOLLOWING) + 8 * slot, after)
+    _put_flag(peek_i64(window + V_TERMINATED), slot, flags & TERMINATED)
+    _put_flag(peek_i64(window + V_TRUNCATED), slot, (flags >> 1) & 1)
+    if peek_i64(window + V_REWARD) != 0:
+        if peek_i64(window + V_RETURN_DOUBLE) != 0:
+            poke_f64(peek_i64(window + V_RETURN) + 8 * slot, total)
+        else:
+            poke_f32(peek_i64(window + V_RETURN) + 4 * slot, total)
+    if peek_i64(window + V_DISCOUNT) != 0:
+        poke_f32(peek_i64(window + V_DISCOUNT) + 4 * slot, discount)
+    if peek_i64(window + V_USED) != 0:
+        poke_i64(peek_i64(window + V_USED) + 8 * slot, used)
+    if peek_i64(window + V_STACK) > 1:
+        _put_stacks(window, metas, envs, slot, row, last, after)
+
+
+@inner
+def _walk_transition(window, slot, row, entry):  # type: ignore[no-untyped-def]
+    """Window Transition, link by link; see its docstring for the formulas. False where the row anchors none."""
     table = peek_i64(window + V_TABLE)
     metas = peek_i64(table + T_META)
     envs = peek_i64(entry + E_ENVS)
@@ -151,10 +185,8 @@ def resolve_transition(window, job, slot, row, entry):  # type: ignore[no-untype
     end = (peek_i64(entry + E_PAGE) + 1) * peek_i64(table + T_ROWS)
     meta = metas + META_BYTES * row
     if peek_u32(meta + 12) & FINAL or _too_old(window, meta):
-        return -1
+        return False
     base = peek_i64(window + V_REWARD)
-    wants_return = base != 0
-    # read once: nothing that is stored below can change them, which a compiler cannot know
     stride, double = peek_i64(window + V_REWARD_STRIDE), peek_i64(window + V_REWARD_DOUBLE) != 0
     factor, offset = peek_f64(window + V_REWARD_FACTOR), peek_f64(window + V_REWARD_OFFSET)
     low, high = peek_f64(window + V_REWARD_LOW), peek_f64(window + V_REWARD_HIGH)
@@ -172,16 +204,16 @@ def resolve_transition(window, job, slot, row, entry):  # type: ignore[no-untype
         ended = word & (TERMINATED | TRUNCATED)
         inline = (word & KEPT) == 0
         if (after >= end and not inline) or (used > 0 and word & FINAL):
-            return -1
+            return False
         if link == 0 and not ended & TERMINATED:
-            return -1
+            return False
         if link != 0 and inline and (after >= limit or peek_u32(metas + META_BYTES * after + 12) & FIRST):
             # there is no successor (yet): end one step earlier, with this row as the next observation
             if used == 0 or peek_i64(window + V_BOOTSTRAP) == 0:
-                return -1
+                return False
             after = at
             break
-        if wants_return:
+        if base != 0:
             total += discount * _reward(base, stride, double, factor, offset, low, high, at)
         discount *= gamma
         used += 1
@@ -190,55 +222,80 @@ def resolve_transition(window, job, slot, row, entry):  # type: ignore[no-untype
         if ended != 0 or used == n:
             break
         at = after
-    poke_i64(peek_i64(window + V_FOLLOWING) + 8 * slot, after)
-    _put_flag(peek_i64(window + V_TERMINATED), slot, flags & TERMINATED)
-    _put_flag(peek_i64(window + V_TRUNCATED), slot, (flags >> 1) & 1)
-    if wants_return:
-        if peek_i64(window + V_RETURN_DOUBLE) != 0:
-            poke_f64(peek_i64(window + V_RETURN) + 8 * slot, total)
-        else:
-            poke_f32(peek_i64(window + V_RETURN) + 4 * slot, total)
-    if peek_i64(window + V_DISCOUNT) != 0:
-        poke_f32(peek_i64(window + V_DISCOUNT) + 4 * slot, discount)
-    if peek_i64(window + V_USED) != 0:
-        poke_i64(peek_i64(window + V_USED) + 8 * slot, used)
-    if peek_i64(window + V_STACK) > 1:
-        step = peek_i32(meta + 4)
-        _stack(window, peek_i64(window + V_STACKED), slot, row, row - envs, step, envs)
-        if after == last:
-            _stack(
-                window,
-                peek_i64(window + V_FOLLOWING_STACKED),
-                slot,
-                after,
-                after - envs,
-                peek_i32(metas + META_BYTES * after + 4),
-                envs,
-            )
-        else:
-            _stack(
-                window,
-                peek_i64(window + V_FOLLOWING_STACKED),
-                slot,
-                after,
-                last,
-                peek_i32(metas + META_BYTES * last + 4) + 1,
-                envs,
-            )
-    return 0
+    _put_transition(window, metas, envs, slot, row, last, after, flags, used, total, discount)
+    return True
+
+
+def _transitions(item: int, scaled: bool) -> Any:
+    """The resolver of transitions whose returns sum up rewards of `item` bytes (0: none), `scaled` where they are transformed.
+
+    Most transitions lie inside an episode: n steps, each linked to the row one tick on. That is presumed, all steps are read
+    at once, so that their cache misses overlap, and only a row of which it is not true is walked link by link.
+    """
+
+    @inner(forceinline=True)
+    def reward_at(at, factor, offset, low, high):  # type: ignore[no-untyped-def]
+        if not scaled:
+            return peek_f64(at) if item == 8 else peek_f32(at)
+        return _reward(at, 0, item == 8, factor, offset, low, high, 0)
+
+    def resolve(window, job, slots, count, unused):  # type: ignore[no-untyped-def]
+        # read once: nothing that is stored below can change them, which a compiler cannot know
+        metas = peek_i64(peek_i64(window + V_TABLE) + T_META)
+        row_at, entry_at = peek_i64(job + J_ROWS), peek_i64(job + J_GENERATIONS)
+        oldest = peek_i64(window + V_OLDEST)
+        base, stride = peek_i64(window + V_REWARD), peek_i64(window + V_REWARD_STRIDE)
+        factor, offset = peek_f64(window + V_REWARD_FACTOR), peek_f64(window + V_REWARD_OFFSET)
+        low, high = peek_f64(window + V_REWARD_LOW), peek_f64(window + V_REWARD_HIGH)
+        n = peek_i64(window + V_N)
+        gamma = peek_f64(window + V_GAMMA)
+        for i in range(count):
+            slot = peek_i64(slots + 8 * i)
+            row = peek_i64(row_at + 8 * slot)
+            entry = peek_i64(entry_at + 8 * slot)
+            envs = peek_i64(entry + E_ENVS)
+            after = row + n * envs
+            presumed = after < peek_i64(entry + E_LIMIT) and peek_i32(metas + META_BYTES * row) >= oldest
+            total, discount = 0.0, gamma
+            if presumed:
+                ordinary = envs << LINK_SHIFT
+                at, reward = metas + META_BYTES * row + 12, base + stride * row
+                other = (peek_u32(at) & ~FIRST) ^ ordinary
+                if item:
+                    total += reward_at(reward, factor, offset, low, high)
+                for _ in range(n - 1):
+                    at += META_BYTES * envs
+                    other |= peek_u32(at) ^ ordinary
+                    if item:
+                        reward += stride * envs
+                        total += discount * reward_at(reward, factor, offset, low, high)
+                    discount *= gamma
+                presumed = (other | (peek_u32(at + META_BYTES * envs) & FIRST)) == 0
+            if presumed:
+                _put_transition(window, metas, envs, slot, row, after - envs, after, 0, n, total, discount)
+            elif _walk_transition(window, slot, row, entry):
+                # what was asked for is not what follows it
+                ask_for(job, slots + 8 * i, 1)
+            else:
+                return i
+        return count
+
+    return resolve
 
 
 @inner
 def ask_ahead(window, metas, row, envs):  # type: ignore[no-untyped-def]
     """Prefetch what a transition's steps are resolved from; returns the row that it most likely reads besides its own."""
     n = peek_i64(window + V_N)
-    for k in range(n + 1):
-        prefetch(metas + META_BYTES * (row + k * envs))
     reward = peek_i64(window + V_REWARD)
-    if reward != 0:
-        stride = peek_i64(window + V_REWARD_STRIDE)
-        for k in range(n):
-            prefetch(reward + stride * (row + k * envs))
+    stride = peek_i64(window + V_REWARD_STRIDE)
+    at = row
+    for _ in range(n):
+        prefetch(metas + META_BYTES * at)
+        if reward != 0:
+            prefetch(reward + stride * at)
+        at += envs
+    prefetch(metas + META_BYTES * at)
     return row + max(1, n) * envs
 
 
@@ -261,6 +318,22 @@ def may_anchor(window, table, page, local, envs):  # type: ignore[no-untyped-def
     return every <= 1 or position % every == 0
 
 
+@inner
+def _following(metas, row, limit, end):  # type: ignore[no-untyped-def]
+    """Row of a step's next observation (kernels.reference.following_row), or -1 where there is none.
+
+    `limit` is the row behind the last committed one, `end` the row behind the page.
+    """
+    word = peek_u32(metas + META_BYTES * row + 12)
+    after = row + (word >> LINK_SHIFT)
+    if word & KEPT:
+        return after if after < end else -1
+    if after == row:
+        return row if word & TERMINATED else -1
+    return -1 if after >= limit or peek_u32(metas + META_BYTES * after + 12) & FIRST else after
+
+
+@inner
 def resolve_sequence(window, job, slot, row, entry):  # type: ignore[no-untyped-def]
     """Windows Sequence and Episode."""
     table = peek_i64(window + V_TABLE)
@@ -274,6 +347,10 @@ def resolve_sequence(window, job, slot, row, entry):  # type: ignore[no-untyped-
     if not may_anchor(window, table, page, row - page * peek_i64(table + T_ROWS), envs) or _too_old(window, meta):
         return -1
     index = peek_i64(window + V_LANES) + 8 * length * slot
+    next_index = peek_i64(window + V_FOLLOWING_LANES)
+    wants_next = next_index != 0
+    next_index += 8 * length * slot
+    end = (page + 1) * peek_i64(table + T_ROWS)
     at = row
     used = 0
     ended = 0
@@ -285,6 +362,11 @@ def resolve_sequence(window, job, slot, row, entry):  # type: ignore[no-untyped-
             break
         final = (word & FINAL) != 0
         poke_i64(index + 8 * used, at)
+        if wants_next:
+            after = -1 if final else _following(metas, at, limit, end)
+            if after < 0 and not final:
+                return -1
+            poke_i64(next_index + 8 * used, after)
         lane = length * slot + used
         _put_flag(peek_i64(window + V_TERMINATED), lane, word & TERMINATED)
         _put_flag(peek_i64(window + V_TRUNCATED), lane, (word >> 1) & 1)
@@ -301,11 +383,14 @@ def resolve_sequence(window, job, slot, row, entry):  # type: ignore[no-untyped-
         poke_i64(peek_i64(window + V_USED) + 8 * slot, used)
     for lane in range(used, length):
         poke_i64(index + 8 * lane, -1)
+        if wants_next:
+            poke_i64(next_index + 8 * lane, -1)
         for flag in (V_TERMINATED, V_TRUNCATED, V_IS_FIRST, V_MASK, V_LOSS_MASK):
             _put_flag(peek_i64(window + flag), length * slot + lane, 0)
     return 0
 
 
+@inner
 def resolve_rollout(window, job, slot, row, entry):  # type: ignore[no-untyped-def]
     """Window Rollout."""
     table = peek_i64(window + V_TABLE)
@@ -313,15 +398,25 @@ def resolve_rollout(window, job, slot, row, entry):  # type: ignore[no-untyped-d
     envs = peek_i64(entry + E_ENVS)
     page = peek_i64(entry + E_PAGE)
     local = row - page * peek_i64(table + T_ROWS)
+    limit = peek_i64(entry + E_LIMIT)
     count = peek_i64(window + V_LENGTH) * envs
-    if not may_anchor(window, table, page, local, envs) or row + count > peek_i64(entry + E_LIMIT):
+    if not may_anchor(window, table, page, local, envs) or row + count > limit:
         return -1
     if _too_old(window, metas + META_BYTES * row):
         return -1
     index = peek_i64(window + V_LANES) + 8 * count * slot
+    next_index = peek_i64(window + V_FOLLOWING_LANES)
+    wants_next = next_index != 0
+    next_index += 8 * count * slot
+    end = (page + 1) * peek_i64(table + T_ROWS)
     for lane in range(count):
         word = peek_u32(metas + META_BYTES * (row + lane) + 12)
         poke_i64(index + 8 * lane, row + lane)
+        if wants_next:
+            after = -1 if word & FINAL else _following(metas, row + lane, limit, end)
+            if after < 0 and word & FINAL == 0:
+                return -1
+            poke_i64(next_index + 8 * lane, after)
         at = count * slot + lane
         _put_flag(peek_i64(window + V_TERMINATED), at, word & TERMINATED)
         _put_flag(peek_i64(window + V_TRUNCATED), at, (word >> 1) & 1)
@@ -331,13 +426,35 @@ def resolve_rollout(window, job, slot, row, entry):  # type: ignore[no-untyped-d
     return 0
 
 
-def resolver(window: Window) -> int:
-    """Native address of a window's resolver."""
+def _in_turn(one: Any) -> Any:
+    """A resolver that calls `one(window, job, slot, row, entry) -> 0 | -1` for each slot."""
+
+    def resolve(window, job, slots, count, unused):  # type: ignore[no-untyped-def]
+        for i in range(count):
+            slot = peek_i64(slots + 8 * i)
+            row = peek_i64(peek_i64(job + J_ROWS) + 8 * slot)
+            if one(window, job, slot, row, peek_i64(peek_i64(job + J_GENERATIONS) + 8 * slot)) < 0:
+                return i
+        return count
+
+    return resolve
+
+
+_TRANSITIONS = {(item, scaled): _transitions(item, scaled) for item in (0, 4, 8) for scaled in (False, True)}
+_SEQUENCES, _ROLLOUTS = _in_turn(resolve_sequence), _in_turn(resolve_rollout)
+
+
+def resolver(window: Window, item: int, scaled: bool) -> int:
+    """Native address of a window's resolver.
+
+    Args:
+        window: The window.
+        item: Bytes of a reward that a transition sums up, 0 for none.
+        scaled: Whether it is transformed before.
+    """
     if isinstance(window, Transition):
-        return address(resolve_transition, SIGNATURE)
-    if isinstance(window, Rollout):
-        return address(resolve_rollout, SIGNATURE)
-    return address(resolve_sequence, SIGNATURE)
+        return address(_TRANSITIONS[item, scaled and item > 0], SIGNATURE)
+    return address(_ROLLOUTS if isinstance(window, Rollout) else _SEQUENCES, SIGNATURE)
 
 
 def describe_window(plan: Plan, table: int, reward: tuple[int, int, int], addresses: dict[int, int]) -> Array:
@@ -355,7 +472,9 @@ def describe_window(plan: Plan, table: int, reward: tuple[int, int, int], addres
     window = plan.window
     words = np.zeros(V_WORDS, np.int64)
     reals = words.view(np.float64)
-    values = {V_RESOLVE: resolver(window), V_TABLE: table, V_NEED: need(window)[1], V_EVERY: 1, V_STACK: 1, **addresses}
+    scaled = plan.reward is not None and not plan.reward.is_cast
+    values = {V_TABLE: table, V_NEED: need(window)[1], V_EVERY: 1, V_STACK: 1, **addresses}
+    values[V_RESOLVE] = resolver(window, reward[2] if reward[0] else 0, scaled)
     if isinstance(window, Transition):
         values |= {
             V_N: window.n_step,

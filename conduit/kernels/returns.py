@@ -5,7 +5,8 @@ decides about a step's successor is the same for all of them:
 
 * terminated: its value is 0, and nothing flows back over it.
 * truncated: the value of the true final observation, never of the reset observation behind it: that of the observation-only
-  row that follows (autoreset "next_step"), or `final_values` where they are given.
+  row that follows (autoreset "next_step"), or `final_values` where they are given (`next_obs=True` of a window delivers the
+  observations for it, in every mode).
 * the last step of the window: `bootstrap`, where it is given.
 * otherwise the next step, whose value and trace flow back.
 

@@ -69,6 +69,7 @@ class Sequence:
         across: Cross episodes (`is_first` marks their starts); otherwise a sequence ends with its episode, and what is left
             is zeros with `mask` False.
         pad: Accept sequences that their episode's end cuts short; only without `across`.
+        next_obs: Deliver `next_<observation field>` too, see `Rollout`.
     """
 
     length: int
@@ -76,6 +77,7 @@ class Sequence:
     overlap: int | None = None
     across: bool = False
     pad: bool = True
+    next_obs: bool = False
 
     def __post_init__(self) -> None:
         _at_least("length", self.length, 1)
@@ -92,9 +94,11 @@ class Episode:
 
     Attributes:
         max_length: Longest episode that is drawn; longer ones are not.
+        next_obs: Deliver `next_<observation field>` too, see `Rollout`.
     """
 
     max_length: int
+    next_obs: bool = False
 
     def __post_init__(self) -> None:
         _at_least("max_length", self.max_length, 1)
@@ -108,11 +112,18 @@ class Rollout:
         ticks: Steps.
         num_envs: Environments; only streams with as many are drawn.
         stride: Rollouts start at multiples of this many ticks of their stream; None: at multiples of `ticks`.
+        next_obs: Deliver `next_<observation field>` too, [batch, ticks, num_envs, *shape]: for every step the next
+            observation that a 1-step Transition of its row has, so that of an ended step the true final one in every autoreset
+            mode (its own as a stand-in where it terminated and none was kept), and zeros where `mask` is False. The window
+            needs a tick more then: one of T steps a table with max_length=T+1. A window is not drawn that holds a step
+            without a next observation: the last before `writer.cut`, the newest of a stream that ended, or a truncated one
+            of a writer with keep_final=False.
     """
 
     ticks: int
     num_envs: int
     stride: int | None = None
+    next_obs: bool = False
 
     def __post_init__(self) -> None:
         _at_least("ticks", self.ticks, 1)
@@ -128,12 +139,12 @@ def need(window: Window) -> tuple[int, int]:
     """Ticks of history and of future that a window needs around its anchor."""
     if isinstance(window, Transition):
         return window.stack - 1, window.n_step
-    length = (
-        window.length
-        if isinstance(window, Sequence)
-        else getattr(window, "max_length", 0) or getattr(window, "ticks", 0)
-    )
-    return 0, length - 1
+    return 0, lanes(window)[0] - (0 if window.next_obs else 1)
+
+
+def has_next(window: Window) -> bool:
+    """True when a window delivers the observation after each of its steps."""
+    return isinstance(window, Transition) or window.next_obs
 
 
 def lanes(window: Window) -> tuple[int, ...]:

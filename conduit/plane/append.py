@@ -14,10 +14,14 @@ from conduit.plane.values import MISSING
 from conduit.schema import Schema
 
 
-def generate_append(schema: Schema) -> Callable[..., None]:
+def generate_append(schema: Schema, *, rollouts: bool) -> Callable[..., None]:
     """The method `append(self, *, <fields>, terminated, truncated, final, priority)` for writers of a schema.
 
     A schema with a field named "priority" has no such argument; its new rows get the table's own priority.
+
+    Args:
+        schema: The table's.
+        rollouts: The method takes the observations behind a rollout as well, `bootstrap`.
     """
     # names of fields never begin with "_", so the method's own ones do
     plain = not any("." in name or keyword.iskeyword(name) for name in schema.names)
@@ -32,6 +36,8 @@ def generate_append(schema: Schema) -> Callable[..., None]:
     given = "None" if "priority" in schema.names else "priority"
     option = "" if given == "None" else "priority=None, "
     test = "" if given == "None" else "priority is not None or "
+    if rollouts and "bootstrap" not in schema.names:
+        option, test, given = f"{option}bootstrap=None, ", f"{test}bootstrap is not None or ", f"{given}, bootstrap"
     lines = [
         f"def append(_self, *, {arguments}terminated=False, truncated=False, final=None, {option}**_rest):",
         *head,

@@ -8,13 +8,14 @@ from typing import Any, Literal
 
 import numpy as np
 
+from conduit.errors import MissingExtra
 from conduit.jit import entry
 from conduit.kernels import cpu, resolve
 from conduit.kernels.plan import Plan
 from conduit.kernels.ragged import describe_ragged
 from conduit.kernels.resolve import describe_window
 from conduit.kernels.rows import D_WORDS
-from conduit.kernels.windows import Transition, lanes
+from conduit.kernels.windows import Transition, has_next, lanes
 from conduit.plane.transforming import Transforming
 from conduit.schema import Schema
 from conduit.store.declaration import align
@@ -48,7 +49,7 @@ class Batch(Mapping[str, Any]):
             for name in names:
                 self._values[name] = make(buffer.arrays[name][: starts[-1]])
         for name in buffer.brains:
-            self._values[name] = _as_bfloat16(self._values[name])
+            self._values[name] = as_bfloat16(self._values[name])
         self._keys: dict[str, Any] = {}
 
     def _key(self, name: str) -> Any:
@@ -108,13 +109,29 @@ class Batch(Mapping[str, Any]):
         return f"Batch({inner})"
 
 
-def _as_bfloat16(value: Any) -> Any:
+def as_bfloat16(value: Any) -> Any:
     """A tensor of bfloat16 bits as bfloat16; numpy has no such dtype and keeps the bits."""
     if isinstance(value, np.ndarray):
         return value
     import torch
 
     return value.view(torch.bfloat16)
+
+
+def torch_maker() -> Maker:
+    """What makes tensors of arrays.
+
+    Raises:
+        MissingExtra: torch is not installed.
+    """
+    try:
+        import torch  # writers never need it
+    except ImportError as error:
+        raise MissingExtra(
+            'Expected torch to be installed for format="torch": pip install torch, or use format="numpy"'
+        ) from error
+    maker: Maker = torch.from_numpy
+    return maker
 
 
 class Scratch:
@@ -135,7 +152,7 @@ class Scratch:
             "stack": (stack,),
             "following_stack": (stack,),
         }
-        shapes["lanes"] = lanes(plan.window)
+        shapes["lanes"] = shapes["following_lanes"] = lanes(plan.window)
         self.index = {name: np.zeros((size, *shape), np.int64) for name, shape in shapes.items()}
         self.pages, self.generations, self.slots = np.zeros((3, size), np.int64)
         self.ages = np.zeros(resolve.AGES, np.int64)
@@ -145,6 +162,7 @@ class Scratch:
             resolve.V_FOLLOWING_STACKED: self.index["following_stack"].ctypes.data,
             resolve.V_LANES: self.index["lanes"].ctypes.data,
             resolve.V_AGES: self.ages.ctypes.data,
+            resolve.V_FOLLOWING_LANES: self.index["following_lanes"].ctypes.data if has_next(plan.window) else 0,
         }
 
 
@@ -174,6 +192,31 @@ def _reward(table: TableView, plan: Plan) -> tuple[int, int, int]:
     return column.ctypes.data, column.strides[0], column.itemsize
 
 
+def spans_of(plan: Plan) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+    """{name: dtype and shape} of every array of a batch, its keys included."""
+    size = plan.batch_size
+    spans = {item.name: (item.numpy_dtype, (size, *item.lanes, *item.shape)) for item in plan.outputs}
+    spans |= {item.name: (np.dtype(item.dtype), (size, *item.lanes)) for item in plan.computed}
+    for item in plan.ragged:
+        spans |= item.arrays(size)
+    return spans | {name: (np.dtype(np.int64), (size,)) for name in _KEYS}
+
+
+def _allocate(plan: Plan) -> tuple[Array, dict[str, Array]]:
+    """Memory for a batch, and its arrays by name."""
+    spans = spans_of(plan)
+    offsets, end = [], 0
+    for dtype, shape in spans.values():
+        offsets.append(end)
+        end = align(end + dtype.itemsize * int(np.prod(shape, dtype=np.int64)))
+    memory = np.empty(end + 128, np.uint8)
+    start = -memory.ctypes.data % 128
+    arrays: dict[str, Array] = {}
+    for (name, (dtype, shape)), offset in zip(spans.items(), offsets, strict=True):
+        arrays[name] = np.ndarray(shape, dtype, memory, start + offset)
+    return memory, arrays
+
+
 class Buffer:
     """Memory for one batch, with the job that fills it.
 
@@ -188,22 +231,21 @@ class Buffer:
     """
 
     def __init__(
-        self, table: TableView, plan: Plan, scratch: Scratch, transforming: Transforming, sampler: Any, block: int
+        self,
+        table: TableView,
+        plan: Plan,
+        scratch: Scratch,
+        transforming: Transforming,
+        sampler: Any,
+        block: int,
+        beside: Buffer | None = None,
     ) -> None:
+        """Allocate, or with `beside` fill a part of the slots of that buffer's memory, whose plan has the same arrays."""
         size = plan.batch_size
-        spans = [(item.name, item.numpy_dtype, (size, *item.lanes, *item.shape)) for item in plan.outputs]
-        spans += [(item.name, np.dtype(item.dtype), (size, *item.lanes)) for item in plan.computed]
-        spans += [(name, *array) for item in plan.ragged for name, array in item.arrays(size).items()]
-        spans += [(name, np.dtype(np.int64), (size,)) for name in _KEYS]
-        offsets, end = [], 0
-        for _, dtype, shape in spans:
-            offsets.append(end)
-            end = align(end + dtype.itemsize * int(np.prod(shape, dtype=np.int64)))
-        self._memory = np.empty(end + 128, np.uint8)
-        start = -self._memory.ctypes.data % 128
-        self.arrays: dict[str, Array] = {}
-        for (name, dtype, shape), offset in zip(spans, offsets, strict=True):
-            self.arrays[name] = np.ndarray(shape, dtype, self._memory, start + offset)
+        self._memory: Array
+        self.arrays: dict[str, Array]
+        self._memory, self.arrays = _allocate(plan) if beside is None else (beside._memory, beside.arrays)  # noqa: SLF001
+        self._part: tuple[int, int] | None = None
         self.released = False
         self.turn = 0
         at = {name: array.ctypes.data for name, array in self.arrays.items()}
@@ -253,8 +295,18 @@ class Buffer:
         self._fill = entry(cpu.deliver)
         self._finish = sampler.finish
         self._every = list(self.arrays.values())
+        self.settle()
+
+    def settle(self) -> None:
+        """Take the references that there are now for its own."""
         self._array_count = self._counts()
         self._memory_count = sys.getrefcount(self._memory)
+
+    def narrow(self, first: int, end: int) -> None:
+        """Fill only the slots [first, end) from now on."""
+        self.job[cpu.J_FIRST // 8] = first
+        self.job[cpu.J_BATCH // 8] = end
+        self._part = first, end
 
     def _counts(self) -> list[int]:
         return [sys.getrefcount(array) for array in self._every]
@@ -273,9 +325,13 @@ class Buffer:
         """
         if self._fill(self.job_address) < 0:
             return False
-        self._finish(self.arrays)
+        if self._part is None:
+            self._finish(self.arrays)
+        else:
+            self._finish(self.arrays, self._part[0], self._part[1] - self._part[0])
         if self._transforming.inspects:
-            self._transforming.after(self.arrays, self._index, self._operations)
+            slots = slice(None) if self._part is None else slice(*self._part)
+            self._transforming.after(self.arrays, self._index, self._operations, slots)
         return True
 
     def take(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from conduit.clock import Deadline
-from conduit.errors import BuffersBusy, Closed, ConfigError, DataTimeout, MissingExtra
+from conduit.errors import BuffersBusy, Closed, ConfigError, DataTimeout
 from conduit.jit import entry
 from conduit.kernels import cpu
 from conduit.kernels.batchwise import BatchTransform, with_batch_transforms
@@ -24,10 +24,12 @@ from conduit.kernels.plan import Plan, make_plan
 from conduit.kernels.resolve import V_CURRENT, V_OLDEST
 from conduit.kernels.transforms import Pipeline
 from conduit.kernels.windows import Window, need
-from conduit.plane.batch import Batch, Buffer, Format, Maker, Scratch
+from conduit.plane.batch import Batch, Buffer, Format, Maker, Scratch, torch_maker
+from conduit.plane.sharing import Share
 from conduit.plane.transforming import Transforming
 from conduit.sampling.prioritised import WEIGHTS, Prioritised, PrioritisedSampler
 from conduit.sampling.uniform import Uniform
+from conduit.store.loaders import NamedLoader
 from conduit.store.table import TableView
 from conduit.store.weights import PolicySlot
 
@@ -107,6 +109,7 @@ class Loader(Delivery):
         max_staleness: int | None,
         policy: PolicySlot | None,
         seed: int,
+        place: NamedLoader | None = None,
         format: Format,  # noqa: A002 - the natural word in a call
         buffers: int,
         on_busy: OnBusy,
@@ -114,6 +117,7 @@ class Loader(Delivery):
         min_rows: int | None,
         fields: Iterable[str] | None,
         ragged: Layout | Mapping[str, Layout],
+        share: Share | None = None,
     ) -> None:
         if format not in ("torch", "numpy"):
             raise ConfigError(f"Expected format 'torch' or 'numpy', got {format!r}")
@@ -132,9 +136,9 @@ class Loader(Delivery):
         self._policy = policy if max_staleness is not None else None
         Deadline(timeout)
         table.check_open()
-        self.plan: Plan = make_plan(
-            table.layout.schema, batch_size, window, transform, fields, () if sampling is None else WEIGHTS, ragged
-        )
+        added = () if sampling is None else WEIGHTS
+        extra = added if share is None else share.extra
+        self.plan: Plan = make_plan(table.layout.schema, batch_size, window, transform, fields, extra, ragged)
         table.layout.table.check_window(*need(self.plan.window))
         least = batch_size if min_rows is None else min_rows
         if not isinstance(least, int) or not 1 <= least <= table.layout.rows:
@@ -142,21 +146,27 @@ class Loader(Delivery):
         self.plan = with_batch_transforms(self.plan, batch_transforms)
         self._transforming = Transforming(table, self.plan, seed)
         self.sampler = _sampler(table, sampling, batch_size, seed, least)
+        self._place = place
+        if place is not None:
+            self.sampler.batch = place.batch
         self._table = table
         self._timeout = timeout
         self._on_busy = on_busy
         self._least = least
         self._scratch = Scratch(self.plan)
         block = min(batch_size, max(_SHORTEST_BLOCK, _BLOCK_BYTES // max(1, self.plan.sample_bytes)))
+        beside: list[Buffer | None] = [None] * buffers
+        if share is not None:
+            beside = share.admit(table.layout.name, self.plan, buffers)
         self._buffers = [
-            Buffer(table, self.plan, self._scratch, self._transforming, self.sampler, block) for _ in range(buffers)
+            Buffer(table, self.plan, self._scratch, self._transforming, self.sampler, block, other) for other in beside
         ]
         self._turn = 0
         self._batches = 0
         self._redrawn = 0
         self._waited = 0.0
         self._closed = False
-        self._make: Maker = _torch_maker() if format == "torch" else np.ndarray.view
+        self._make: Maker = torch_maker() if format == "torch" else np.ndarray.view
 
     def next(self, timeout: float | None = None) -> Batch:
         """The next batch.
@@ -185,6 +195,8 @@ class Loader(Delivery):
             batch.transform(self._transforming, number)
         self._batches += 1
         self.sampler.advance()
+        if self._place is not None:
+            self._place.batch = self.sampler.batch
         return batch
 
     def _fill(self, buffer: Buffer) -> bool:
@@ -283,7 +295,9 @@ class Loader(Delivery):
         return LoaderStats(self._batches, self._batches * self.plan.batch_size, redrawn, self._waited, stale)
 
     def close(self) -> None:
-        """Let the buffers go; batches that are still held stay valid."""
+        """Let the buffers, and the loader's name, go; batches that are still held stay valid."""
+        if self._place is not None:
+            self._place.release()
         self._redrawn = self.stats.redrawn
         self._closed = True
         self._buffers = []
@@ -306,14 +320,3 @@ def _sampler(
         )
     geometry = (table.layout.pages, table.layout.page_rows)
     return PrioritisedSampler(sampling, rule, table.address, geometry, size, seed, least)
-
-
-def _torch_maker() -> Maker:
-    try:
-        import torch  # writers never need it
-    except ImportError as error:
-        raise MissingExtra(
-            'Expected torch to be installed for format="torch": pip install torch, or use format="numpy"'
-        ) from error
-    maker: Maker = torch.from_numpy
-    return maker

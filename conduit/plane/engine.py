@@ -7,9 +7,11 @@ normal exit. If its process is killed, attached processes go on; the segment sta
 from __future__ import annotations
 
 import os
+import sys
 import time
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, Self
 
 from conduit.clock import Deadline
@@ -19,18 +21,25 @@ from conduit.kernels.packing import Layout
 from conduit.kernels.transforms import Pipeline
 from conduit.kernels.windows import Window
 from conduit.plane.batch import Format
+from conduit.plane.checkpointing import Restored, restore
+from conduit.plane.consuming import Consumer, Partial
 from conduit.plane.delivery import Loader, OnBusy
 from conduit.plane.ingestion import CommitPerStep, Ingestion, Writer, writer_type
+from conduit.plane.mixing import Counts, MixedLoader
 from conduit.plane.placement import HostPlacement, Placement, Pool
+from conduit.plane.scanning import Scan
 from conduit.plane.stream import Autoreset, OnFull
 from conduit.sampling.prioritised import Prioritised
 from conduit.schema import Schema
 from conduit.store import segment as segments
 from conduit.store.declaration import Table
 from conduit.store.layout import specify
+from conduit.store.loaders import take_name
 from conduit.store.locks import LOCK_CREATOR, try_lock
 from conduit.store.names import Backing
 from conduit.store.participants import Participants
+from conduit.store.restoring import LimiterPolicy
+from conduit.store.saving import save
 from conduit.store.segment import Segment
 from conduit.store.statistics import Statistics
 from conduit.store.table import TableView
@@ -55,6 +64,7 @@ class Client:
             view.participants = self._participants
         self._slots: dict[str, PolicySlot] = {}
         self._writers: weakref.WeakSet[Writer] = weakref.WeakSet()
+        self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
         self._closed = False
 
     @property
@@ -128,7 +138,7 @@ class Client:
                     f"Expected the schema of table {table!r} ({view.layout.schema.fingerprint}), got {schema.fingerprint}: "
                     f"{difference}"
                 )
-        writer = writer_type(view.layout.schema)(
+        writer = writer_type(view.layout.schema, rollouts=view.layout.table.rollout_length is not None)(
             view,
             num_envs=num_envs,
             autoreset=autoreset,
@@ -155,7 +165,8 @@ class Client:
         batch_transforms: Iterable[BatchTransform] = (),
         max_staleness: int | None = None,
         policy: PolicySlot | None = None,
-        seed: int = 0,
+        seed: int | None = None,
+        name: str | None = None,
         format: Format = "torch",  # noqa: A002 - the natural word in a call
         buffers: int = 3,
         on_busy: OnBusy = "error",
@@ -178,7 +189,9 @@ class Client:
                 for an observation also apply to the next one, those for a reward to every reward that a return sums up.
             batch_transforms: Steps on the whole batch, in this order: conduit.gae, vtrace, returns_to_go,
                 normalise_advantages, hindsight, apply.
-            seed: The same committed rows and seed give the same batches.
+            seed: The same committed rows and seed give the same batches; None for 0, or for what a named loader began with.
+            name: Keep under this name which batch comes next, in the engine and in its checkpoints: the next loader of the
+                name, in whichever process, goes on there.
             format: "torch" tensors or "numpy" arrays, on the CPU; both speak DLPack.
             buffers: Batches that can be alive at a time, at least 2.
             on_busy: With all buffers in use: "error" BuffersBusy, or "wait" for another thread to let go.
@@ -191,25 +204,159 @@ class Client:
 
         Raises:
             ConfigError: Bad options; names the offending one.
+            Busy: A living process has a loader of this name open.
         """
-        return Loader(
-            self._view(table),
-            batch_size=batch_size,
-            window=window,
-            sampling=sampling,
-            transform=transform,
-            batch_transforms=batch_transforms,
-            max_staleness=max_staleness,
-            policy=policy,
-            seed=seed,
-            format=format,
-            buffers=buffers,
-            on_busy=on_busy,
-            timeout=timeout,
-            min_rows=min_rows,
-            fields=fields,
-            ragged=ragged,
-        )
+        view = self._view(table)
+        if view.layout.table.kind == "queue":
+            raise ConfigError(
+                f"Expected a replay table for a loader, {table!r} is a queue, whose rows are delivered once: use "
+                f"client.consumer({table!r})"
+            )
+        place = None if name is None else take_name(self._segment, view.check_open(), name, table, seed)
+        try:
+            return Loader(
+                view,
+                batch_size=batch_size,
+                window=window,
+                sampling=sampling,
+                transform=transform,
+                batch_transforms=batch_transforms,
+                max_staleness=max_staleness,
+                policy=policy,
+                seed=place.seed if place is not None else 0 if seed is None else seed,
+                place=place,
+                format=format,
+                buffers=buffers,
+                on_busy=on_busy,
+                timeout=timeout,
+                min_rows=min_rows,
+                fields=fields,
+                ragged=ragged,
+            )
+        except BaseException:
+            if place is not None:
+                place.release()
+            raise
+
+    def mix(
+        self,
+        tables: Mapping[str, float],
+        *,
+        batch_size: int,
+        window: Window | None = None,
+        sampling: Prioritised | Mapping[str, Prioritised | None] | None = None,
+        transform: Mapping[str, Pipeline] | None = None,
+        batch_transforms: Iterable[BatchTransform] = (),
+        max_staleness: int | None = None,
+        policy: PolicySlot | None = None,
+        seed: int | None = None,
+        name: str | None = None,
+        format: Format = "torch",  # noqa: A002 - the natural word in a call
+        buffers: int = 3,
+        on_busy: OnBusy = "error",
+        timeout: float | None = 30.0,
+        min_rows: int | Mapping[str, int] | None = None,
+        fields: Iterable[str] | None = None,
+        ragged: Layout | Mapping[str, Layout] = "pad",
+        counts: Counts = "exact",
+    ) -> MixedLoader:
+        """Open a loader whose batches come from several tables, for use by one thread.
+
+        Args:
+            tables: {table: weight}, such as {"replay": 0.75, "demos": 0.25}; a table's rows lie side by side, in this order.
+            sampling: conduit.Prioritised(...) for all tables or {table: ...}; None draws uniformly. Weights are worked out for
+                each table by itself; rows of a uniformly drawn table beside a prioritised one have weight 1.
+            min_rows: Rows that must be in a table before the first batch, for all or {table: ...}; default its share of a batch.
+            counts: "exact": a table's share of all rows so far is exact to within a row, whatever its share of one batch.
+                "random": each row's table is drawn.
+            batch_size: Rows of all tables together.
+            fields: Outputs to deliver, as for `loader`, and so is all that follows; they must be the same for all tables.
+            window: Of every table.
+            transform: Of every table; statistics are each table's own.
+            batch_transforms: Steps on the whole batch.
+            max_staleness: Of every table.
+            policy: As for `loader`.
+            seed: As for `loader`.
+            name: As for `loader`; it is kept with the first of the tables.
+            format: As for `loader`.
+            buffers: As for `loader`.
+            on_busy: As for `loader`.
+            timeout: As for `loader`.
+            ragged: As for `loader`.
+
+        Raises:
+            ConfigError: Bad options, or outputs that differ; names the first difference.
+            Busy: A living process has a loader of this name open.
+        """
+        if not isinstance(tables, Mapping) or not tables:
+            raise ConfigError(f"Expected {{table: weight}} of at least one table, got {tables!r}")
+        views = {table: self._view(table) for table in tables}
+        first = next(iter(views.values()))
+        place = None if name is None else take_name(self._segment, first.check_open(), name, first.layout.name, seed)
+        try:
+            return MixedLoader(
+                views,
+                tables,
+                batch_size=batch_size,
+                window=window,
+                sampling=sampling,
+                transform=transform,
+                batch_transforms=tuple(batch_transforms)
+                if isinstance(batch_transforms, Iterable)
+                else batch_transforms,
+                max_staleness=max_staleness,
+                policy=policy,
+                seed=place.seed if place is not None else 0 if seed is None else seed,
+                place=place,
+                format=format,
+                buffers=buffers,
+                on_busy=on_busy,
+                timeout=timeout,
+                min_rows=min_rows,
+                fields=fields if fields is None or isinstance(fields, str) else tuple(fields),
+                ragged=ragged,
+                counts=counts,
+            )
+        except BaseException:
+            if place is not None:
+                place.release()
+            raise
+
+    def scan(self, table: str) -> Scan:
+        """Every step that a table has now, once, environment by environment in the order of time; iterating yields columns."""
+        return Scan(self._view(table))
+
+    def consumer(
+        self,
+        table: str,
+        *,
+        format: Format = "torch",  # noqa: A002 - the natural word in a call
+        timeout: float | None = 30.0,
+        partial: Partial = "deliver",
+        batch_transforms: Iterable[BatchTransform] = (),
+    ) -> Consumer:
+        """Open a consumer of a queue, for use by one thread: each row is delivered to one consumer, and is done when that says so.
+
+        Args:
+            table: Name of a table of kind="queue".
+            format: "torch" tensors or "numpy" arrays, on the CPU, without a copy.
+            timeout: Seconds that `next` may wait; None without limit.
+            partial: What becomes of rollouts that are shorter than rollout_length: "deliver" them, or "drop" them.
+            batch_transforms: Steps on each claim as a batch of one rollout (`Claim.batch`): conduit.gae, vtrace,
+                returns_to_go, normalise_advantages, apply. What they add is in the claim, without the batch axis.
+
+        Raises:
+            ConfigError: Bad options, or the table is no queue.
+        """
+        view = self._view(table)
+        if view.layout.table.kind != "queue":
+            raise ConfigError(
+                f"Expected a table of kind='queue' for a consumer, {table!r} is one of kind={view.layout.table.kind!r}: use "
+                f"client.loader({table!r}, batch_size=...)"
+            )
+        consumer = Consumer(view, format=format, timeout=timeout, partial=partial, batch_transforms=batch_transforms)
+        self._consumers.add(consumer)
+        return consumer
 
     def statistics(self, table: str) -> Statistics:
         """The running statistics of a table's fields, shared by all processes; see `Table.statistics`, `conduit.normalise`."""
@@ -236,6 +383,31 @@ class Client:
         self._check_open()
         return self._participants.recover_dead()
 
+    def checkpoint(
+        self, path: str | os.PathLike[str], *, keep: int = 2, progress: Callable[[int, int], None] | None = None
+    ) -> Path:
+        """Write a checkpoint of the whole engine while everybody goes on; nobody is paused.
+
+        It holds rows, streams, priorities, limiters' counts, statistics, weights and named loaders; docs/checkpoints.md says how
+        to read it.
+
+        Args:
+            path: Folder of numbered checkpoints; made if it is not there.
+            keep: Checkpoints to keep in it, this one included; older ones are removed once this one is safe.
+            progress: Called with bytes done and bytes in all, by this thread.
+
+        Returns:
+            The checkpoint's own folder, `path/0000000001` and so on.
+
+        Raises:
+            NoSpace: The disk is full; earlier checkpoints are as they were.
+            Busy: Somebody else is making one in this folder.
+            ConfigError: Bad options.
+            Closed: The client or engine has closed.
+        """
+        self._check_open()
+        return save(self._segment, self._views, Path(path), keep, sys.modules["conduit"].__version__, progress)
+
     def close(self) -> None:
         """Close this client's writers and detach; idempotent. Batches that are held stay valid."""
         if self._closed:
@@ -244,6 +416,8 @@ class Client:
         if not self._participants.forked:
             for writer in list(self._writers):
                 writer.close()
+            for consumer in list(self._consumers):
+                consumer.close()
             for slot in self._slots.values():
                 slot.close()
             self._before_leaving()
@@ -267,6 +441,7 @@ class Engine(Client):
 
     def __init__(self, segment: Segment) -> None:
         super().__init__(segment)
+        self._restored: Restored | None = None
         # a forked child must not remove its parent's segment at exit
         self._finalizer = weakref.finalize(self, _unlink_in_owner, segment, os.getpid())
 
@@ -321,6 +496,54 @@ class Engine(Client):
         segment.take_over()
         engine.recover()
         return engine
+
+    @classmethod
+    def restore(
+        cls,
+        path: str | os.PathLike[str],
+        name: str | None = None,
+        *,
+        limiter: LimiterPolicy | None = None,
+        backing: Backing = "shm",
+        max_participants: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Engine:
+        """Create an engine from a checkpoint; `Engine.restored` says what came back.
+
+        Rows are in the places they had, under the ids they had. Streams have ended, as if their writers had died at the moment
+        of the checkpoint. Named loaders go on with the batch that was next.
+
+        Args:
+            path: A checkpoint, or a folder of them: then the newest one that is good is taken, with a RuntimeWarning about
+                newer ones that are not.
+            name: Engine name; the one it had without.
+            limiter: Needed when a table has a limiter. "keep": counts as they were. "reset": inserted is the number of rows that
+                are there, nothing is sampled or deleted yet. "rebase": as many samples as put the table in the middle of its
+                range, so that neither side waits for the other.
+            backing: As for `create`.
+            max_participants: As for `create`; as it was without.
+            progress: Called with bytes done and bytes in all, by this thread.
+
+        Raises:
+            CheckpointError: No checkpoint, a damaged or foreign one, or one of another version; names the file.
+            EngineExists, Leftover, NoSpace: As `create`; nothing is left behind.
+            ConfigError: Bad options.
+        """
+        segment, restored = restore(
+            path, name, limiter=limiter, backing=backing, max_participants=max_participants, progress=progress
+        )
+        try:
+            engine = cls(segment)
+        except BaseException:
+            segment.unlink()
+            raise
+        engine._restored = restored
+        return engine
+
+    @property
+    def restored(self) -> Restored | None:
+        """What this engine was restored from, or None."""
+        return self._restored
 
     def _before_leaving(self) -> None:
         self._segment.mark_closed()

@@ -21,6 +21,7 @@ from conduit.field import Field
 from conduit.jit import entry
 from conduit.kernels.leaves import Leaves
 from conduit.plane.append import generate_append
+from conduit.plane.bulk import Bulk
 from conduit.plane.placement import Placement, Pool, Request, place
 from conduit.plane.rows import Bare, Slab, Step
 from conduit.plane.stream import Autoreset, OnFull, Stream
@@ -150,7 +151,14 @@ class Writer:
     # -- writing
 
     def append(
-        self, *, terminated: Any = False, truncated: Any = False, final: Any = None, priority: Any = None, **fields: Any
+        self,
+        *,
+        terminated: Any = False,
+        truncated: Any = False,
+        final: Any = None,
+        priority: Any = None,
+        bootstrap: Any = None,
+        **fields: Any,
     ) -> None:
         """Write and commit one step; the fields of the schema are keyword arguments.
 
@@ -163,6 +171,8 @@ class Writer:
                 priorities; default the largest of late.
             final: True final observation of environments that ended with this step, structured like the observation:
                 arrays [num_envs, ...] that are used where an episode ended, or a list or object array with None elsewhere.
+            bootstrap: In a queue of rollouts: the observation after this step, structured like the observation,
+                [num_envs, ...]. The rollout ends with this step, the last of it or not (`ticks_left`); no episode does.
 
         Raises:
             FieldError: Key, dtype, shape, range or a missing final observation; nothing is written.
@@ -182,10 +192,27 @@ class Writer:
             raise ConfigError(f"Expected a version from 0 to {2**31 - 1}, got {value!r}")
         self._stream.words[W_VERSION // 8] = value
 
+    @property
+    def ticks_left(self) -> int:
+        """Ticks that the present rollout of a queue still takes: with 1, the next step is its last, and takes the bootstrap.
+
+        1 comes early where so many final observations were kept that there may be no room for a step more.
+
+        Raises:
+            ConfigError: The table has no rollouts.
+        """
+        if not self._stream.rollout:
+            raise ConfigError(
+                f"Expected table {self._stream.table.layout.name!r} to have rollouts: create it with kind='queue' and "
+                "rollout_length=<ticks>"
+            )
+        return self._stream.ticks_left
+
     def step(self) -> Step:
         """One step whose rows are written in place: `with writer.step() as row: row.obs[:] = ...`.
 
-        Leaving the block commits; an exception discards. Fields that are not assigned keep whatever the memory held.
+        Leaving the block commits; an exception discards. Fields that are not assigned keep whatever the memory held, ragged ones
+        are empty. `row.tokens = array` stores a ragged value, `row.reserve("tokens", length)` gives its memory to be filled.
         """
         return Step(self._stream)
 
@@ -200,6 +227,34 @@ class Writer:
             ConfigError: It does not fit a page.
         """
         return Slab(self._stream, ticks, max_finals)
+
+    def extend(
+        self,
+        columns: Mapping[str, Any],
+        *,
+        terminated: Any = None,
+        truncated: Any = None,
+        places: Any = (),
+        finals: Any = None,
+    ) -> None:
+        """Write and commit many steps at once, as many as there are, over as many pages as they need.
+
+        Args:
+            columns: {field: [ticks, *shape]}, or [ticks, num_envs, *shape]; nested fields as nested values.
+            terminated: Bool [ticks] or [ticks, num_envs]; None for all False.
+            truncated: The same.
+            places: int64 [k], ascending: the steps, counted row by row (tick * num_envs + environment), that end an episode
+                and whose final observation is given.
+            finals: Those observations, structured like the observation: arrays [k, *shape].
+
+        Raises:
+            FieldError: As `append`; nothing is written.
+            ConfigError: The schema has ragged fields.
+            SpaceTimeout, Busy: No page could be claimed; what filled the pages before is committed.
+            Closed: The writer, client or engine has closed, or another form of writing is in progress.
+        """
+        self._stream.check()
+        Bulk(self._stream, columns, terminated, truncated, places, finals).write()
 
     def bare(self) -> Bare:
         """The writer without checks, for hot loops: whole-table columns, a row number, and `commit()`.
@@ -228,14 +283,15 @@ class Writer:
 
     # -- the exact path behind the generated append
 
-    def _append_exactly(self, values: tuple[Any, ...], final: Any, priority: Any) -> None:
+    def _append_exactly(self, values: tuple[Any, ...], final: Any, priority: Any, bootstrap: Any = None) -> None:
         """Turn pages, convert values, keep final observations, explain; all is checked before the page is turned."""
         stream = self._stream
         table, envs = stream.table, stream.envs
         stream.check()
         leaves = None if priority is None else self._checked_priority(priority)
+        behind = None if bootstrap is None else stream.checked_bootstrap(bootstrap)
         if self._schema.ragged_names:
-            self._append_ragged(values, final, leaves)
+            self._append_ragged(values, final, leaves, behind)
             return
         code = self._store_row(self._words, values)
         if code == objects.NEED_PAGE:
@@ -255,14 +311,29 @@ class Writer:
                 for field, array in zip(self._schema.fields, arrays, strict=True):
                     table.columns[field.name][row : row + envs] = array
                 table.terminated[row : row + envs], table.truncated[row : row + envs] = ends
-            for env, observation in finals.items():
-                stream.keep_final(row + env, observation, row + envs)
-            if leaves is not None:
-                stream.prioritise(row, leaves)
-            stream.commit(1)
+            self._commit_exactly(row, finals, leaves, behind)
         except BaseException:
             stream.abort(envs)
             raise
+
+    def _commit_exactly(
+        self,
+        row: int,
+        finals: Mapping[int, Mapping[str, Any]],
+        leaves: Array | None,
+        behind: Mapping[str, Any] | None,
+    ) -> None:
+        """Commit the tick at `row`, whose values are stored, with all that belongs to it."""
+        stream = self._stream
+        for env, observation in finals.items():
+            stream.keep_final(row + env, observation, row + stream.envs)
+        if leaves is not None:
+            stream.prioritise(row, leaves)
+        if behind is not None:
+            stream.keep_bootstrap(1, behind)
+        stream.commit(1)
+        if behind is not None:
+            stream.end_rollout()
 
     def _checked_priority(self, priority: Any) -> Array:
         """Leaves of a tick's priorities, uint32 [envs].
@@ -280,7 +351,9 @@ class Writer:
         leaves.fill(np.reshape(priority, 1) if self.num_envs is None else priority, self._stream.envs)
         return leaves.array
 
-    def _append_ragged(self, values: tuple[Any, ...], final: Any, leaves: Array | None) -> None:
+    def _append_ragged(
+        self, values: tuple[Any, ...], final: Any, leaves: Array | None, behind: Mapping[str, Any] | None
+    ) -> None:
         """The same for a schema with ragged fields, whose room depends on the values and the final observations."""
         stream = self._stream
         table, envs = stream.table, stream.envs
@@ -297,7 +370,9 @@ class Writer:
         )
         finals = self._checked_finals(np.flatnonzero(terminated | truncated).tolist(), final)
         items = [
-            sum(map(len, given[name])) + sum(len(one[name]) for one in finals.values() if name in one)
+            sum(map(len, given[name]))
+            + sum(len(one[name]) for one in finals.values() if name in one)
+            + sum(map(len, (behind or {}).get(name, ())))
             for name in self._schema.ragged_names
         ]
         row = stream.here(items=np.array(items, np.int64))
@@ -309,11 +384,7 @@ class Writer:
                 else:
                     table.columns[name][row : row + envs] = value
             table.terminated[row : row + envs], table.truncated[row : row + envs] = terminated, truncated
-            for env, observation in finals.items():
-                stream.keep_final(row + env, observation, row + envs)
-            if leaves is not None:
-                stream.prioritise(row, leaves)
-            stream.commit(1)
+            self._commit_exactly(row, finals, leaves, behind)
         except BaseException:
             stream.abort(envs)
             raise
@@ -371,6 +442,6 @@ class Writer:
 
 
 @functools.cache
-def writer_type(schema: Schema) -> type[Writer]:
-    """Writer with the `append` of a schema."""
-    return type("Writer", (Writer,), {"append": generate_append(schema), "__doc__": Writer.__doc__})
+def writer_type(schema: Schema, *, rollouts: bool) -> type[Writer]:
+    """Writer with the `append` of a schema, for a queue of rollouts or another table."""
+    return type("Writer", (Writer,), {"append": generate_append(schema, rollouts=rollouts), "__doc__": Writer.__doc__})

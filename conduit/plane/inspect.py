@@ -21,11 +21,13 @@ import numpy as np
 
 from conduit.errors import BadSegment, ConduitError, ConfigError, EngineNotFound
 from conduit.plane.status import (
+    ClaimStatus,
     Cleaned,
     EngineStatus,
     PageCounts,
     ParticipantStatus,
     PolicyStatus,
+    QueueStatus,
     State,
     TableStatus,
 )
@@ -41,6 +43,7 @@ from conduit.store.layout import (
 from conduit.store.locks import LOCK_CREATOR, LOCK_PUBLISHERS, held
 from conduit.store.names import SHM_DIRECTORY, Backing, find, note_path, shm_name
 from conduit.store.participants import LINE_NAME, LINE_PID, LINE_ROWS, LINE_SINCE
+from conduit.store.queue import count_rows
 from conduit.store.segment import HEADER_CLOSED, HEADER_PID, HEADER_TIME, read_layout, remove_if_dead
 from conduit.store.words import (
     FREE,
@@ -58,6 +61,7 @@ from conduit.store.words import (
     PAGE_TAIL,
     SEALED,
     TABLE_CONTROL_BYTES,
+    TABLE_DELIVERED_AGAIN,
     TABLE_EVICTED_ROWS,
     TABLE_RECOVERED,
     TABLE_SEALED_ROWS,
@@ -231,7 +235,7 @@ def _look(name: str, fd: int, backing: Backing, layout: SegmentLayout) -> Engine
         int(header[HEADER_TIME // 8]),
         layout.spec.max_participants,
         participants,
-        tuple(_table(fd, one, blocks[one.name], hazards) for one in layout.tables.values()),
+        tuple(_table(fd, one, blocks[one.name], hazards, participants) for one in layout.tables.values()),
         tuple(_policy(fd, one, index) for index, one in enumerate(layout.policies.values())),
     )
 
@@ -261,7 +265,28 @@ def _participants(fd: int, layout: SegmentLayout, hazards: Words, blocks: list[W
     return tuple(found)
 
 
-def _table(fd: int, layout: TableLayout, pages: Words, hazards: Words) -> TableStatus:
+def _queue(
+    fd: int, layout: TableLayout, pages: Words, control: Words, participants: tuple[ParticipantStatus, ...]
+) -> QueueStatus | None:
+    if layout.table.kind != "queue":
+        return None
+    sides = _read(fd, layout.sides, layout.pages * LINE // 8).reshape(-1, LINE // 8)
+    counts = count_rows(pages, sides, layout.table.rollout_length or 0)
+    pids = {one.number: one.pid for one in participants}
+    claims = tuple(ClaimStatus(number, pids.get(number, 0), rows) for number, rows in sorted(counts.claimed.items()))
+    return QueueStatus(
+        layout.table.rollout_length,
+        counts.waiting,
+        counts.unfinished,
+        sum(counts.claimed.values()),
+        claims,
+        int(control[TABLE_DELIVERED_AGAIN // 8]),
+    )
+
+
+def _table(
+    fd: int, layout: TableLayout, pages: Words, hazards: Words, participants: tuple[ParticipantStatus, ...]
+) -> TableStatus:
     control = _read(fd, layout.control, TABLE_CONTROL_BYTES // 8)
     kinds = pages[:, PAGE_STATE // 8] & KIND_MASK
     counts = np.bincount(kinds, minlength=SEALED + 1)
@@ -305,6 +330,7 @@ def _table(fd: int, layout: TableLayout, pages: Words, hazards: Words) -> TableS
             (row_bytes * in_use + values) / visible if visible else row_bytes + page_arenas / layout.page_rows
         ),
         halo_share=int(halo.sum()) / in_use if in_use else 0.0,
+        queue=_queue(fd, layout, pages, control, participants),
     )
 
 
@@ -321,11 +347,13 @@ def _policy(fd: int, layout: WeightsLayout, index: int) -> PolicyStatus:
 
 __all__ = [
     "SHM_DIRECTORY",
+    "ClaimStatus",
     "Cleaned",
     "EngineStatus",
     "PageCounts",
     "ParticipantStatus",
     "PolicyStatus",
+    "QueueStatus",
     "State",
     "TableStatus",
     "clean",

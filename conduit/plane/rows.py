@@ -12,7 +12,7 @@ from conduit.errors import Closed, ConfigError, FieldError
 from conduit.field import Field
 from conduit.jit import entry
 from conduit.plane.stream import Stream
-from conduit.plane.values import checked
+from conduit.plane.values import checked, checked_lengths, checked_values
 from conduit.store import objects, writing
 
 Array = np.ndarray[Any, Any]
@@ -21,7 +21,7 @@ _FLAG = Field("flag", "bool")
 
 
 def _check_plain(stream: Stream, what: str) -> None:
-    """Refuse a schema with ragged fields, whose values have no place of their own before their length is known.
+    """Refuse a schema with ragged fields, whose values have no place of their own before their lengths are known.
 
     Raises:
         ConfigError: It has some.
@@ -30,7 +30,7 @@ def _check_plain(stream: Stream, what: str) -> None:
     if names:
         raise ConfigError(
             f"Expected a schema without ragged fields for the {what}, which hands out views of fixed shapes, got "
-            f"{', '.join(names)}: use writer.append, which writes ragged values in place once their lengths are known"
+            f"{', '.join(names)}: use writer.append, or writer.step, which makes room for a value when its length is known"
         )
 
 
@@ -64,11 +64,12 @@ class _Views:
 class _Staged(_Views):
     """Uncommitted rows of a writer, from `_row` on."""
 
-    __slots__ = ("_lead", "_names_", "_row", "_rows", "_stream")
+    __slots__ = ("_lead", "_names_", "_ragged", "_row", "_rows", "_stream")
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._names_ = (*stream.schema.names, "terminated", "truncated")
+        self._ragged = stream.schema.ragged_names
         self._row = -1
 
     def _names(self) -> tuple[str, ...]:
@@ -76,7 +77,9 @@ class _Staged(_Views):
 
     def _start(self, what: str, rows: int, tail: int, lead: tuple[int, ...]) -> None:
         self._stream.check()
-        self._row = self._stream.here(rows + tail)
+        # a rollout of a queue may end with these ticks
+        tail += self._stream.envs if self._stream.rollout else 0
+        self._row = self._stream.here(rows, tail, self._stream.largest_tick)
         self._stream.in_progress = what
         self._rows = rows
         self._lead = lead
@@ -91,20 +94,32 @@ class _Staged(_Views):
         table = self._stream.table
         return table.columns[name] if name in table.columns else getattr(table, name)
 
-    def _view(self, name: str) -> Array:
+    def _view(self, name: str) -> Any:
         self._check()
+        if name in self._ragged:
+            return self._values(name)
         column = self._column(name)
         return column[self._row : self._row + self._rows].reshape((*self._lead, *column.shape[1:]))
 
     def _set(self, name: str, value: Any) -> None:
         """Checked assignment of a whole field."""
         view = self[name]
-        if name in self._stream.schema:
+        if name in self._ragged:
+            self._store(name, value)
+        elif name in self._stream.schema:
             view[...] = checked(self._stream.schema[name], value, self._lead)
         elif isinstance(value, bool | np.bool_):
             view[...] = value
         else:
             view[...] = checked(_FLAG, value, self._lead, at=name)
+
+    def _values(self, name: str) -> Any:
+        """Views of a ragged field's values."""
+        raise NotImplementedError
+
+    def _store(self, name: str, value: Any) -> None:
+        """Checked storing of a ragged field's values."""
+        raise NotImplementedError
 
     def __setitem__(self, name: str, value: Any) -> None:
         self._set(name, value)
@@ -142,19 +157,68 @@ class Step(_Staged):
 
     `row.obs` is a view [num_envs, *shape] ([*shape] for one environment without an axis) into shared memory;
     `row.reward = x` assigns with checks. Flags not assigned are False; other fields not assigned keep what the memory held.
+
+    A ragged field is assigned, `row.tokens = array` (a list of num_envs arrays), or filled in place after
+    `row.reserve("tokens", length)`, once in a step; read, it is the view that was made room for (a list of them), empty before.
+    Not assigned it has length 0. The page is turned at the beginning unless all ragged values of the step fit in at their
+    longest: pages close a little earlier than with `append`, which knows the lengths.
     """
 
-    __slots__ = ()
-
-    def __init__(self, stream: Stream) -> None:
-        _check_plain(stream, "step")
-        super().__init__(stream)
+    __slots__ = ("_stored",)
 
     def __enter__(self) -> Self:
         stream = self._stream
         lead = stream.lead
         self._start("step", stream.envs, stream.envs if stream.hands_over else 0, lead)
+        if self._ragged:
+            self._stored: set[str | int] = set()
+            for name in self._ragged:
+                stream.table.columns[name][self._row : self._row + stream.envs] = (0, 0)
         return self
+
+    def _values(self, name: str) -> Any:
+        stream = self._stream
+        values = [stream.value(name, self._row + env) for env in range(stream.envs)]
+        return values[0] if stream.num_envs is None else values
+
+    def _store(self, name: str, value: Any) -> None:
+        stream = self._stream
+        values = checked_values(stream.schema[name], value, stream.num_envs)
+        self._check_new(name, name)
+        self._stored.add(name)
+        for env, array in enumerate(values):
+            stream.put(name, self._row + env, array)
+
+    def _check_new(self, what: str | int, at: str) -> None:
+        """Refuse a second value of a ragged field, or final observation of an environment: room was made for one."""
+        if what in self._stored:
+            raise FieldError("Expected a ragged value to be given once in a step, got it twice", at=at)
+
+    def reserve(self, name: str, lengths: Any) -> Any:
+        """Room for the values of a ragged field, to be filled in place.
+
+        Args:
+            name: The field, by its dotted name.
+            lengths: Its length, int; with num_envs a list of one per environment.
+
+        Returns:
+            A writable view [length, *shape[1:]] into shared memory, which holds whatever the memory held; with num_envs a list of
+            them.
+
+        Raises:
+            FieldError: No ragged field, a length that is none or too large, or a value that was given before.
+            Closed: The step is over.
+        """
+        stream = self._stream
+        self._check()
+        if name not in self._ragged:
+            known = ", ".join(self._ragged) or "the schema has none"
+            raise FieldError(f"Expected a ragged field ({known}), got {name!r}: assign to the others' views", at=name)
+        counts = checked_lengths(stream.schema[name], lengths, stream.num_envs)
+        self._check_new(name, name)
+        self._stored.add(name)
+        views = [stream.reserve_value(name, self._row + env, count) for env, count in enumerate(counts)]
+        return views[0] if stream.num_envs is None else views
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None or self._row < 0:
@@ -169,7 +233,12 @@ class Step(_Staged):
         """Keep the final observation of an environment that ends with this step."""
         if not 0 <= env < self._stream.envs:
             raise FieldError(f"Expected an environment from 0 to {self._stream.envs - 1}, got {env!r}", at="final")
+        self._check()
+        if self._ragged:
+            self._check_new(env, "final")
         self._set_final(self._row + env, observation)
+        if self._ragged:
+            self._stored.add(env)
 
 
 class Slab(_Staged):
@@ -178,21 +247,26 @@ class Slab(_Staged):
     As a context manager it commits on leaving and discards on an exception.
     """
 
-    __slots__ = ("_ticks",)
+    __slots__ = ("_ends", "_ticks")
 
     def __init__(self, stream: Stream, ticks: int, max_finals: int | None) -> None:
         _check_plain(stream, "rollout")
         super().__init__(stream)
+        self._ends = False
         if not isinstance(ticks, int) or ticks < 1:
             raise ConfigError(f"Expected at least 1 tick, got {ticks!r}")
+        if stream.rollout and ticks > stream.rollout:
+            raise ConfigError(f"Expected at most the {stream.rollout} ticks of the queue's rollouts, got {ticks}")
         rows = ticks * stream.envs
         tail = 0 if not stream.hands_over else max(stream.envs, rows // 4) if max_finals is None else max_finals
         layout = stream.table.layout
         halo = layout.table.halo_ticks * stream.envs * (2 if stream.hands_over else 1)
-        if rows + tail + halo > layout.page_rows:
+        behind = stream.envs if stream.rollout else 0
+        if rows + tail + halo + behind > layout.page_rows:
             raise ConfigError(
                 f"Expected a rollout that fits a page of {layout.page_rows} rows, got {rows} rows, {tail} for final "
-                f"observations and {halo} of halo: create the table with page_rows={rows + tail + halo} or more"
+                f"observations and {halo} of halo{f', {behind} for a bootstrap' if behind else ''}: create the table with "
+                f"page_rows={rows + tail + halo + behind} or more"
             )
         self._ticks = ticks
         self._start("rollout", rows, tail, (ticks, *stream.lead))
@@ -224,6 +298,23 @@ class Slab(_Staged):
             raise FieldError(
                 f"Expected set_final({tick}, {env}, observation) for the episode that ends there", at="final"
             )
+        if self._ends:
+            self._stream.end_rollout()
+
+    def bootstrap(self, observation: Any) -> None:
+        """Keep the observations [num_envs, ...] behind the last step: the queue's rollout ends with this slab's commit.
+
+        After an environment's end with autoreset "same_step" it is the first of the new episode; the final one goes by
+        `set_final`.
+
+        Raises:
+            FieldError: The table is no queue of rollouts, a key or value does not fit, or they are kept already.
+        """
+        self._check()
+        if self._ends:
+            raise FieldError("Expected the observations behind a rollout once", at="bootstrap")
+        self._stream.keep_bootstrap(self.ticks, self._stream.checked_bootstrap(observation))
+        self._ends = True
 
     def abort(self) -> None:
         """Discard all steps; idempotent."""

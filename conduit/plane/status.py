@@ -68,12 +68,48 @@ class PageCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class ClaimStatus:
+    """What one consumer holds of a queue.
+
+    Attributes:
+        participant: Its seat.
+        pid: Its process, or 0 where the seat is empty by now.
+        rows: Rows that it has claimed and not acknowledged.
+    """
+
+    participant: int
+    pid: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStatus:
+    """What has become of a queue's rows.
+
+    Attributes:
+        rollout_length: Ticks of a rollout, or None.
+        waiting: Committed rows that nobody has claimed, those of unfinished rollouts left out.
+        unfinished: Rows of rollouts that are being written.
+        claimed: Rows claimed and not acknowledged.
+        claims: By whom.
+        delivered_again: Claims of dead consumers that were given back, ever.
+    """
+
+    rollout_length: int | None
+    waiting: int
+    unfinished: int
+    claimed: int
+    claims: tuple[ClaimStatus, ...]
+    delivered_again: int
+
+
+@dataclass(frozen=True, slots=True)
 class TableStatus:
     """A table.
 
     Attributes:
         name: Table name.
-        kind: Retention, "replay".
+        kind: "replay" or "queue".
         fields: The schema's fields.
         fingerprint: Of the schema, 16 hex digits.
         max_stack, max_n_step: Widest window that it serves, in ticks.
@@ -89,6 +125,7 @@ class TableStatus:
         bytes_per_transition: The same with the table's halo copies and kept final observations shared out over its
             visible rows, as it is now; of ragged fields, the values that are there. bytes_per_row while the table is empty.
         halo_share: Part of the rows in use that are halo copies, from 0 to 1.
+        queue: Of a queue: what has become of its rows; else None.
     """
 
     name: str
@@ -108,6 +145,7 @@ class TableStatus:
     bytes_per_row: int
     bytes_per_transition: float
     halo_share: float
+    queue: QueueStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from conduit.jit import entry
 from conduit.plane.tally import Tally
 from conduit.plane.values import checked, checked_ragged, checked_values
 from conduit.store import protocol, spans, writing
+from conduit.store.queue import QueueView
 from conduit.store.table import TableView
 from conduit.store.words import (
     STARTING,
@@ -37,9 +38,11 @@ from conduit.store.words import (
     W_PUBLISH_EVERY,
     W_REFUSED,
     W_RESERVE,
+    W_ROWS,
     W_STREAM,
     W_STRICT,
     W_TABLE,
+    W_TAIL,
     W_WORDS,
 )
 
@@ -60,7 +63,11 @@ class Stream:
         lead: Leading axes of a tick's values.
         autoreset: How environments reset.
         hands_over: True where final observations are handed over, instead of being the next row.
+        is_queue: True where rows wait for consumers instead of being overwritten.
+        rollout: Ticks after which a page is complete, or 0.
         tally: What adds its rows to the table's statistics, or None.
+        largest_tick: Items that a tick's ragged values take at their longest, final observations included, int64 [ragged fields];
+            None without such fields. A page that was just turned always has as many (conduit.store.arenas).
         words: int64 words (words.W_*) as a memoryview; `array` is the same as an array, `address` its address.
     """
 
@@ -95,6 +102,9 @@ class Stream:
         self.lead = () if num_envs is None else (num_envs,)
         self.autoreset = autoreset
         self.hands_over = autoreset != "next_step"
+        self.is_queue = table.layout.table.kind == "queue"
+        self.rollout = table.layout.table.rollout_length or 0
+        self.largest_tick = self._largest_tick()
         self.number = table.new_stream()
         self._timeout = timeout
         self._on_full = on_full
@@ -122,7 +132,7 @@ class Stream:
             (W_TABLE, table.address),
             (W_PAGE, -1),
             (W_ENVS, self.envs),
-            (W_RESERVE, self.envs if keeps else 0),
+            (W_RESERVE, self.envs * (keeps + (self.rollout > 0))),
             (W_NEXT_STEP, not self.hands_over),
             (W_ENV_STATE, self._env_states.ctypes.data),
             (W_STREAM, self.number),
@@ -170,18 +180,20 @@ class Stream:
         self._in_progress = what
         self.words[W_BUSY // 8] = what is not None
 
-    def here(self, need: int | None = None, items: Array | None = None) -> int:
+    def here(self, rows: int = 0, tail: int = 0, items: Array | None = None) -> int:
         """Physical row of the next tick, after turning the page if it has too little room left.
 
         Args:
-            need: Rows that are needed; default one tick's.
+            rows: Rows that are needed; 0 stands for one tick's, with all that it may need in the tail.
+            tail: Kept observations that they need.
             items: Items of ragged values that are needed, int64 [ragged fields]; at most a tick's and its final observations'.
 
         Raises:
             SpaceTimeout, Busy: No page could be claimed.
         """
-        least = self.envs + self.words[W_RESERVE // 8] if need is None else need
-        fits = entry(writing.room)(self.address) >= least
+        if rows == 0:
+            rows, tail = self.envs, self.words[W_RESERVE // 8]
+        fits = entry(writing.fits)(self.address, rows, tail)
         if not fits or (items is not None and not entry(spans.values_fit)(self.address, items.ctypes.data)):
             self._turn()
         return self.words[W_BASE // 8] + self.words[W_LOCAL // 8]
@@ -190,6 +202,8 @@ class Stream:
         self._check_open()
         if self.tally is not None:
             self.tally.take(self)
+        if self.is_queue:
+            entry(writing.finish_page)(self.address)
         claim = self.table.claim
         page = claim()
         if page < 0 and self._on_full == "wait":
@@ -209,6 +223,12 @@ class Stream:
             f"Expected a free page in table {layout.name!r}, but all {layout.pages} pages of {layout.page_rows} rows are "
             "being written or leased: end leases, use fewer writers, or raise the capacity"
         )
+        if self.is_queue:
+            message = (
+                f"Expected room in queue {layout.name!r}, but its {layout.pages} pages of {layout.page_rows} rows are full: "
+                f"{QueueView(self.table).explain()}. Start a consumer, let consumers acknowledge sooner and drop the "
+                "arrays of what they have acknowledged, or raise the capacity"
+            )
         if self._on_full == "raise":
             raise Busy(message)
         raise SpaceTimeout(f"{message} (waited {self._timeout} s)")
@@ -254,6 +274,44 @@ class Stream:
         self.words[W_REFUSED // 8] = 0
         return place
 
+    @property
+    def ticks_left(self) -> int:
+        """Ticks that the present rollout still takes; 1 where its page may have no room for more, all of them between two."""
+        words = self.words
+        local, reserve = words[W_LOCAL // 8], words[W_RESERVE // 8]
+        if not entry(writing.fits)(self.address, self.envs, reserve):
+            return self.rollout
+        # each tick may keep a final observation of every environment; behind the last one come the next observations
+        free = words[W_ROWS // 8] - words[W_TAIL // 8] - local - self.envs
+        return 1 if free < 2 * reserve else self.rollout - local // self.envs
+
+    def keep_bootstrap(self, ticks: int, arrays: Mapping[str, Any]) -> None:
+        """Keep the observations behind the next `ticks` ticks, with which their rollout ends; `end_rollout` once they are committed.
+
+        Args:
+            ticks: Uncommitted ticks.
+            arrays: From `checked_final`, [envs, *shape] each; a ragged one as a list.
+
+        Raises:
+            FieldError: The page has no room left.
+        """
+        row = entry(writing.stage_bootstrap)(self.address, ticks)
+        if row < 0:
+            raise FieldError(
+                "Expected room for the observations behind this rollout: fewer final observations must be kept in it, or "
+                "the table needs more page_rows",
+                at="bootstrap",
+            )
+        for name, array in arrays.items():
+            for env in range(self.envs):
+                self.put(name, row + env, array[env])
+
+    def end_rollout(self) -> None:
+        """Close the page behind what was committed: consumers get it as it is."""
+        if self.tally is not None:
+            self.tally.take(self)
+        entry(writing.finish_page)(self.address)
+
     def publish(self) -> None:
         """Make committed rows visible that an ingestion policy still holds back."""
         entry(writing.publish)(self.address)
@@ -276,19 +334,34 @@ class Stream:
                 at="final",
             )
 
-    def checked_final(self, observation: Any, lead: tuple[int, ...] = ()) -> dict[str, Array]:
+    def checked_bootstrap(self, observation: Any) -> dict[str, Any]:
+        """A nested observation behind a rollout as {observation name: array or list [envs, *shape]}.
+
+        Raises:
+            FieldError: The table has no rollouts or no observations, or a key or value does not fit.
+        """
+        if not self.rollout or not self.schema.observation_names:
+            raise FieldError(
+                "Expected no bootstrap: only rollouts are followed by observations, create the table with kind='queue', "
+                "rollout_length=<ticks> and a schema with observation fields",
+                at="bootstrap",
+            )
+        whole = self.checked_final(observation, self.lead, "bootstrap")
+        return whole if self.lead else {name: [value] for name, value in whole.items()}
+
+    def checked_final(self, observation: Any, lead: tuple[int, ...] = (), at: str = "final") -> dict[str, Array]:
         """A nested final observation as {observation name: array [*lead, *shape]} of the fields' dtypes.
 
         With a leading axis, a ragged observation is a list of one array per environment; None stands for none.
 
         Raises:
-            FieldError: A key or value does not fit; the path begins with "final".
+            FieldError: A key or value does not fit; the path begins with `at`.
         """
         flat = self.schema.flatten_observation(observation)
-        return {name: self._checked_observation(name, value, lead) for name, value in flat.items()}
+        return {name: self._checked_observation(name, value, lead, f"{at}.{name}") for name, value in flat.items()}
 
-    def _checked_observation(self, name: str, value: Any, lead: tuple[int, ...]) -> Any:
-        field, at = self.schema[name], f"final.{name}"
+    def _checked_observation(self, name: str, value: Any, lead: tuple[int, ...], at: str) -> Any:
+        field = self.schema[name]
         if not field.ragged:
             return checked(field, value, lead, at=at)
         if not lead:
@@ -328,7 +401,34 @@ class Stream:
             return
         number = self.schema.ragged_names.index(name)
         if entry(spans.put_value)(self.address, number, row, array.ctypes.data, len(array)) < 0:
-            raise FieldError(f"Expected room for {len(array)} items in the page's arena: write it with append", at=name)
+            self._refuse_length(name, len(array))
+
+    def reserve_value(self, name: str, row: int, length: int) -> Array:
+        """Room for a ragged value of one uncommitted physical row, a view [length, *shape[1:]] of whatever the memory held.
+
+        Raises:
+            FieldError: The arena has no room for it.
+        """
+        number = self.schema.ragged_names.index(name)
+        if entry(spans.reserve_value)(self.address, number, row, length) < 0:
+            self._refuse_length(name, length)
+        return self.value(name, row)
+
+    def _refuse_length(self, name: str, length: int) -> None:
+        raise FieldError(f"Expected room for {length} items in the page's arena: write it with append", at=name)
+
+    def value(self, name: str, row: int) -> Array:
+        """The ragged value staged for an uncommitted physical row: a writable view [length, *shape[1:]] of the page's arena."""
+        start, length = map(int, self.table.columns[name][row])
+        view: Array = self.table.arenas[name][self.words[W_PAGE // 8], start : start + length]
+        return view
+
+    def _largest_tick(self) -> Array | None:
+        fields = [self.schema[name] for name in self.schema.ragged_names]
+        if not fields:
+            return None
+        values = [self.envs * (2 if self.hands_over and field.observation else 1) for field in fields]
+        return np.array([n * field.max_length for n, field in zip(values, fields, strict=True)], np.int64)
 
     def disarm(self) -> None:
         """In a forked child: the page is the parent's; leave no way to it."""

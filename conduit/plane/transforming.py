@@ -71,7 +71,7 @@ class Transforming:
             self._plan.batch_size,
             pick=augment.pick_of(output, self._names),
             random=self._draw.ctypes.data,
-            statistics=(0, 0) if scales is None else (scales[0].ctypes.data, scales[1].ctypes.data),
+            statistics=(0, 0) if scales is None else (scales[:1].ctypes.data, scales[1:].ctypes.data),
         )
 
     def before(self, number: int) -> None:
@@ -92,13 +92,14 @@ class Transforming:
                     scales[1] = 1.0 / np.sqrt(moments.variance + self._eps[name])
             self._stamps[name] = stamp
 
-    def after(self, arrays: Mapping[str, Array], index: Mapping[str, Array], operations: Array) -> None:
+    def after(self, arrays: Mapping[str, Array], index: Mapping[str, Array], operations: Array, slots: slice) -> None:
         """Look at what was gathered.
 
         Args:
             arrays: The batch's.
             index: {rows of an output: row numbers} of the batch.
             operations: Descriptors of the row operations, in the plan's order.
+            slots: Those that were filled.
 
         Raises:
             FieldError: A class out of range, or a value that statistics cannot take.
@@ -106,10 +107,10 @@ class Transforming:
         for i, output in self._indicators:
             if operations[i, D_REFUSED // 8]:
                 operations[i, D_REFUSED // 8] = 0
-                _check_classes(output, arrays[output.name], index[output.rows])
+                _check_classes(output, arrays[output.name][slots], index[output.rows][slots])
         for output in self._updates:
-            values = arrays[output.name]
-            self._table.statistics.update({output.field.name: values[index[output.rows] >= 0]})
+            values = arrays[output.name][slots]
+            self._table.statistics.update({output.field.name: values[index[output.rows][slots] >= 0]})
 
     def finish(self, values: dict[str, Any], arrays: Mapping[str, Array], number: int) -> None:
         """Run the steps on the whole batch, `values` by name; `arrays` is the memory behind them."""

@@ -48,15 +48,36 @@ def checked_ragged(field: Field, value: Any, at: str | None = None) -> Array:
     except TypeError as error:
         shape = ("length", *inner)
         raise FieldError(f"Expected `{field.dtype}` of shape {shape}, got {_kind(value)} {value!r}", at=at) from error
+    _check_length(field, length, at)
+    if length == 0 and isinstance(value, list | tuple):
+        return np.empty((0, *inner), field.numpy_dtype)
+    return np.ascontiguousarray(_converted(field, value, (length, *inner), at))
+
+
+def _check_length(field: Field, length: int, at: str) -> None:
     if length > field.max_length:
         raise FieldError(
             f"Expected at most {field.max_length} items, got {length}: cut the value, or create the table with a larger "
             "first size in the field's shape",
             at=at,
         )
-    if length == 0 and isinstance(value, list | tuple):
-        return np.empty((0, *inner), field.numpy_dtype)
-    return np.ascontiguousarray(_converted(field, value, (length, *inner), at))
+
+
+def checked_lengths(field: Field, given: Any, num_envs: int | None) -> list[int]:
+    """Lengths of a ragged field's values, one per environment: from an int, or from a sequence of num_envs ints.
+
+    Raises:
+        FieldError: Another number of lengths, no int, below 0, or longer than the field allows.
+    """
+    if num_envs is not None and (np.ndim(given) != 1 or len(given) != num_envs):
+        raise FieldError(f"Expected {num_envs} lengths, one per environment, got {given!r}", at=field.name)
+    lengths = [given] if num_envs is None else list(given)
+    for env, length in enumerate(lengths):
+        at = field.name if num_envs is None else f"{field.name}[{env}]"
+        if not isinstance(length, int | np.integer) or isinstance(length, bool) or length < 0:
+            raise FieldError(f"Expected an int of at least 0 as length, got {length!r}", at=at)
+        _check_length(field, int(length), at)
+    return [int(length) for length in lengths]
 
 
 def checked_values(field: Field, value: Any, num_envs: int | None, at: str | None = None) -> list[Array]:

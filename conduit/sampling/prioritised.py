@@ -2,7 +2,7 @@
 
 Draws are stratified (slot k of B draws from the k-th of B equal slices of the mass; Schaul et al., "Prioritized Experience
 Replay", 2016) or independent. Rows of priority 0 are never drawn while others are positive; if all are 0, draws are uniform.
-Importance weights are (N * P(i))^-beta with N the rows that could be drawn, over 1, the batch's largest, or the table's.
+Importance weights are (N * P(i))^-beta over 1, the batch's largest, or the table's; `Prioritised` says which rows N counts.
 """
 
 from __future__ import annotations
@@ -14,8 +14,18 @@ import numpy as np
 
 from conduit.errors import ConfigError, FieldError
 from conduit.jit import address, entry, inner, kernel
-from conduit.kernels.cpu import J_BATCH, J_FOLLOWING, J_GENERATIONS, J_PAGES, J_ROWS, J_TABLE, J_WINDOW, ask_for
-from conduit.kernels.leaves import Leaves
+from conduit.kernels.cpu import (
+    J_BATCH,
+    J_FIRST,
+    J_FOLLOWING,
+    J_GENERATIONS,
+    J_PAGES,
+    J_ROWS,
+    J_TABLE,
+    J_WINDOW,
+    ask_for,
+)
+from conduit.kernels.leaves import as_priorities, not_a_priority
 from conduit.kernels.philox import random_pair, scale_to
 from conduit.kernels.plan import Computed
 from conduit.kernels.resolve import (
@@ -82,6 +92,7 @@ Q_WORDS = 13
 WEIGHTS = (Computed("weights", "float32", ()), Computed("probabilities", "float64", ()))
 """What prioritised sampling adds to a batch."""
 
+_INT64, _FLOAT64 = np.dtype(np.int64), np.dtype(np.float64)
 _CHUNK = 16
 _TRIES = (1 << 19) - 1
 
@@ -89,6 +100,14 @@ _TRIES = (1 << 19) - 1
 @dataclass(frozen=True, slots=True)
 class Prioritised:
     """Prioritised sampling of a loader; the table must have been created with priorities.
+
+    N of the weights (N * P(i))^-beta counts, and the sum in P(i) = p_i / sum p adds up, every row that the loader's window may
+    start at by its place alone. Some of these are refused when they are drawn, and another is drawn instead: rows whose window is
+    not whole (the last of a stream that ended, the last before `writer.cut`, a truncated one without its final observation, where
+    an episode is too short or too long) and rows that are too old for `max_staleness`; observation-only rows have p = 0 and
+    count, at most, for N. So with a share s of the p refused, accepted rows come with P(i) / (1 - s), and "probabilities" says P(i).
+    For the weights that is one factor common to the batch, which normalise="batch" takes out; "none" keeps it, and the largest
+    weight of "buffer" may be that of a row that is refused.
 
     Attributes:
         beta: Exponent of importance weights, from 0; can be changed live by `loader.sampler.beta`.
@@ -108,11 +127,12 @@ class Prioritised:
 
 
 @inner
-def _try_again(state, job, slot, entries, listed, total, attempt):  # type: ignore[no-untyped-def]
-    """Draw from the whole mass until a row anchors the window; returns its place among `entries`, or -1.
+def _try_again(state, job, at, entries, listed, total, attempt):  # type: ignore[no-untyped-def]
+    """Draw the slot at address `at` from the whole mass until a row anchors the window; False when none is found.
 
     The whole mass, for slots of a stratum too: each row is then drawn in proportion to its leaf, whichever rows are refused.
     """
+    slot = peek_i64(at)
     table = peek_i64(job + J_TABLE)
     window = peek_i64(job + J_WINDOW)
     rows = peek_i64(table + T_ROWS)
@@ -127,12 +147,12 @@ def _try_again(state, job, slot, entries, listed, total, attempt):  # type: igno
         page = peek_i64(entry_ + E_PAGE)
         block, position = find_block(tree, table, page, position - peek_i64(entry_ + E_START))
         local, leaf = find_row(tree, window, table, page, block, position)
-        row = page * rows + local
-        if local >= 0 and call_5(peek_i64(window + V_RESOLVE), window, job, slot, row, entry_) >= 0:
-            poke_i64(peek_i64(job + J_ROWS) + 8 * slot, row)
+        poke_i64(peek_i64(job + J_ROWS) + 8 * slot, page * rows + local)
+        poke_i64(peek_i64(job + J_GENERATIONS) + 8 * slot, entry_)
+        if local >= 0 and call_5(peek_i64(window + V_RESOLVE), window, job, at, 1, 0) > 0:
             poke_f64(peek_i64(state + Q_PROBABILITIES) + 8 * slot, leaf / total)
-            return entry_
-    return -1
+            return True
+    return False
 
 
 def _draw(state, job, slots, count, attempt):  # type: ignore[no-untyped-def]
@@ -156,7 +176,8 @@ def _draw(state, job, slots, count, attempt):  # type: ignore[no-untyped-def]
         return call_5(peek_i64(state + Q_UNIFORM), peek_i64(state + Q_UNIFORM_STATE), job, slots, count, attempt)
     seed = peek_i64(state + Q_SEED)
     batch = peek_i64(peek_i64(state + Q_BATCH_AT))
-    size = peek_i64(job + J_BATCH)
+    begin = peek_i64(job + J_FIRST)
+    size = peek_i64(job + J_BATCH) - begin
     stratified = peek_i64(state + Q_STRATIFIED) != 0
     density = listed / total
     whole, rest = total // size, total % size
@@ -172,8 +193,9 @@ def _draw(state, job, slots, count, attempt):  # type: ignore[no-untyped-def]
             first, second = random_pair(seed, batch, lane(slot, attempt, 0))
         low, high = 0, total
         if stratified:
-            low = whole * slot + rest * slot // size
-            high = whole * (slot + 1) + rest * (slot + 1) // size
+            stratum = slot - begin
+            low = whole * stratum + rest * stratum // size
+            high = whole * (stratum + 1) + rest * (stratum + 1) // size
         position = low + scale_to(second if slot & 1 else first, max(1, high - low))
         entry_ = locate(entries, listed, np.int64(position * density), position)
         page = peek_i64(entry_ + E_PAGE)
@@ -197,14 +219,21 @@ def _draw(state, job, slots, count, attempt):  # type: ignore[no-untyped-def]
             poke_i64(after_at + 8 * slot, after)
             poke_f64(probabilities + 8 * slot, leaf / total)
         ask_for(job, slots + 8 * start, here)
+    done = stop = 0
+    while done < count:
+        if stop <= done:
+            stop = done
+            while stop < count and peek_f64(probabilities + 8 * peek_i64(slots + 8 * stop)) > 0.0:
+                stop += 1
+        if stop > done:
+            done += call_5(peek_i64(window + V_RESOLVE), window, job, slots + 8 * done, stop - done, 0)
+        if done < count and (done < stop or peek_f64(probabilities + 8 * peek_i64(slots + 8 * done)) <= 0.0):
+            if not _try_again(state, job, slots + 8 * done, entries, listed, total, attempt):
+                return -1
+            done += 1
     for i in range(count):
         slot = peek_i64(slots + 8 * i)
         entry_ = peek_i64(entry_at + 8 * slot)
-        refused = peek_f64(probabilities + 8 * slot) <= 0.0
-        if refused or call_5(peek_i64(window + V_RESOLVE), window, job, slot, peek_i64(row_at + 8 * slot), entry_) < 0:
-            entry_ = _try_again(state, job, slot, entries, listed, total, attempt)
-            if entry_ < 0:
-                return -1
         poke_i64(page_at + 8 * slot, peek_i64(entry_ + E_PAGE))
         poke_i64(entry_at + 8 * slot, peek_i64(entry_ + E_GENERATION))
     return count
@@ -302,9 +331,7 @@ class PrioritisedSampler:
         self._words = self._state.data
         self._drawn = self._probabilities.ctypes.data
         self._sums = self._tree.ctypes.data
-        self._leaves = Leaves(rule, size)
-        self._keys = np.zeros(size, np.int64)
-        self._key_address = self._keys.ctypes.data
+        self._reserve(size)
         self._update, self._weigh, self._least_leaf = entry(update), entry(weigh), entry(least_leaf)
         self._outputs: dict[int, tuple[dict[str, Array], int, int]] = {}
         self.function = address(_draw, SIGNATURE)
@@ -333,8 +360,8 @@ class PrioritisedSampler:
         """Rows that the last draw looked at, those that begin no window included."""
         return self._words[Q_OFFERED // 8]
 
-    def finish(self, arrays: dict[str, Array]) -> None:
-        """Fill "probabilities" and "weights" of the batch that was drawn last."""
+    def finish(self, arrays: dict[str, Array], first: int = 0, count: int | None = None) -> None:
+        """Fill "probabilities" and "weights" of the batch that was drawn last, or of its `count` slots from `first` on."""
         known = self._outputs.get(id(arrays))
         if known is None or known[0] is not arrays:
             # taking an array's address costs as much as weighing all samples, and there are but a few buffers
@@ -346,7 +373,9 @@ class PrioritisedSampler:
             least = -1.0
         elif self._options.normalise == "buffer" and total > 0:
             least = self._least_leaf(self._sums, self._words[Q_WINDOW // 8], self._table) / total
-        self._weigh(self._drawn, self._size, self.candidates, self.beta, least, known[1], known[2])
+        size = self._size if count is None else count
+        drawn, out, weights = self._drawn + 8 * first, known[1] + 8 * first, known[2] + 4 * first
+        self._weigh(drawn, size, self.candidates, self.beta, least, out, weights)
 
     def update(self, ids: Any, priorities: Any) -> int:
         """Set priorities by row id; returns how many came too late.
@@ -354,23 +383,51 @@ class PrioritisedSampler:
         Raises:
             FieldError: Wrong shape or dtype, or a NaN, infinite or negative priority; nothing is changed.
         """
-        keys = np.asarray(ids)
-        count = keys.size
-        if keys.ndim != 1 or (keys.dtype != np.int64 and count and keys.dtype.kind not in "iu"):
+        # what a batch and a learner mostly hand over is taken as it is: each conversion costs as much as fifty rows
+        keys = ids if type(ids) is np.ndarray and ids.dtype is _INT64 and ids.flags.carray else _as_ids(ids)
+        if keys.ndim != 1:
             raise FieldError(f"Expected ids as int64 [n], from batch.ids, got {keys.dtype} {keys.shape}", at="ids")
-        self._leaves.fill(priorities, count)
-        if count > len(self._keys):
-            self._keys = np.zeros(count, np.int64)
-            self._key_address = self._keys.ctypes.data
-        self._keys[:count] = keys
+        count, values = len(keys), priorities
+        if not (
+            type(values) is np.ndarray
+            and values.dtype is _FLOAT64
+            and values.flags.carray
+            and values.shape == keys.shape
+        ):
+            values = as_priorities(priorities, count)
+        if count > self._room:
+            self._reserve(count)
+        rule = self._rule
         late = self._update(
             self._sums,
             self._words[Q_WINDOW // 8],
             self._table,
-            self._key_address,
-            self._leaves.address,
-            count,
-            self._rule.span,
+            keys,
+            values,
+            self._scratch,
+            rule.alpha,
+            rule.eps,
+            rule.span,
         )
+        if late < 0:
+            raise not_a_priority(values, -1 - late)
         self.ignored += late
         return late
+
+    def _reserve(self, count: int) -> None:
+        """Memory for an update of `count` rows."""
+        self._room = count
+        self._memory = np.zeros(3 * count, np.int64)
+        self._scratch = self._memory.ctypes.data
+
+
+def _as_ids(ids: Any) -> Array:
+    """Row ids as C-contiguous int64.
+
+    Raises:
+        FieldError: No integers.
+    """
+    keys = np.asarray(ids.cpu().numpy() if hasattr(ids, "detach") else ids)
+    if keys.dtype.kind not in "iu" and keys.size:
+        raise FieldError(f"Expected ids as int64 [n], from batch.ids, got {keys.dtype} {keys.shape}", at="ids")
+    return np.require(keys, np.int64, ["C", "A", "E"])

@@ -5,6 +5,9 @@ brought up to date before every draw: pages that changed generation or that anot
 rows of open pages are added. So there is no shared tree that a killed process could leave torn, and a learner that starts
 builds its sums in about a millisecond per million rows. All sums are int64: exact, whatever the order.
 
+A learner that is killed between its stores of leaves and the pages' counts of them leaves the others' sums behind the leaves;
+whoever recovers it raises all counts (store.protocol.outdate_sums), and they sum anew.
+
 A block is 32 rows, a group 32 blocks. Where a window starts only at some rows (every k-th step, an episode's first), the
 others weigh nothing: sums and counts are of rows that can anchor the window.
 """
@@ -13,13 +16,9 @@ from __future__ import annotations
 
 from conduit.jit import inner, kernel
 from conduit.kernels.cpu import GENERATION_MASK, ROW_BITS, ROW_MASK
+from conduit.kernels.leaves import to_leaves
 from conduit.kernels.resolve import (
     E_BYTES,
-    E_ENVS,
-    E_FIRST,
-    E_GENERATION,
-    E_LIMIT,
-    E_PAGE,
     E_START,
     V_ENVS,
     V_EVERY,
@@ -27,6 +26,7 @@ from conduit.kernels.resolve import (
     V_NEED,
     may_anchor,
 )
+from conduit.sampling.pages import list_page, rows_to_draw
 from conduit.store.atomics import (
     fetch_add,
     load_acquire,
@@ -43,6 +43,7 @@ from conduit.store.words import (
     FINAL,
     GENERATION_SHIFT,
     KIND_MASK,
+    LINE,
     META_BYTES,
     OPEN,
     PAGE_COMMITTED,
@@ -160,39 +161,25 @@ def refresh(tree, window, table, entries):  # type: ignore[no-untyped-def]
         Pages listed, sum of all leaves, rows that can anchor the window, rows in all.
     """
     rows = peek_i64(table + T_ROWS)
-    future = peek_i64(table + T_FUTURE)
     need = peek_i64(window + V_NEED)
     total = 0
     listed = 0
     candidates = 0
     offered = 0
     for page in range(peek_i64(table + T_COUNT)):
-        block = block_of(table, page)
-        word = load_acquire(block + PAGE_STATE)
-        kind = word & KIND_MASK
         known = tree + P_BYTES * page
-        if kind != OPEN and kind != SEALED:
-            _forget(known)
-            continue
-        committed = min(load_acquire(block + PAGE_COMMITTED), rows)
-        envs = load_relaxed(block + PAGE_ENVS)
-        end = committed
-        if kind == OPEN:
-            end -= need * envs
-        elif load_relaxed(block + PAGE_ENDED) == 0:
-            end -= future * envs
-        begin = max(0, load_relaxed(block + PAGE_FIRST))
+        begin, end, committed, generation, envs = rows_to_draw(table, page, need)
         if end <= begin:
             _forget(known)
             continue
-        updates = load_acquire(block + PAGE_UPDATES)
-        same = peek_i64(known + P_GENERATION) == (word >> GENERATION_SHIFT) and peek_i64(known + P_BEGIN) == begin
+        updates = load_acquire(block_of(table, page) + PAGE_UPDATES)
+        same = peek_i64(known + P_GENERATION) == generation and peek_i64(known + P_BEGIN) == begin
         if same and peek_i64(known + P_UPDATES) == updates and peek_i64(known + P_END) <= end:
             if peek_i64(known + P_END) < end:
                 _add_rows(tree, window, table, page, peek_i64(known + P_END), end)
         else:
             _sum_anew(tree, window, table, page, begin, end)
-        poke_i64(known + P_GENERATION, word >> GENERATION_SHIFT)
+        poke_i64(known + P_GENERATION, generation)
         poke_i64(known + P_BEGIN, begin)
         poke_i64(known + P_END, end)
         poke_i64(known + P_UPDATES, updates)
@@ -200,13 +187,7 @@ def refresh(tree, window, table, entries):  # type: ignore[no-untyped-def]
         offered += end - begin
         if peek_i64(known + P_SUM) == 0:
             continue
-        entry = entries + E_BYTES * listed
-        poke_i64(entry + E_START, total)
-        poke_i64(entry + E_PAGE, page)
-        poke_i64(entry + E_FIRST, page * rows + begin)
-        poke_i64(entry + E_LIMIT, page * rows + committed)
-        poke_i64(entry + E_GENERATION, word >> GENERATION_SHIFT)
-        poke_i64(entry + E_ENVS, envs)
+        list_page(entries + E_BYTES * listed, total, page, rows, begin, committed, generation, envs)
         total += peek_i64(known + P_SUM)
         listed += 1
     poke_i64(entries + E_BYTES * listed + E_START, total)
@@ -276,56 +257,67 @@ def find_row(tree, window, table, page, block, position):  # type: ignore[no-unt
     return found, leaf
 
 
-@kernel("int64(int64, int64, int64, int64, int64, int64, int64)")
-def update(tree, window, table, ids, leaves, count, span):  # type: ignore[no-untyped-def]
+@kernel("int64(int64, int64, int64, int64[::1], float64[::1], int64, float64, float64, int64)")
+def update(tree, window, table, ids, priorities, scratch, alpha, eps, span):  # type: ignore[no-untyped-def]
     """Store new leaves, keep this learner's sums in step, and remember the largest of late for new rows.
 
     Args:
         tree: The learner's words.
         window: The learner's window, or 0 before its first draw: it has no sums then.
         table: Table descriptor.
-        ids: Row ids, int64 [count]; of duplicates the last one wins.
-        leaves: uint32 [count].
-        count: How many.
+        ids: Row ids, int64 [n]; of duplicates the last one wins.
+        priorities: float64 [n].
+        scratch: Memory of int64 [3 n].
+        alpha: Exponent of the table's rule (kernels.leaves).
+        eps: What the rule adds to each priority.
         span: Updates after which the span for new rows turns.
 
     Returns:
         How many ids were ignored: their rows have been overwritten, belong to the stream's next page by now, or never were
-        rows that can be drawn.
+        rows that can be drawn. Or -1 - i when priority i is none, and nothing was changed.
     """
+    count = len(ids)
+    page_of, touched, leaves = scratch, scratch + 8 * count, scratch + 16 * count
+    bad = to_leaves(priorities.ctypes.data, count, alpha, eps, leaves)
+    if bad >= 0:
+        return -1 - bad
+    # read once: nothing that is stored below can change them, which a compiler cannot know
     rows = peek_i64(table + T_ROWS)
+    pages = peek_i64(table + T_COUNT)
     base = peek_i64(table + T_PRIORITY)
     metas = peek_i64(table + T_META)
     future = peek_i64(table + T_FUTURE)
-    pages = peek_i64(table + T_COUNT)
+    words = block_of(table, 0)
+    blocks, groups, block_count, group_count = _sums_of(tree, table, 0)
     dense = window != 0 and is_dense(window)
-    ignored = 0
-    largest = 0
-    for i in range(count):
-        prefetch(base + 4 * (peek_i64(ids + 8 * i) & ROW_MASK))
     inverse = 1.0 / rows
     for i in range(count):
-        key = peek_i64(ids + 8 * i)
-        row = key & ROW_MASK
-        if row >= pages * rows:
+        row = ids[i] & ROW_MASK
+        # row // rows, without the division: half a row more keeps what is rounded off from mattering
+        page = int((row + 0.5) * inverse)
+        poke_i64(page_of + 8 * i, page)
+        prefetch(base + 4 * row)
+        prefetch(blocks + 8 * (block_count * page + ((row - page * rows) >> _BITS)))
+    ignored = 0
+    largest = 0
+    listed = 0
+    for i in range(count):
+        key = ids[i]
+        page = peek_i64(page_of + 8 * i)
+        if page >= pages:
             ignored += 1
             continue
-        # row // rows, without the division
-        page = int(row * inverse)
-        page += ((page + 1) * rows <= row) - (page * rows > row)
-        block = block_of(table, page)
+        row = key & ROW_MASK
+        local = row - page * rows
+        block = words + LINE * page
         state = load_acquire(block + PAGE_STATE)
         kind = state & KIND_MASK
+        generation = state >> GENERATION_SHIFT
         end = load_acquire(block + PAGE_COMMITTED)
-        envs = load_relaxed(block + PAGE_ENVS)
         if kind == SEALED and load_relaxed(block + PAGE_ENDED) == 0:
-            end -= future * envs
-        local = row - page * rows
-        alive = ((state >> GENERATION_SHIFT) & GENERATION_MASK) == (key >> ROW_BITS) and (
-            kind == OPEN or kind == SEALED
-        )
-        inside = load_relaxed(block + PAGE_FIRST) <= local < end
-        if not alive or not inside:
+            end -= future * load_relaxed(block + PAGE_ENVS)
+        alive = (generation & GENERATION_MASK) == (key >> ROW_BITS) and (kind == OPEN or kind == SEALED)
+        if not alive or not load_relaxed(block + PAGE_FIRST) <= local < end:
             ignored += 1
             continue
         at = base + 4 * row
@@ -339,25 +331,28 @@ def update(tree, window, table, ids, leaves, count, span):  # type: ignore[no-un
         change = leaf - present
         poke_u32(at, leaf)
         known = tree + P_BYTES * page
-        poke_i64(known + P_PENDING, peek_i64(known + P_PENDING) + 1)
-        summed = peek_i64(known + P_GENERATION) == (state >> GENERATION_SHIFT) and peek_i64(
-            known + P_BEGIN
-        ) <= local < peek_i64(known + P_END)
-        if summed and (dense or may_anchor(window, table, page, local, envs)):
-            blocks, groups, _, _ = _sums_of(tree, table, page)
-            block_sum, group_sum = blocks + 8 * (local >> _BITS), groups + 8 * (local >> (2 * _BITS))
+        pending = peek_i64(known + P_PENDING)
+        poke_i64(known + P_PENDING, pending + 1)
+        poke_i64(touched + 8 * listed, page)
+        listed += pending == 0
+        summed = peek_i64(known + P_GENERATION) == generation and peek_i64(known + P_BEGIN) <= local < peek_i64(
+            known + P_END
+        )
+        if summed and (dense or may_anchor(window, table, page, local, load_relaxed(block + PAGE_ENVS))):
+            block_sum = blocks + 8 * (block_count * page + (local >> _BITS))
+            group_sum = groups + 8 * (group_count * page + (local >> (2 * _BITS)))
             poke_i64(block_sum, peek_i64(block_sum) + change)
             poke_i64(group_sum, peek_i64(group_sum) + change)
             poke_i64(known + P_SUM, peek_i64(known + P_SUM) + change)
-    for page in range(pages):
+    for i in range(listed):
+        page = peek_i64(touched + 8 * i)
         known = tree + P_BYTES * page
         pending = peek_i64(known + P_PENDING)
-        if pending > 0:
-            poke_i64(known + P_PENDING, 0)
-            # another learner that updates in between makes the count jump: this page is summed anew then
-            before = fetch_add(block_of(table, page) + PAGE_UPDATES, pending)
-            if before == peek_i64(known + P_UPDATES):
-                poke_i64(known + P_UPDATES, before + pending)
+        poke_i64(known + P_PENDING, 0)
+        # another learner that updates in between makes the count jump: this page is summed anew then
+        before = fetch_add(words + LINE * page + PAGE_UPDATES, pending)
+        if before == peek_i64(known + P_UPDATES):
+            poke_i64(known + P_UPDATES, before + pending)
     recent = peek_i64(table + T_CONTROL) + TABLE_RECENT_LEAF
     if fetch_add(recent + 16, count - ignored) + count - ignored >= span:
         store_relaxed(recent + 16, 0)

@@ -20,36 +20,24 @@ from conduit.kernels.resolve import (
     E_ENVS,
     E_FIRST,
     E_GENERATION,
-    E_LIMIT,
     E_PAGE,
-    E_START,
     V_NEED,
     V_RESOLVE,
     ask_ahead,
 )
-from conduit.store.atomics import call_5, load_acquire, load_relaxed, peek_i64, poke_i64
-from conduit.store.protocol import block_of
+from conduit.sampling.pages import list_page, rows_to_draw
+from conduit.store.atomics import call_5, peek_i64, poke_i64, words_at
 from conduit.store.words import (
-    GENERATION_SHIFT,
-    KIND_MASK,
-    OPEN,
-    PAGE_COMMITTED,
-    PAGE_ENDED,
-    PAGE_ENVS,
-    PAGE_FIRST,
-    PAGE_STATE,
-    SEALED,
     T_COUNT,
-    T_FUTURE,
     T_META,
     T_ROWS,
 )
 
-S_SEED, S_BATCH, S_LEAST, S_CANDIDATES, S_SNAPSHOT, S_PAGES = range(0, 48, 8)
+S_SEED, S_BATCH, S_LEAST, S_CANDIDATES, S_SNAPSHOT, S_PAGES, S_BITS = range(0, 56, 8)
 """Words of the sampler's state: seed, number of the batch, least number of candidates, candidates at the last look,
-address of the list of pages (kernels.resolve.E_*), pages listed."""
+address of the list of pages (kernels.resolve.E_*), pages listed, and room for one chunk's random bits."""
 _TRIES = (1 << 19) - 1
-_CHUNK = 8
+_CHUNK = 16
 _SIGNATURE = "int64(int64, int64, int64, int64, int64)"
 
 
@@ -61,40 +49,17 @@ def lane(slot, attempt, tries):  # type: ignore[no-untyped-def]
 
 @inner
 def look(state, table, need):  # type: ignore[no-untyped-def]
-    """List the pages that have candidates for windows that need `need` ticks of future; returns the number of candidates.
-
-    A page that is being written is sampled up to its newest complete window. When it is sealed and its stream goes on, its
-    last ticks (as many as the widest window of the table needs) belong to the next page, which has them as its halo.
-    """
+    """List the pages that have candidates for windows that need `need` ticks of future; returns the number of candidates."""
     entries = peek_i64(state + S_SNAPSHOT)
     rows = peek_i64(table + T_ROWS)
-    future = peek_i64(table + T_FUTURE)
     total = 0
     listed = 0
     for page in range(peek_i64(table + T_COUNT)):
-        block = block_of(table, page)
-        word = load_acquire(block + PAGE_STATE)
-        kind = word & KIND_MASK
-        if kind != OPEN and kind != SEALED:
+        begin, end, committed, generation, envs = rows_to_draw(table, page, need)
+        if end <= begin:
             continue
-        committed = min(load_acquire(block + PAGE_COMMITTED), rows)
-        end = committed
-        envs = load_relaxed(block + PAGE_ENVS)
-        if kind == OPEN:
-            end -= need * envs
-        elif load_relaxed(block + PAGE_ENDED) == 0:
-            end -= future * envs
-        first = max(0, load_relaxed(block + PAGE_FIRST))
-        if end <= first:
-            continue
-        entry = entries + E_BYTES * listed
-        poke_i64(entry + E_START, total)
-        poke_i64(entry + E_PAGE, page)
-        poke_i64(entry + E_FIRST, page * rows + first)
-        poke_i64(entry + E_LIMIT, page * rows + committed)
-        poke_i64(entry + E_GENERATION, word >> GENERATION_SHIFT)
-        poke_i64(entry + E_ENVS, envs)
-        total += end - first
+        list_page(entries + E_BYTES * listed, total, page, rows, begin, committed, generation, envs)
+        total += end - begin
         listed += 1
     poke_i64(entries + E_BYTES * listed, total)
     poke_i64(state + S_PAGES, listed)
@@ -120,29 +85,44 @@ def locate(entries, listed, guess, position):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _settle(state, job, slots, begin, end, attempt, total):  # type: ignore[no-untyped-def]
-    """Resolve the windows of listed slots [begin, end), and draw again where a row anchors none; False when none is found."""
+def random_bits(seed, batch, attempt, slots, count, out):  # type: ignore[no-untyped-def]
+    """The first 64 random bits of each listed slot, int64 [count] at `out`; without branches, so that eight are made at once."""
+    listed, made = words_at(slots), words_at(out)
+    for i in range(count):
+        slot = listed[i]
+        first, second = random_pair(seed, batch, lane(slot, attempt, 0))
+        made[i] = np.int64(second if slot & 1 else first)
+
+
+@inner
+def _settle(state, job, slots, count, attempt, total):  # type: ignore[no-untyped-def]
+    """Resolve the windows of listed slots, and draw again where a row anchors none; False when none is found."""
     window = peek_i64(job + J_WINDOW)
     resolve = peek_i64(window + V_RESOLVE)
+    row_at, page_at, entry_at = peek_i64(job + J_ROWS), peek_i64(job + J_PAGES), peek_i64(job + J_GENERATIONS)
     entries = peek_i64(state + S_SNAPSHOT)
     listed = peek_i64(state + S_PAGES)
     density = listed / total
-    for i in range(begin, end):
+    done = call_5(resolve, window, job, slots, count, 0)
+    tries = 0
+    while done < count:
+        tries += 1
+        if tries > _TRIES:
+            return False
+        slot = peek_i64(slots + 8 * done)
+        first, second = random_pair(peek_i64(state + S_SEED), peek_i64(state + S_BATCH), lane(slot, attempt, tries))
+        position = scale_to(second if slot & 1 else first, total)
+        entry = locate(entries, listed, np.int64(position * density), position)
+        poke_i64(row_at + 8 * slot, peek_i64(entry + E_FIRST) + position - peek_i64(entry))
+        poke_i64(entry_at + 8 * slot, entry)
+        more = call_5(resolve, window, job, slots + 8 * done, count - done, 0)
+        tries = 0 if more > 0 else tries
+        done += more
+    for i in range(count):
         slot = peek_i64(slots + 8 * i)
-        row = peek_i64(peek_i64(job + J_ROWS) + 8 * slot)
-        entry = peek_i64(peek_i64(job + J_GENERATIONS) + 8 * slot)
-        tries = 0
-        while call_5(resolve, window, job, slot, row, entry) < 0:
-            tries += 1
-            if tries > _TRIES:
-                return False
-            first, second = random_pair(peek_i64(state + S_SEED), peek_i64(state + S_BATCH), lane(slot, attempt, tries))
-            position = scale_to(second if slot & 1 else first, total)
-            entry = locate(entries, listed, np.int64(position * density), position)
-            row = peek_i64(entry + E_FIRST) + position - peek_i64(entry)
-        poke_i64(peek_i64(job + J_ROWS) + 8 * slot, row)
-        poke_i64(peek_i64(job + J_PAGES) + 8 * slot, peek_i64(entry + E_PAGE))
-        poke_i64(peek_i64(job + J_GENERATIONS) + 8 * slot, peek_i64(entry + E_GENERATION))
+        entry = peek_i64(entry_at + 8 * slot)
+        poke_i64(page_at + 8 * slot, peek_i64(entry + E_PAGE))
+        poke_i64(entry_at + 8 * slot, peek_i64(entry + E_GENERATION))
     return True
 
 
@@ -157,30 +137,34 @@ def _draw(state, job, slots, count, attempt):  # type: ignore[no-untyped-def]
     listed = peek_i64(state + S_PAGES)
     seed = peek_i64(state + S_SEED)
     batch = peek_i64(state + S_BATCH)
+    row_at, after_at, entry_at = peek_i64(job + J_ROWS), peek_i64(job + J_FOLLOWING), peek_i64(job + J_GENERATIONS)
+    bits = state + S_BITS
     density = listed / total
-    first = second = np.uint64(0)
-    computed = -1
     # what lies at a chunk's positions is asked for, and looked at a chunk later: the memory works on one chunk's misses
     # while the one before is being resolved and the next one computed
     for start in range(0, count + _CHUNK, _CHUNK):
         here = min(_CHUNK, count - start)
-        for i in range(start, start + here):
-            slot = peek_i64(slots + 8 * i)
-            if slot >> 1 != computed:
-                computed = slot >> 1
-                first, second = random_pair(seed, batch, lane(slot, attempt, 0))
-            position = scale_to(second if slot & 1 else first, total)
-            entry = locate(entries, listed, np.int64(position * density), position)
-            row = peek_i64(entry + E_FIRST) + position - peek_i64(entry)
-            after = ask_ahead(window, metas, row, peek_i64(entry + E_ENVS))
-            poke_i64(peek_i64(job + J_ROWS) + 8 * slot, row)
-            poke_i64(peek_i64(job + J_FOLLOWING) + 8 * slot, after)
-            poke_i64(peek_i64(job + J_GENERATIONS) + 8 * slot, entry)
         if here > 0:
-            ask_for(job, slots + 8 * start, here)
+            chunk = slots + 8 * start
+            random_bits(seed, batch, attempt, chunk, here, bits)
+            positions = words_at(bits)
+            for i in range(here):
+                positions[i] = scale_to(np.uint64(positions[i]), total)
+            for i in range(here):
+                slot = peek_i64(chunk + 8 * i)
+                position = positions[i]
+                entry = locate(entries, listed, np.int64(position * density), position)
+                row = peek_i64(entry + E_FIRST) + position - peek_i64(entry)
+                after = ask_ahead(window, metas, row, peek_i64(entry + E_ENVS))
+                poke_i64(row_at + 8 * slot, row)
+                poke_i64(after_at + 8 * slot, after)
+                poke_i64(entry_at + 8 * slot, entry)
+            ask_for(job, chunk, here)
         before = start - _CHUNK
-        if before >= 0 and not _settle(state, job, slots, before, min(before + _CHUNK, count), attempt, total):
-            return -1
+        if before >= 0:
+            past = min(_CHUNK, count - before)
+            if not _settle(state, job, slots + 8 * before, past, attempt, total):
+                return -1
     return count
 
 
@@ -195,7 +179,7 @@ class Uniform:
 
     def __init__(self, seed: int, pages: int, least: int = 1) -> None:
         self._snapshot = np.zeros((pages + 1, E_BYTES // 8), np.int64)
-        self._state = np.zeros(S_PAGES // 8 + 1, np.int64)
+        self._state = np.zeros(S_BITS // 8 + _CHUNK, np.int64)
         self._state[S_SEED // 8] = np.uint64(seed % 2**64).astype(np.int64)
         self._state[S_LEAST // 8] = least
         self._state[S_SNAPSHOT // 8] = self._snapshot.ctypes.data
@@ -206,7 +190,7 @@ class Uniform:
     @property
     def batch(self) -> int:
         """Number of the batch that is drawn next; set it to repeat or skip draws."""
-        return int(self._state[S_BATCH // 8])
+        return self._words[S_BATCH // 8]
 
     @batch.setter
     def batch(self, number: int) -> None:
@@ -216,13 +200,13 @@ class Uniform:
         """Go on to the next batch."""
         self._words[S_BATCH // 8] += 1
 
-    def finish(self, arrays: dict[str, np.ndarray[Any, Any]]) -> None:
+    def finish(self, arrays: dict[str, np.ndarray[Any, Any]], first: int = 0, count: int | None = None) -> None:
         """Nothing is left to do for a batch of equal probabilities."""
 
     @property
     def candidates(self) -> int:
         """Rows that the last draw chose among, rejected ones included."""
-        return int(self._state[S_CANDIDATES // 8])
+        return self._words[S_CANDIDATES // 8]
 
     @property
     def offered(self) -> int:

@@ -132,6 +132,16 @@ poke_u16 = _poke(ir.IntType(16))
 
 
 @intrinsic
+def words_at(typingctx: Any, address: Any) -> Any:
+    """int64 at an address, to be indexed: loops over such pointers become vector ones, loops over addresses do not."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _pointer(builder, args[0])
+
+    return types.CPointer(types.int64)(types.int64), codegen
+
+
+@intrinsic
 def peek_f64(typingctx: Any, address: Any) -> Any:
     """Plain load of a float64."""
 

@@ -86,7 +86,8 @@ class Table:
             writer of N environments fills N rows per tick, and its pages must hold a handful of ticks.
         max_stack: Longest frame stack, in ticks, that windows may ask for (inclusive).
         max_n_step: Longest n-step return, in ticks, that windows may ask for (inclusive).
-        max_length: Longest sequence, episode or rollout, in ticks, that windows may ask for (inclusive).
+        max_length: Longest sequence, episode or rollout, in ticks, that windows may ask for (inclusive); one more than that
+            where they ask for `next_obs`.
         num_envs: Environments per writer that page size is chosen for; writers may have fewer or more.
         priorities: How rows are prioritised, or None for a table without priorities.
         mean_lengths: {ragged field: mean length that its arenas are made for}; half of the largest length where it is
@@ -171,8 +172,8 @@ class Table:
 
     @property
     def _least_ticks(self) -> int:
-        """Ticks that a page must hold beside its halo."""
-        return _MIN_TICKS if self.rollout_length is None else self.rollout_length
+        """Ticks that a page must hold beside its halo; of a rollout, the observations behind its last tick as well."""
+        return _MIN_TICKS if self.rollout_length is None else self.rollout_length + 1
 
     def check_window(self, history: int, future: int) -> None:
         """Refuse a window that is wider than this table was created for.
@@ -192,7 +193,8 @@ class Table:
         if future > self.future_ticks:
             raise ConfigError(
                 f"Expected a window of at most {self.future_ticks} ticks behind its first, got {future}: create the table "
-                f"with max_n_step={future} (transitions) or max_length={future + 1} (sequences, episodes, rollouts)"
+                f"with max_n_step={future} (transitions) or max_length={future + 1} (sequences, episodes, rollouts; with "
+                "next_obs=True they need one tick more than they are long)"
             )
 
     def arena_items(self, page_rows: int) -> dict[str, int]:
@@ -222,9 +224,9 @@ class Table:
                     f"got {page_rows!r}"
                 )
         elif self.rollout_length is not None:
-            # a rollout of each environment, a final observation of each after its last tick, and as many in between
-            # as a quarter of the ticks
-            ticks = self.rollout_length + 1 + self.rollout_length // 4
+            # a rollout of each environment, the observation of each behind its last tick, a final observation of each,
+            # and as many in between as a quarter of the ticks
+            ticks = self.rollout_length + 2 + max(4, self.rollout_length // 4)
             page_rows = ticks * self.num_envs
         else:
             wanted = self.num_envs * max(256, 16 * self.halo_ticks)
@@ -263,6 +265,8 @@ class Table:
         """
         halo = self.halo_ticks * (2 if finals else 1)
         need = (halo + self._least_ticks) * num_envs
+        if finals and self.rollout_length is not None:
+            need += num_envs
         page_rows = self.geometry()[1]
         if need > page_rows:
             what = f"{self.halo_ticks} ticks and as many final observations" if finals else f"{self.halo_ticks} ticks"

@@ -16,6 +16,8 @@ LOCK_BASE = 1 << 40
 LOCK_SPAN = 1 << 20
 LOCK_PUBLISHERS = 1 << 16
 """Lock byte LOCK_BASE + LOCK_PUBLISHERS + i is held by the publisher of weights slot i."""
+LOCK_LOADERS = 1 << 17
+"""Held for a moment by who takes or registers a loader's name."""
 LOCK_CREATOR = LOCK_SPAN - 1
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from conduit.errors import EngineNotFound, Forked, ParticipantsFull
 from conduit.jit import entry
 from conduit.store import protocol
-from conduit.store.layout import HAZARDS_PER_PARTICIPANT
+from conduit.store.layout import HAZARDS_PER_PARTICIPANT, LOADER_BYTES, MAX_NAMED_LOADERS
 from conduit.store.locks import held, try_lock, unlock
 from conduit.store.segment import Segment
 
@@ -87,8 +87,9 @@ class Participants:
         self._hazards = segment.array(
             segment.layout.hazards, (self._count, HAZARDS_PER_PARTICIPANT), np.dtype(np.int64)
         )
+        self._hazard_base: int = self._hazards.ctypes.data
+        # single list operations, and no mutex: a lease may end in a garbage collection in the middle of either of them
         self._free_hazards = list(range(HAZARDS_PER_PARTICIPANT))
-        self._mutex = threading.Lock()
         # threads of a process share the lock descriptor, so the kernel's lock does not keep them apart
         self._recovering = threading.Lock()
         self._last_look = 0.0
@@ -186,25 +187,32 @@ class Participants:
         Raises:
             BufferError: All slots are in use.
         """
-        with self._mutex:
-            if not self._free_hazards:
-                raise BufferError(
-                    f"Expected fewer than {HAZARDS_PER_PARTICIPANT} leases at a time in one attached client; end some"
-                )
-            return self._hazards[self.number, self._free_hazards.pop() :].ctypes.data
+        try:
+            index = self._free_hazards.pop()
+        except IndexError:
+            raise BufferError(
+                f"Expected at most {HAZARDS_PER_PARTICIPANT} leases and claims at a time in one attached client: end some, "
+                "acknowledge claims and drop what was made from them"
+            ) from None
+        return self._hazard_base + 8 * (self.number * HAZARDS_PER_PARTICIPANT + index)
 
     def give_hazard(self, address: int) -> None:
         """Make a hazard slot available again; its lease has ended."""
-        index = (address - self._hazards[self.number].ctypes.data) // 8
-        with self._mutex:
-            self._free_hazards.append(index)
+        self._free_hazards.append((address - self._hazard_base) // 8 - self.number * HAZARDS_PER_PARTICIPANT)
 
     # -- the dead
 
     def _recover(self, number: int) -> int:
         """Repair what a participant left; its lock is held by the caller."""
+        if number != self.number and self._lines[number, LINE_PID] != 0:
+            # it has not left: it died, maybe in the middle of an update of priorities
+            for table in self._tables:
+                entry(protocol.outdate_sums)(table.ctypes.data)
         pages = sum(entry(protocol.recover)(table.ctypes.data, number) for table in self._tables)
         entry(protocol.clear_hazards)(self._hazards[number].ctypes.data, HAZARDS_PER_PARTICIPANT)
+        # the names of its loaders are free again (conduit.store.loaders.LOADER_OWNER)
+        loaders = self._segment.base + self._segment.layout.loaders
+        entry(protocol.clear_marks)(loaders, LOADER_BYTES, MAX_NAMED_LOADERS, number + 1)
         return pages
 
     def recover_dead(self) -> int:

@@ -30,6 +30,7 @@ from conduit.store.atomics import (
     syscall,
 )
 from conduit.store.words import (
+    CONSUMER_MASK,
     FREE,
     GENERATION_SHIFT,
     INIT,
@@ -45,20 +46,31 @@ from conduit.store.words import (
     PAGE_STATE,
     PAGE_STREAM,
     PAGE_TICK,
+    PAGE_UPDATES,
     POLICY_EVENT,
+    POSITION_MASK,
+    POSITION_SHIFT,
     SEALED,
+    SIDE_ACKED,
+    SIDE_CLAIM,
+    SIDE_RETURNED,
     T_CONTROL,
     T_COUNT,
     T_HAZARD_COUNT,
     T_HAZARDS,
     T_PAGE_BASE,
     T_PAGES,
+    T_PRIORITY,
+    T_QUEUE,
+    T_SIDES,
     TABLE_DATA,
+    TABLE_DELIVERED_AGAIN,
     TABLE_EVICTED_ROWS,
     TABLE_RECOVERED,
     TABLE_SEALED_ROWS,
     TABLE_SPACE,
     TABLE_TICKET,
+    TAG_SHIFT,
 )
 
 _NEVER = (1 << 63) - 1
@@ -70,6 +82,12 @@ _ALL = 1 << 30
 def block_of(table, page):  # type: ignore[no-untyped-def]
     """Address of a page's words."""
     return peek_i64(table + T_PAGES) + page * LINE
+
+
+@inner
+def side_of(table, page):  # type: ignore[no-untyped-def]
+    """Address of a page's side line."""
+    return peek_i64(table + T_SIDES) + page * LINE
 
 
 @inner
@@ -113,9 +131,19 @@ def _leased(table, page):  # type: ignore[no-untyped-def]
     return False
 
 
+@inner
+def _wanted(table, page):  # type: ignore[no-untyped-def]
+    """True for a SEALED page of a queue with rows that are not acknowledged, or that a consumer holds."""
+    word = load_acquire(side_of(table, page) + SIDE_CLAIM)
+    position = (word >> POSITION_SHIFT) & POSITION_MASK
+    return (word & CONSUMER_MASK) != 0 or position < load_acquire(block_of(table, page) + PAGE_COMMITTED)
+
+
 @kernel("int64(int64, int64, int64)")
 def claim(table, owner, careless):  # type: ignore[no-untyped-def]
     """Take a FREE page, else the oldest SEALED one that nobody leases; it is INIT and of a new generation then.
+
+    Of a queue only pages are taken of which every row is acknowledged.
 
     Args:
         table: Table descriptor.
@@ -123,15 +151,16 @@ def claim(table, owner, careless):  # type: ignore[no-untyped-def]
         careless: 1 leaves out the look at the leases before the swap, so that tests reach the give-back.
 
     Returns:
-        Page number, or -1 when every page is open or leased.
+        Page number, or -1 when every page is open or leased, or has rows that are not acknowledged.
     """
     floor = -1
+    queue = peek_i64(table + T_QUEUE)
     while True:
         best = -1
         best_age = _NEVER
         best_state = 0
         for page in range(peek_i64(table + T_COUNT)):
-            state = load_relaxed(block_of(table, page) + PAGE_STATE)
+            state = load_acquire(block_of(table, page) + PAGE_STATE)
             kind = state & KIND_MASK
             if kind == FREE:
                 # a claimer can die in INIT while a reader still leases the page: FREE pages may be leased too
@@ -139,7 +168,7 @@ def claim(table, owner, careless):  # type: ignore[no-untyped-def]
                     continue
                 best, best_state, best_age = page, state, -1
                 break
-            if kind == SEALED:
+            if kind == SEALED and (queue == 0 or not _wanted(table, page)):
                 age = load_relaxed(block_of(table, page) + PAGE_AGE)
                 if floor < age < best_age:
                     best, best_state, best_age = page, state, age
@@ -180,7 +209,8 @@ def seal(table, page, ended):  # type: ignore[no-untyped-def]
     control = peek_i64(table + T_CONTROL)
     state = load_relaxed(block + PAGE_STATE)
     store_relaxed(block + PAGE_ENDED, ended)
-    store_relaxed(block + PAGE_AGE, fetch_add(control + TABLE_TICKET, 1))
+    if peek_i64(table + T_QUEUE) == 0:
+        store_relaxed(block + PAGE_AGE, fetch_add(control + TABLE_TICKET, 1))
     fetch_add(control + TABLE_SEALED_ROWS, load_relaxed(block + PAGE_COMMITTED) - load_relaxed(block + PAGE_HALO))
     store_release(block + PAGE_STATE, ((state >> GENERATION_SHIFT) << GENERATION_SHIFT) | SEALED)
     wake(control + TABLE_DATA)
@@ -215,9 +245,39 @@ def _has_elder(table, page, owner):  # type: ignore[no-untyped-def]
     return False
 
 
+@inner
+def returned_until(side, tag):  # type: ignore[no-untyped-def]
+    """Local row up to which rows of the generation with this tag have been claimed and given back."""
+    word = load_relaxed(side + SIDE_RETURNED)
+    return (word >> POSITION_SHIFT) & POSITION_MASK if (word >> TAG_SHIFT) == tag else 0
+
+
+@inner
+def end_claim(table, page, word):  # type: ignore[no-untyped-def]
+    """Give back what a consumer has claimed of a queue's page and not acknowledged; returns 1 if `word` was its claim still."""
+    side = side_of(table, page)
+    position = (word >> POSITION_SHIFT) & POSITION_MASK
+    if returned_until(side, word >> TAG_SHIFT) < position:
+        store_relaxed(side + SIDE_RETURNED, word)
+    back = word - (word & CONSUMER_MASK) - (position << POSITION_SHIFT)
+    back |= load_acquire(side + SIDE_ACKED) << POSITION_SHIFT
+    return 1 if compare_and_swap(side + SIDE_CLAIM, word, back) == word else 0
+
+
+@inner
+def _end_claims(table, owner):  # type: ignore[no-untyped-def]
+    """Give back every claim of a dead consumer; returns their number."""
+    ended = 0
+    for page in range(peek_i64(table + T_COUNT)):
+        word = load_acquire(side_of(table, page) + SIDE_CLAIM)
+        if (word & CONSUMER_MASK) == owner + 1:
+            ended += end_claim(table, page, word)
+    return ended
+
+
 @kernel("int64(int64, int64)")
 def recover(table, owner):  # type: ignore[no-untyped-def]
-    """Take back the pages of a participant that is dead; the caller holds its liveness lock.
+    """Take back the pages and a queue's claims of a participant that is dead; the caller holds its liveness lock.
 
     INIT pages become FREE. An OPEN page with rows of its own becomes SEALED and ends its stream. An OPEN page that holds
     no more than its halo becomes FREE when the page before it is still OPEN (the writer died between the two), so that
@@ -247,15 +307,33 @@ def recover(table, owner):  # type: ignore[no-untyped-def]
                 taken += 1
             elif sweep == 1:
                 store_relaxed(block + PAGE_ENDED, 1)
-                store_relaxed(block + PAGE_AGE, fetch_add(control + TABLE_TICKET, 1))
+                if peek_i64(table + T_QUEUE) == 0:
+                    store_relaxed(block + PAGE_AGE, fetch_add(control + TABLE_TICKET, 1))
                 if compare_and_swap(block + PAGE_STATE, state, bare | SEALED) == state:
                     fetch_add(control + TABLE_SEALED_ROWS, own)
                 taken += 1
+    ended = _end_claims(table, owner) if peek_i64(table + T_QUEUE) != 0 else 0
+    if ended > 0:
+        fetch_add(control + TABLE_DELIVERED_AGAIN, ended)
     if taken > 0:
         fetch_add(control + TABLE_RECOVERED, taken)
+    if taken > 0 or ended > 0:
         wake(control + TABLE_DATA)
         wake(control + TABLE_SPACE)
     return taken
+
+
+@kernel("int64(int64)")
+def outdate_sums(table):  # type: ignore[no-untyped-def]
+    """Let every learner sum its leaf priorities anew, in a table that has some: a dead one may have stored leaves uncounted.
+
+    Its stores came before its death, so whoever acquires the raised counts sees them. To raise them again costs the same
+    sums once more.
+    """
+    if peek_i64(table + T_PRIORITY) != 0:
+        for page in range(peek_i64(table + T_COUNT)):
+            fetch_add(block_of(table, page) + PAGE_UPDATES, 1)
+    return 0
 
 
 @kernel("int64(int64, int64)")
@@ -263,6 +341,14 @@ def clear_hazards(hazards, count):  # type: ignore[no-untyped-def]
     """End every lease in `count` hazard slots of a dead participant."""
     for i in range(count):
         store_release(hazards + 8 * i, 0)
+    return 0
+
+
+@kernel("int64(int64, int64, int64, int64)")
+def clear_marks(marks, stride, count, mark):  # type: ignore[no-untyped-def]
+    """Set to 0 those of `count` words, `stride` bytes apart, that are `mark`; others may store theirs meanwhile."""
+    for i in range(count):
+        compare_and_swap(marks + stride * i, mark, 0)
     return 0
 
 

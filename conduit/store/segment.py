@@ -14,6 +14,7 @@ import os
 import struct
 import time
 import uuid
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -200,8 +201,16 @@ def _allocate(fd: int, size: int, name: str, backing: Backing) -> None:
         ) from error
 
 
-def create(name: str, spec: SegmentSpec, backing: Backing = "shm") -> Segment:
-    """Create a segment of zeroed, fully allocated memory.
+def create(
+    name: str, spec: SegmentSpec, backing: Backing = "shm", fill: Callable[[Segment], None] | None = None
+) -> Segment:
+    """Create a segment of fully allocated memory, zeroed.
+
+    Args:
+        name: Engine name.
+        spec: What is in it.
+        backing: Where its memory comes from.
+        fill: Called before anybody can attach; when it raises, nothing is left behind.
 
     Raises:
         EngineExists, Leftover: The name is taken by a living or by a dead engine.
@@ -220,6 +229,8 @@ def create(name: str, spec: SegmentSpec, backing: Backing = "shm") -> Segment:
         try:
             _allocate(fd, layout.size, name, backing)
             segment = Segment(name, backing, fd, lock_fd, layout)
+            if fill is not None:
+                fill(segment)
         except BaseException:
             unlink_segment(name)
             os.close(lock_fd)

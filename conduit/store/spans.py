@@ -36,14 +36,21 @@ Array = np.ndarray[Any, Any]
 
 
 @inner
-def place_value(arena, page, row, source, count):  # type: ignore[no-untyped-def]
-    """Copy `count` items to the arena of `page`, behind those taken, and give the physical row their span."""
+def _take_items(arena, row, count):  # type: ignore[no-untyped-def]
+    """Take `count` items behind those taken, and give the physical row their span; returns where they begin."""
     used = peek_i64(arena + A_USED)
-    item = peek_i64(arena + A_ITEM)
-    target = peek_i64(arena + A_VALUES) + page * peek_i64(arena + A_PAGE_BYTES) + used * item
-    copy_bytes(target, source, count * item)
     poke_i64(peek_i64(arena + A_SPANS) + SPAN_BYTES * row, used | (count << SPAN_SHIFT))
     poke_i64(arena + A_USED, used + count)
+    return used
+
+
+@inner
+def place_value(arena, page, row, source, count):  # type: ignore[no-untyped-def]
+    """Copy `count` items to the arena of `page`, behind those taken, and give the physical row their span."""
+    item = peek_i64(arena + A_ITEM)
+    start = _take_items(arena, row, count) * item
+    target = peek_i64(arena + A_VALUES) + page * peek_i64(arena + A_PAGE_BYTES) + start
+    copy_bytes(target, source, count * item)
 
 
 @inner
@@ -130,6 +137,16 @@ def put_value(writer, arena, row, source, count):  # type: ignore[no-untyped-def
     if not has_room(words, count):
         return -1
     place_value(words, row // peek_i64(peek_i64(writer + W_TABLE) + T_ROWS), row, source, count)
+    return 0
+
+
+@kernel("int64(int64, int64, int64, int64)")
+def reserve_value(writer, arena, row, count):  # type: ignore[no-untyped-def]
+    """Stage a value of `count` items that the caller fills in; otherwise as `put_value`."""
+    words = peek_i64(writer + W_ARENAS) + A_BYTES * arena
+    if not has_room(words, count):
+        return -1
+    _take_items(words, row, count)
     return 0
 
 

@@ -185,6 +185,13 @@ class Moments:
     variance: Array
 
 
+def set_totals(seat: Array, totals: Array) -> None:
+    """Let a seat that nobody has used, float64 words, hold these totals (`totals_of`)."""
+    size = (len(seat) - LINE // 8) // 2
+    seat[LINE // 8 + size :][: len(totals)] = totals
+    seat[:1].view(np.int64)[0] = 1  # the second copy is the current one
+
+
 class Statistics:
     """Running statistics of a table's fields, from `Table(..., statistics=("obs",))`; for any thread.
 
@@ -256,17 +263,29 @@ class Statistics:
             Closed, Forked: The client or engine has closed.
         """
         self._table.check_open()
-        field, at = self._field(name)
-        elements = int(np.prod(field.shape, dtype=np.int64))
-        out, scratch = np.empty((2, 1 + 2 * elements), np.float64)
-        result = entry(gather)(
-            at, seat_bytes(field), self._seats, copy_bytes_of(field), elements, out.ctypes.data, scratch.ctypes.data
-        )
-        if result < 0:
-            raise WaitTimeout(f"Expected to read the statistics of {name!r} whole, they changed under every attempt")
+        field, _ = self._field(name)
+        out = totals_of(self._table, name)
         count = int(out[0])
         mean, spread = out[1:].reshape(2, *field.shape)
         return Moments(count, mean.copy(), spread / max(1, count))
+
+
+def totals_of(table: TableView, name: str) -> Array:
+    """What the statistics of a field are made of, all participants' together: float64 [1 + 2 * elements], count, mean, M2.
+
+    Raises:
+        WaitTimeout: They were updated faster than they could be read, a million times over.
+    """
+    field, at = table.layout.schema[name], table.segment.base + table.layout.statistics[name]
+    elements = int(np.prod(field.shape, dtype=np.int64))
+    seats = table.segment.layout.spec.max_participants
+    out, scratch = np.empty((2, 1 + 2 * elements), np.float64)
+    result = entry(gather)(
+        at, seat_bytes(field), seats, copy_bytes_of(field), elements, out.ctypes.data, scratch.ctypes.data
+    )
+    if result < 0:
+        raise WaitTimeout(f"Expected to read the statistics of {name!r} whole, they changed under every attempt")
+    return out
 
 
 def _as_values(field: Field, value: Any) -> Array:

@@ -53,6 +53,7 @@ from conduit.store.words import (
     T_TRUNCATED,
     T_WORDS,
     TABLE_DATA,
+    TABLE_DELIVERED_AGAIN,
     TABLE_EVICTED_ROWS,
     TABLE_RECOVERED,
     TABLE_SEALED_ROWS,
@@ -188,6 +189,11 @@ class TableView:
     def pages_recovered(self) -> int:
         """Pages taken back from dead writers."""
         return self._word(TABLE_RECOVERED)
+
+    @property
+    def delivered_again(self) -> int:
+        """Claims of dead consumers that were given back."""
+        return self._word(TABLE_DELIVERED_AGAIN)
 
     def check_open(self) -> Participants:
         """Refuse work on a closed engine, or through a handle that a fork has made useless.

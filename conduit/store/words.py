@@ -41,7 +41,7 @@ PAGE_PREVIOUS = 80
 """Page before this one in the stream + 1, or 0."""
 PAGE_PREVIOUS_GENERATION = 88
 PAGE_UPDATES = 96
-"""Leaf priorities stored by learners in this generation: a learner that counts fewer of its own sums the page anew."""
+"""Leaf priorities stored by learners in this generation, and deaths: a learner that counts fewer of its own sums the page anew."""
 PAGE_ARENA = 104
 """Bytes of ragged values that belong to rows of this page; a statistic."""
 PAGE_PAST = 112
@@ -50,14 +50,23 @@ PAGE_EPOCH = 120
 """The table's epoch when the page was opened: rows of earlier epochs are gone (a reset)."""
 
 # --- side line of a page: what readers write
-SIDE_CONSUMER = 0
-"""Of a queue's page: participant that has claimed rows of it + 1, or 0. Only consumers and recoverers store it."""
-SIDE_CLAIMED = 8
-"""Local row up to which rows have been claimed."""
-SIDE_ACKED = 16
-"""Local row up to which rows have been acknowledged: a page of which all rows have may be reused."""
+SIDE_CLAIM = 0
+"""Of a queue's page, one word:  low bits of the generation << 44 | position << 12 | consumer
+    consumer    participant that has claimed rows of the page + 1, or 0
+    position    local row up to which rows are claimed; without a consumer, up to which they are acknowledged
+"""
+SIDE_ACKED = 8
+"""Local row up to which rows have been acknowledged. The store of it is the acknowledgement; the claim is ended after it."""
+SIDE_RETURNED = 16
+"""A claim that was given back, or whose consumer died, as it was in SIDE_CLAIM: its rows may have been delivered before."""
 SIDE_GONE = 24
 """Rows of this generation that have been deleted, or sampled as often as they may be."""
+SIDE_BOOTSTRAP = 32
+"""Written by the page's owner: committed rows << 32 | local row + 1 of the observations that follow the last of them, or 0.
+It counts only where the page has just as many rows: its writer may have died before it committed them."""
+CONSUMER_MASK = 4095
+POSITION_SHIFT, POSITION_MASK = 12, (1 << 32) - 1
+TAG_SHIFT, TAG_MASK = 44, (1 << 19) - 1
 
 # --- table control: lines
 TABLE_TICKET = 0
@@ -157,7 +166,7 @@ W_ENVS = 40
 W_VERSION = 48
 W_TAIL = 56
 W_RESERVE = 64
-"""Tail rows that one tick may need: N where final observations are handed over, else 0."""
+"""Tail rows that one tick may need: N where final observations are handed over, and N where it may end a rollout."""
 W_NEXT_STEP = 72
 """1: the row after an ended one is its final observation (Gymnasium's NEXT_STEP)."""
 W_ENV_STATE = 80
@@ -190,7 +199,14 @@ W_PRIORITIES_GIVEN = 208
 W_ARENAS = 216
 """Address of the arenas of the ragged fields (A_*), back to back."""
 W_ARENA_COUNT = 224
-W_WORDS = 29
+W_ROWS = 232
+"""Rows of a page."""
+W_LIMIT = 240
+"""Rows of the page that this writer may fill, tail included: those of one rollout, or more than there are."""
+W_LAST = 248
+"""Page that was finished before there was a next one + 1 (queues), or 0; and its generation."""
+W_LAST_GENERATION = 256
+W_WORDS = 33
 
 # --- arena of a ragged field, as a writer sees it: private to a process, int64 words
 A_SPANS = 0

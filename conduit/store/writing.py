@@ -12,6 +12,7 @@ from conduit.jit import inner, kernel
 from conduit.store.arguments import ObjectType, data_of
 from conduit.store.atomics import (
     copy_bytes,
+    fetch_add,
     load_relaxed,
     peek_i64,
     peek_u8,
@@ -23,7 +24,7 @@ from conduit.store.atomics import (
     store_release,
     zero_bytes,
 )
-from conduit.store.protocol import block_of, claim, publish_open, seal, wake
+from conduit.store.protocol import block_of, claim, free, publish_open, seal, side_of, wake
 from conduit.store.spans import clear_spans, copy_values, empty_arenas, forget_values, keep_values, kept_bytes
 from conduit.store.words import (
     AWAITING_FINAL,
@@ -34,6 +35,7 @@ from conduit.store.words import (
     KEPT,
     LINK_SHIFT,
     META_BYTES,
+    PAGE_AGE,
     PAGE_ARENA,
     PAGE_COMMITTED,
     PAGE_ENDED,
@@ -48,6 +50,9 @@ from conduit.store.words import (
     PAGE_TICK,
     PAGE_UPDATES,
     RUNNING,
+    SIDE_ACKED,
+    SIDE_BOOTSTRAP,
+    SIDE_CLAIM,
     STARTING,
     T_COLUMN_COUNT,
     T_COLUMNS,
@@ -56,11 +61,16 @@ from conduit.store.words import (
     T_HISTORY,
     T_META,
     T_PRIORITY,
+    T_QUEUE,
+    T_ROLLOUT,
     T_ROWS,
     T_TERMINATED,
     T_TRUNCATED,
     TABLE_DATA,
     TABLE_RECENT_LEAF,
+    TABLE_TICKET,
+    TAG_MASK,
+    TAG_SHIFT,
     W_ARENA_COUNT,
     W_BASE,
     W_BLOCK,
@@ -70,6 +80,9 @@ from conduit.store.words import (
     W_ENVS,
     W_EPISODES,
     W_KEPT,
+    W_LAST,
+    W_LAST_GENERATION,
+    W_LIMIT,
     W_LOCAL,
     W_NEXT_STEP,
     W_OWNER,
@@ -78,6 +91,7 @@ from conduit.store.words import (
     W_PUBLISH_EVERY,
     W_REFUSED,
     W_RESERVE,
+    W_ROWS,
     W_STREAM,
     W_STRICT,
     W_TABLE,
@@ -134,12 +148,58 @@ def _publish(writer):  # type: ignore[no-untyped-def]
     store_relaxed(block + PAGE_TAIL, peek_i64(writer + W_KEPT))
     if peek_i64(writer + W_ARENA_COUNT) != 0:
         store_relaxed(block + PAGE_ARENA, kept_bytes(writer))
-    store_release(block + PAGE_COMMITTED, peek_i64(writer + W_LOCAL))
+    local = peek_i64(writer + W_LOCAL)
+    store_release(block + PAGE_COMMITTED, local)
     poke_i64(writer + W_UNPUBLISHED, 0)
-    event = peek_i64(peek_i64(writer + W_TABLE) + T_CONTROL) + TABLE_DATA
+    table = peek_i64(writer + W_TABLE)
+    event = peek_i64(table + T_CONTROL) + TABLE_DATA
+    ticks = peek_i64(table + T_ROLLOUT)
+    if ticks != 0:
+        # nobody can claim a part of a rollout; the last commit comes seldom enough for the full form
+        if local == ticks * peek_i64(writer + W_ENVS):
+            wake(event)
     # no fence here: a waiter that comes at this moment is woken by its own short time slice
-    if load_relaxed(event + 8) != 0:
+    elif load_relaxed(event + 8) != 0:
         wake(event)
+
+
+@inner
+def _enter_queue(writer, table, page):  # type: ignore[no-untyped-def]
+    """What a queue has of a page beside the rest, while the page is prepared: its place in the order, nothing claimed."""
+    generation = load_relaxed(block_of(table, page) + PAGE_STATE) >> GENERATION_SHIFT
+    side = side_of(table, page)
+    store_relaxed(block_of(table, page) + PAGE_AGE, fetch_add(peek_i64(table + T_CONTROL) + TABLE_TICKET, 1))
+    store_relaxed(side + SIDE_ACKED, 0)
+    store_relaxed(side + SIDE_BOOTSTRAP, 0)
+    store_release(side + SIDE_CLAIM, (generation & TAG_MASK) << TAG_SHIFT)
+    ticks = peek_i64(table + T_ROLLOUT)
+    if ticks != 0:
+        poke_i64(writer + W_LIMIT, ticks * peek_i64(writer + W_ENVS) + peek_i64(writer + W_RESERVE))
+
+
+@inner
+def _finish_page(writer):  # type: ignore[no-untyped-def]
+    """Publish and seal the page of a queue's writer, before there is another: nothing of it is copied into the next."""
+    page = peek_i64(writer + W_PAGE)
+    if page < 0:
+        return
+    table = peek_i64(writer + W_TABLE)
+    if peek_i64(writer + W_LOCAL) == 0:
+        free(table, page)
+    else:
+        _publish(writer)
+        state = load_relaxed(block_of(table, page) + PAGE_STATE)
+        seal(table, page, 0)
+        poke_i64(writer + W_LAST, page + 1)
+        poke_i64(writer + W_LAST_GENERATION, state >> GENERATION_SHIFT)
+    poke_i64(writer + W_PAGE, -1)
+
+
+@kernel("int64(int64)")
+def finish_page(writer):  # type: ignore[no-untyped-def]
+    """Publish and seal the page of a queue's writer; its stream goes on in the next one."""
+    _finish_page(writer)
+    return 0
 
 
 @kernel("int64(int64, int64)", nogil=True)
@@ -178,8 +238,8 @@ def turn(writer, page):  # type: ignore[no-untyped-def]
         store_relaxed(block + PAGE_PREVIOUS, old + 1)
         store_relaxed(block + PAGE_PREVIOUS_GENERATION, state >> GENERATION_SHIFT)
     else:
-        store_relaxed(block + PAGE_PREVIOUS, 0)
-        store_relaxed(block + PAGE_PREVIOUS_GENERATION, 0)
+        store_relaxed(block + PAGE_PREVIOUS, peek_i64(writer + W_LAST))
+        store_relaxed(block + PAGE_PREVIOUS_GENERATION, peek_i64(writer + W_LAST_GENERATION))
     store_relaxed(block + PAGE_ENVS, envs)
     store_relaxed(block + PAGE_FIRST, first)
     store_relaxed(block + PAGE_ENDED, 0)
@@ -191,6 +251,10 @@ def turn(writer, page):  # type: ignore[no-untyped-def]
     keep_values(writer)
     store_relaxed(block + PAGE_ARENA, kept_bytes(writer))
     store_relaxed(block + PAGE_COMMITTED, halo)
+    poke_i64(writer + W_ROWS, rows)
+    poke_i64(writer + W_LIMIT, BEYOND)
+    if peek_i64(table + T_QUEUE) != 0:
+        _enter_queue(writer, table, page)
     publish_open(table, page)
     if old >= 0:
         seal(table, old, 0)
@@ -208,8 +272,8 @@ def _room(writer):  # type: ignore[no-untyped-def]
     """Rows still free in the page, or -1 without a page."""
     if peek_i64(writer + W_PAGE) < 0:
         return -1
-    rows = peek_i64(peek_i64(writer + W_TABLE) + T_ROWS)
-    return rows - peek_i64(writer + W_TAIL) - peek_i64(writer + W_LOCAL)
+    free = peek_i64(writer + W_ROWS) - peek_i64(writer + W_TAIL)
+    return min(free, peek_i64(writer + W_LIMIT)) - peek_i64(writer + W_LOCAL)
 
 
 @kernel("int64(int64)")
@@ -219,17 +283,17 @@ def room(writer):  # type: ignore[no-untyped-def]
 
 
 @kernel("int64(int64, int64, int64)")
-def stage_final(writer, row, behind):  # type: ignore[no-untyped-def]
-    """Reserve a tail row for the final observation of an uncommitted physical row.
+def fits(writer, rows, tail):  # type: ignore[no-untyped-def]
+    """1 if the writer's page takes `rows` more rows, of its rollout too, with `tail` more kept observations, else 0."""
+    if peek_i64(writer + W_PAGE) < 0:
+        return 0
+    local = peek_i64(writer + W_LOCAL) + rows
+    limit = peek_i64(writer + W_LIMIT) - peek_i64(writer + W_RESERVE)
+    return 1 if local <= limit and local + tail + peek_i64(writer + W_TAIL) <= peek_i64(writer + W_ROWS) else 0
 
-    Args:
-        writer: Writer state.
-        row: Physical row whose episode ends with it.
-        behind: Physical row behind those that are being written; the tail stays clear of them.
 
-    Returns:
-        Physical row to write the observation to, or -1 when the page has no room for it.
-    """
+@inner
+def _stage_final(writer, row, behind):  # type: ignore[no-untyped-def]
     table = peek_i64(writer + W_TABLE)
     word = peek_i64(table + T_META) + row * META_BYTES + 12
     link = peek_u32(word) >> LINK_SHIFT
@@ -245,12 +309,71 @@ def stage_final(writer, row, behind):  # type: ignore[no-untyped-def]
     return kept
 
 
+@kernel("int64(int64, int64, int64)")
+def stage_final(writer, row, behind):  # type: ignore[no-untyped-def]
+    """Reserve a tail row for the final observation of an uncommitted physical row.
+
+    Args:
+        writer: Writer state.
+        row: Physical row whose episode ends with it.
+        behind: Physical row behind those that are being written; the tail stays clear of them.
+
+    Returns:
+        Physical row to write the observation to, or -1 when the page has no room for it.
+    """
+    return _stage_final(writer, row, behind)
+
+
+@kernel("int64(int64, int64, int64, int64, int64)")
+def stage_finals(writer, first, places, count, behind):  # type: ignore[no-untyped-def]
+    """Reserve tail rows for the final observations of `count` uncommitted rows that have none yet, side by side.
+
+    Args:
+        writer: Writer state.
+        first: Physical row that places are counted from.
+        places: Address of int64 [count], ascending: the rows whose episodes end.
+        count: Rows, at least 1.
+        behind: Physical row behind those that are being written.
+
+    Returns:
+        Physical row of the last one's observation; those before lie above it, in reverse. -1 when the page has no room.
+    """
+    kept = -1
+    for i in range(count):
+        kept = _stage_final(writer, first + peek_i64(places + 8 * i), behind)
+        if kept < 0:
+            return -1
+    return kept
+
+
+@kernel("int64(int64, int64)")
+def stage_bootstrap(writer, ticks):  # type: ignore[no-untyped-def]
+    """Reserve tail rows, one for each environment in their order, for the observations behind the next `ticks` ticks.
+
+    Returns:
+        Physical row of the first, or -1 when the page has no room for them.
+    """
+    table = peek_i64(writer + W_TABLE)
+    envs = peek_i64(writer + W_ENVS)
+    committed = peek_i64(writer + W_LOCAL) + ticks * envs
+    kept = peek_i64(writer + W_ROWS) - peek_i64(writer + W_TAIL) - envs
+    if kept < committed:
+        return -1
+    poke_i64(writer + W_TAIL, peek_i64(writer + W_TAIL) + envs)
+    for env in range(envs):
+        clear_spans(writer, peek_i64(writer + W_BASE) + kept + env)
+    store_relaxed(side_of(table, peek_i64(writer + W_PAGE)) + SIDE_BOOTSTRAP, (committed << 32) | (kept + 1))
+    return peek_i64(writer + W_BASE) + kept
+
+
 @kernel("int64(int64, int64)")
 def abort(writer, rows):  # type: ignore[no-untyped-def]
     """Forget what was staged for the next `rows` uncommitted rows; the tail shrinks back to what committed rows need."""
     kept = peek_i64(writer + W_KEPT)
     poke_i64(writer + W_TAIL, kept)
     forget_values(writer)
+    if peek_i64(writer + W_PAGE) >= 0:
+        store_relaxed(side_of(peek_i64(writer + W_TABLE), peek_i64(writer + W_PAGE)) + SIDE_BOOTSTRAP, 0)
     rows = min(rows, _room(writer))
     if rows <= 0:
         return 0
@@ -403,8 +526,9 @@ def commit_and_turn(state):  # type: ignore[no-untyped-def]
     """
     writer = data_of(state)
     # no page (closed), or a full one behind which no other was free: there is no row that could have been assigned
-    free = peek_i64(peek_i64(writer + W_TABLE) + T_ROWS) - peek_i64(writer + W_KEPT) - peek_i64(writer + W_LOCAL)
-    if peek_i64(writer + W_PAGE) < 0 or free < peek_i64(writer + W_ENVS) + peek_i64(writer + W_RESERVE):
+    left = min(peek_i64(writer + W_ROWS) - peek_i64(writer + W_KEPT), peek_i64(writer + W_LIMIT))
+    left -= peek_i64(writer + W_LOCAL)
+    if peek_i64(writer + W_PAGE) < 0 or left < peek_i64(writer + W_ENVS) + peek_i64(writer + W_RESERVE):
         return BEYOND
     row = _commit(writer, 1)
     if row >= 0:
@@ -414,7 +538,10 @@ def commit_and_turn(state):  # type: ignore[no-untyped-def]
         return BEYOND
     if load_relaxed(peek_i64(writer + W_CLOSED)) != 0:
         return BEYOND
-    page = claim(peek_i64(writer + W_TABLE), peek_i64(writer + W_OWNER), 0)
+    table = peek_i64(writer + W_TABLE)
+    if peek_i64(table + T_QUEUE) != 0:
+        _finish_page(writer)
+    page = claim(table, peek_i64(writer + W_OWNER), 0)
     return turn(writer, page) if page >= 0 else BEYOND
 
 

@@ -82,6 +82,18 @@ def call_native_4(typingctx: Any, function: Any, a: Any, b: Any, c: Any, d: Any)
     return _native_caller(4)
 
 
+@intrinsic
+def call_native_5(typingctx: Any, function: Any, a: Any, b: Any, c: Any, d: Any, e: Any) -> Any:
+    """Call the kernel at a `native` address with five arguments."""
+    return _native_caller(5)
+
+
+@intrinsic
+def call_native_7(typingctx: Any, function: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any) -> Any:
+    """Call the kernel at a `native` address with seven arguments."""
+    return _native_caller(7)
+
+
 @inner
 def begin():  # type: ignore[no-untyped-def]
     """Here the tracer takes over."""

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from training import make_envs, mean_return, run
 from dqn_per_nstep import STEPS, Agent, Settings
+from training import make_envs, mean_return, run
 
 
 class Replay:

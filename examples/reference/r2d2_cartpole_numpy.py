@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from training import make_envs, mean_return, run
 from r2d2_cartpole import STEPS, Agent, Settings, seen
+from training import make_envs, mean_return, run
 
 
 class Replay:

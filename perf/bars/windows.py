@@ -197,10 +197,18 @@ def n_step_alone() -> Iterator[Bar]:
         writer = stack.enter_context(subjects.filler(client, CARTPOLE))
         log = subjects.fill(writer, CARTPOLE, rng, rows=CARTPOLE.rows * 15 // 16)
         loader = stack.enter_context(
-            client.loader(subjects.TABLE, batch_size=CARTPOLE.batch, window=window, seed=0, format="numpy")
+            client.loader(
+                subjects.TABLE,
+                batch_size=CARTPOLE.batch,
+                window=window,
+                seed=0,
+                format="numpy",
+                fields=["obs", "action", "reward", "next_obs", "terminated", "discount"],
+            )
         )
         ring = StepRing(CARTPOLE, log, window.n_step, GAMMA)
         compared = 0
+        assert set(loader.next()) == set(ring.sample(rng)), "both make the same arrays"
         for _ in range(10):
             batch = loader.next()
             want = ring.gather(np.asarray(batch["action"]))

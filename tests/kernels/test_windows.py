@@ -117,18 +117,29 @@ def lanes_of(steps, serials, rows):
     return out
 
 
+def following_of(window, steps, serials, finals, rows):
+    """The next observations of a row of lanes, {} where none are asked for, None where a step has none."""
+    if not window.next_obs:
+        return {}
+    after = reference.following(steps, rows)
+    if after is None:
+        return None
+    return {f"next_{name}": value for name, value in stacked(after, serials, finals).items()}
+
+
 def sequence_of(window):
     every = 1 if window.overlap is None else window.length - window.overlap
 
     def want(known, stream, tick, env):
-        steps, serials, _ = known[stream.number, env]
+        steps, serials, finals = known[stream.number, env]
         position = tick if window.across else stream.ticks[tick][env].step
         if position % every:
             return None
         rows = reference.sequence(steps, tick, window.length, across=window.across, pad=window.pad)
-        if rows is None:
+        after = None if rows is None else following_of(window, steps, serials, finals, rows)
+        if after is None:
             return None
-        out = lanes_of(steps, serials, rows)
+        out = lanes_of(steps, serials, rows) | after
         out["loss_mask"] = out["mask"] & (np.arange(window.length) >= window.burn_in)
         out["lengths"] = sum(row >= 0 for row in rows)
         return out
@@ -138,11 +149,12 @@ def sequence_of(window):
 
 def episode_of(window):
     def want(known, stream, tick, env):
-        steps, serials, _ = known[stream.number, env]
+        steps, serials, finals = known[stream.number, env]
         rows = reference.episode(steps, tick, window.max_length)
-        if rows is None:
+        after = None if rows is None else following_of(window, steps, serials, finals, rows)
+        if after is None:
             return None
-        return lanes_of(steps, serials, rows) | {"lengths": sum(row >= 0 for row in rows)}
+        return lanes_of(steps, serials, rows) | after | {"lengths": sum(row >= 0 for row in rows)}
 
     return want
 
@@ -155,7 +167,13 @@ def rollout_of(window):
         rows = reference.rollout([steps for steps, _, _ in envs], tick, window.ticks, window.stride or window.ticks)
         if rows is None:
             return None
-        each = [lanes_of(steps, serials, [row[0] for row in rows]) for steps, serials, _ in envs]
+        each = []
+        for steps, serials, finals in envs:
+            column = [row[0] for row in rows]
+            after = following_of(window, steps, serials, finals, column)
+            if after is None:
+                return None
+            each.append(lanes_of(steps, serials, column) | after)
         return {name: np.stack([one[name] for one in each], 1) for name in each[0]}
 
     return want
@@ -182,7 +200,8 @@ def windows_within(draw, stack, n_step, length):
             padding=draw(st.sampled_from(["zero", "repeat"])),
             newest=draw(st.sampled_from(["wait", "bootstrap"])),
         )
-    longest = draw(st.integers(1, future + 1))
+    following = draw(st.booleans())
+    longest = draw(st.integers(1, future + (0 if following else 1)))
     if kind is conduit.Sequence:
         return conduit.Sequence(
             longest,
@@ -190,10 +209,12 @@ def windows_within(draw, stack, n_step, length):
             overlap=draw(st.none() | st.integers(0, longest - 1)),
             across=draw(st.booleans()),
             pad=draw(st.booleans()),
+            next_obs=following,
         )
     if kind is conduit.Episode:
-        return conduit.Episode(longest)
-    return conduit.Rollout(longest, draw(st.sampled_from([1, 2, 3])), stride=draw(st.none() | st.integers(1, 4)))
+        return conduit.Episode(longest, next_obs=following)
+    envs, stride = draw(st.sampled_from([1, 2, 3])), draw(st.none() | st.integers(1, 4))
+    return conduit.Rollout(longest, envs, stride=stride, next_obs=following)
 
 
 @st.composite
@@ -232,6 +253,10 @@ WINDOWS = [
     conduit.Episode(6),
     conduit.Rollout(4, 2),
     conduit.Rollout(3, 2, stride=2),
+    conduit.Sequence(5, burn_in=2, next_obs=True),
+    conduit.Sequence(4, overlap=1, across=True, next_obs=True),
+    conduit.Episode(5, next_obs=True),
+    conduit.Rollout(4, 2, stride=1, next_obs=True),
 ]
 
 
@@ -361,6 +386,9 @@ def test_windows_that_make_no_sense_are_refused_where_they_are_written(make, sai
         (conduit.Sequence(5), "max_length=5"),
         (conduit.Rollout(9, 1), "max_length=9"),
         (conduit.Episode(6), "max_length=6"),
+        (conduit.Sequence(4, next_obs=True), "max_length=5.*next_obs=True they need one tick more"),
+        (conduit.Episode(4, next_obs=True), "max_length=5"),
+        (conduit.Rollout(4, 1, next_obs=True), "max_length=5"),
         ("sequence", "Transition, Sequence, Episode, Rollout"),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 
 import conduit
 from conduit.plane import inspect
+from conduit.testing.puppets import Puppet, attach
 
 SHM = Path("/dev/shm")
 
@@ -202,3 +203,37 @@ def test_a_foreign_file_is_kept_and_named(engine_name):
         assert path.exists()
     finally:
         path.unlink()
+
+
+def test_a_queue_shows_what_waits_what_is_claimed_by_whom_and_what_came_again(engine_name):
+    schema = conduit.Schema([conduit.Field("x", "int64")])
+    tables = {
+        "rows": conduit.Table(schema, 100, kind="queue"),
+        "rollouts": conduit.Table(schema, 100, kind="queue", rollout_length=4),
+        "replay": conduit.Table(schema, 100),
+    }
+    with conduit.Engine.create(engine_name, tables) as engine:
+        for name in ("rows", "rollouts"):
+            writer = engine.writer(name)
+            for number in range(7):
+                writer.append(x=number)
+        held = engine.consumer("rows").next(max_ticks=5)
+        rows, rollouts, replay = (one.queue for one in inspect.inspect(engine_name).tables)
+        assert replay is None
+        assert (rows.waiting, rows.unfinished, rows.claimed, rows.rollout_length) == (2, 0, 5, None)
+        assert [(one.pid, one.rows) for one in rows.claims] == [(os.getpid(), 5)]
+        assert (rollouts.waiting, rollouts.unfinished, rollouts.claimed, rollouts.claims) == (4, 3, 0, ())
+        with Puppet() as consumer:
+            consumer.do(attach, engine_name)
+            consumer.do(_claim)
+            consumer.kill()
+        assert inspect.inspect(engine_name).tables[1].queue.claimed == 4
+        engine.recover()
+        rollouts = inspect.inspect(engine_name).tables[1].queue
+        assert (rollouts.waiting, rollouts.claimed, rollouts.delivered_again) == (4, 0, 1)
+        held.ack()
+        assert inspect.inspect(engine_name).tables[0].queue.claims == ()
+
+
+def _claim(own):
+    own.claim = own.client.consumer("rollouts", format="numpy").next()

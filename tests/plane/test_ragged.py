@@ -62,6 +62,37 @@ class RaggedModel(Model):
             self.turn(stream)
 
 
+class Abandoned(Exception):
+    """Leaves a step."""
+
+
+def largest(stream):
+    """Items that a step makes room for at its beginning."""
+    return stream.envs * LONGEST * (2 if stream.explicit else 1), stream.envs * POINTS
+
+
+def fill_step(row, single, serials, flags, finals, form):
+    """Write a tick in place: assigned, or into memory that was reserved."""
+    row.serial[...] = serials[0] if single else serials
+    for name, value in (("tokens", tokens), ("points", points)):
+        values = [value(serial) for serial in serials]
+        if form == "step":
+            row[name] = values[0] if single else values
+            continue
+        lengths = [len(one) for one in values]
+        views = row.reserve(name, lengths[0] if single else np.array(lengths))
+        for view, one in zip([views] if single else views, values, strict=True):
+            assert view.shape == one.shape
+            view[...] = one
+    for env, ((terminated, truncated), final) in enumerate(zip(flags, finals, strict=True)):
+        if single:
+            row.terminated, row.truncated = terminated, truncated
+        else:
+            row.terminated[env], row.truncated[env] = terminated, truncated
+        if final is not None:
+            row.set_final(env, {"serial": np.int64(final), "tokens": tokens(final)})
+
+
 class RaggedMachine(RuleBasedStateMachine):
     numbers = itertools.count()
 
@@ -121,7 +152,7 @@ class RaggedMachine(RuleBasedStateMachine):
         number=st.integers(0, 2),
         ticks=st.integers(1, 15),
         ends=st.integers(0, 2**60),
-        form=st.sampled_from(["arrays", "lists", "objects", "tuple"]),
+        form=st.sampled_from(["arrays", "lists", "objects", "tuple", "step", "reserve"]),
         handed=st.sampled_from(["whole", "each"]),
     )
     def write(self, number, ticks, ends, form, handed):
@@ -138,6 +169,8 @@ class RaggedMachine(RuleBasedStateMachine):
                 sum(len(tokens(s)) for s in (*serials, *(f for f in finals if f is not None))),
                 sum(len(points(s)) for s in serials),
             )
+            if form in ("step", "reserve"):
+                items = largest(stream)
             try:
                 self.append(writer, serials, flags, finals, form, handed)
             except Busy:
@@ -150,6 +183,10 @@ class RaggedMachine(RuleBasedStateMachine):
 
     def append(self, writer, serials, flags, finals, form, handed):
         single = writer.num_envs is None
+        if form in ("step", "reserve"):
+            with writer.step() as row:
+                fill_step(row, single, serials, flags, finals, form)
+            return
         values = {"tokens": [tokens(s) for s in serials], "points": [points(s) for s in serials]}
         if form == "lists":  # the exact path: nothing is an array
             values = {name: [one.tolist() for one in value] for name, value in values.items()}
@@ -178,6 +215,24 @@ class RaggedMachine(RuleBasedStateMachine):
             truncated=truncated[0] if single else truncated,
             final=final,
         )
+
+    @precondition(open_pairs)
+    @rule(number=st.integers(0, 2), form=st.sampled_from(["step", "reserve"]), ends=st.booleans())
+    def abandon(self, number, form, ends):
+        """A step that is given up may have turned the page, and leaves nothing else."""
+        writer, stream, _ = self.open_pairs()[number % len(self.open_pairs())]
+        serials = range(10**6, 10**6 + stream.envs)
+        finals = [serial + 5 if ends and stream.explicit else None for serial in serials]
+        reserve = stream.envs if stream.explicit else 0
+        try:
+            with writer.step() as row:
+                fill_step(row, writer.num_envs is None, serials, [(ends, False)] * stream.envs, finals, form)
+                raise Abandoned  # noqa: TRY301 - the step is to be left by an exception
+        except Abandoned:
+            self.model.reserve_values(stream, reserve, largest(stream))
+        except Busy:
+            with pytest.raises(Full):
+                self.model.reserve_values(stream, reserve, largest(stream))
 
     @precondition(open_pairs)
     @rule(
@@ -374,13 +429,123 @@ def test_an_array_with_an_axis_of_environments_is_a_list_of_equal_lengths(make, 
             assert [one.shape for one in lease.values("points")] == [(0, 2), (0, 2)]
 
 
-@pytest.mark.parametrize("form", ["step", "rollout", "bare"])
+@pytest.mark.parametrize("form", ["rollout", "bare"])
 def test_forms_that_hand_out_views_are_refused_with_the_remedy(make, form):
     engine = make(SCHEMA)
     writer = engine.writer("replay")
-    with pytest.raises(ConfigError, match=r"without ragged fields .*, got tokens, points: use writer\.append"):
+    with pytest.raises(
+        ConfigError, match=r"without ragged fields .*, got tokens, points: use writer\.append, or writer\.step"
+    ):
         getattr(writer, form)(*((4,) if form == "rollout" else ()))
     writer.append(**row(0))
+
+
+# -- a step in place
+
+
+def test_reserved_values_are_the_arena_itself_and_a_step_reads_what_it_has(make):
+    engine = make(SCHEMA, num_envs=2)
+    view = engine._views["replay"]
+    with engine.writer("replay", num_envs=2) as writer:
+        for serial in range(3):
+            with writer.step() as step:
+                assert [one.shape for one in step.tokens] == [(0,), (0,)]
+                views = step.reserve("tokens", [3, 5])
+                for one, got in zip(views, step.tokens, strict=True):
+                    assert np.shares_memory(one, view.arenas["tokens"])
+                    assert np.shares_memory(one, got)
+                    one[:] = serial
+                step["points"] = [[[1, 2]], np.zeros((0, 2), np.float32)]
+                assert [one.tolist() for one in step["points"]] == [[[1, 2]], []]
+                assert view.rows_visible() == 2 * serial
+        with view.lease(0) as lease:
+            assert [one.tolist() for one in lease.values("tokens")] == [[k] * n for k in range(3) for n in (3, 5)]
+    with engine.writer("replay") as writer, writer.step() as step:
+        assert step.reserve("tokens", 4).shape == (4,)
+        assert step.tokens.shape == (4,)
+        assert step.points.shape == (0, 2)
+
+
+def test_what_a_step_leaves_out_is_empty_whatever_the_memory_held(make):
+    engine = make(SCHEMA, capacity=40, page_rows=8)
+    fill(engine, 100)
+    with engine.writer("replay") as writer:
+        for _ in range(30):
+            with writer.step() as step:
+                step.serial = 7
+    loader = engine.loader("replay", batch_size=64, min_rows=1, format="numpy", ragged="pack")
+    batch = loader.next()
+    assert set(batch["serial"].tolist()) >= {7}
+    mine = batch["serial"] == 7
+    assert not np.diff(batch["tokens_cu_seqlens"])[mine].any()
+    assert not np.diff(batch["points_cu_seqlens"])[mine].any()
+
+
+@pytest.mark.parametrize(
+    ("envs", "call", "expected"),
+    [
+        (None, lambda row: row.reserve("tokens", LONGEST + 1), "at most 13 items, got 14: .* - at `tokens`"),
+        (None, lambda row: row.reserve("tokens", -1), "an int of at least 0 as length, got -1 - at `tokens`"),
+        (None, lambda row: row.reserve("tokens", 1.0), "an int of at least 0 as length, got 1.0"),
+        (None, lambda row: row.reserve("tokens", True), "an int of at least 0 as length, got True"),
+        (None, lambda row: row.reserve("tokens", [1]), "an int of at least 0 as length"),
+        (None, lambda row: row.reserve("serial", 1), r"a ragged field \(tokens, points\), got 'serial'"),
+        (2, lambda row: row.reserve("tokens", [1, 14]), r"at most 13 items, got 14: .* - at `tokens\[1\]`"),
+        (2, lambda row: row.reserve("tokens", [1]), "Expected 2 lengths, one per environment"),
+        (2, lambda row: row.reserve("tokens", 1), "Expected 2 lengths, one per environment, got 1"),
+        (None, lambda row: setattr(row, "tokens", np.zeros(14, np.int32)), "at most 13 items, got 14.* - at `tokens`"),
+        (None, lambda row: setattr(row, "tokens", np.zeros(3)), "Expected `int32`, got `float64`.* - at `tokens`"),
+        (2, lambda row: setattr(row, "points", [points(1)]), "Expected 2 arrays, one per environment, got 1"),
+    ],
+)
+def test_a_wrong_value_of_a_step_is_refused_and_the_step_may_go_on(make, envs, call, expected):
+    engine = make(SCHEMA, num_envs=2)
+    writer = engine.writer("replay", num_envs=envs)
+    with writer.step() as step:
+        with pytest.raises(FieldError, match=expected):
+            call(step)
+        fill_step(step, envs is None, [1, 2][: envs or 1], [(False, False)] * (envs or 1), [None] * (envs or 1), "step")
+    with engine._views["replay"].lease(0) as lease:
+        assert [one.tolist() for one in lease.values("tokens")] == [tokens(s).tolist() for s in (1, 2)[: envs or 1]]
+    with pytest.raises(conduit.errors.Closed):
+        step.reserve("tokens", 1)
+    with pytest.raises(conduit.errors.Closed):
+        step.tokens  # noqa: B018 - reading is what is refused
+
+
+def test_a_ragged_value_is_given_once_in_a_step(make, unchanged):
+    engine = make(SCHEMA)
+    writer = engine.writer("replay")
+    writer.append(**row(0))
+    final = {"serial": np.int64(1), "tokens": tokens(1)}
+    for first, second in (
+        (lambda step: step.reserve("tokens", 2), lambda step: setattr(step, "tokens", tokens(1))),
+        (lambda step: setattr(step, "tokens", tokens(1)), lambda step: step.reserve("tokens", 2)),
+        (lambda step: step.set_final(0, final), lambda step: step.set_final(0, final)),
+    ):
+        with unchanged(engine), pytest.raises(FieldError, match="once in a step"), writer.step() as step:  # noqa: PT012
+            first(step)
+            second(step)
+
+
+def test_a_step_of_the_largest_values_and_finals_fits_whatever_came_before(make):
+    """Arenas as small as they can be: every step finds room, at its longest, for its values and its final observations."""
+    engine = make(SCHEMA, capacity=60, page_rows=14, num_envs=2, mean_lengths={"tokens": 0.5, "points": 0.5})
+    long, flag = np.arange(LONGEST, dtype=np.int32), np.zeros((POINTS, 2), np.float32)
+    with engine.writer("replay", num_envs=2, autoreset="same_step") as writer:
+        for serial in range(0, 200, 2):
+            with writer.step() as step:
+                step.serial[:] = serial, serial + 1
+                step.tokens = [long + serial, long + serial + 1] if serial % 3 else [long[:0], long[:1]]
+                step.points = [flag, flag]
+                step.terminated[:] = True
+                for env in range(2):
+                    step.set_final(env, {"serial": np.int64(serial), "tokens": long - serial})
+        batch = engine.loader("replay", batch_size=64, min_rows=1, format="numpy").next()
+    for i, serial in enumerate(batch["serial"].tolist()):
+        np.testing.assert_array_equal(batch["next_tokens"][i], long - (serial & ~1))
+        if serial // 2 * 2 % 3:
+            np.testing.assert_array_equal(batch["tokens"][i], long + serial)
 
 
 def test_a_missing_final_observation_is_refused_and_a_kept_one_is_delivered(make, path, unchanged):
@@ -493,8 +658,9 @@ def test_a_writer_whose_tick_may_not_fit_an_arena_is_refused_with_the_remedy(mak
 def test_a_capacity_in_bytes_bounds_rows_and_arenas_together(make, engine_name, text):
     with conduit.Engine.create(f"{engine_name}-s", {"replay": conduit.Table(SCHEMA, text)}):
         status = inspect.inspect(f"{engine_name}-s").tables[0]
-        limit = conduit.store.layout.parse_bytes(text)
-        assert 0.8 * limit < status.bytes < limit + 8192
+        limit = conduit.store.declaration.parse_bytes(text)
+        # the table's control lines and those of the seats come on top
+        assert 0.8 * limit < status.bytes < limit + 8192 + 128 * words.LINE
 
 
 def test_a_capacity_in_rows_is_kept_for_values_of_the_mean_length(make):

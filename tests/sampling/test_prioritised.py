@@ -1,5 +1,6 @@
 """Prioritised sampling: draws against exact probabilities, sums against a naive twin, updates whatever they bring."""
 
+import signal
 import subprocess
 import sys
 import time
@@ -552,6 +553,54 @@ def test_learners_in_two_processes_and_a_writer_stay_coherent(table):
         assert [process.communicate()[0].strip() for process in others] == ["done", "done"]
         loader.next()
         check_sums(loader.sampler, view)
+
+
+_DYING = """
+import os, signal, sys, numpy as np, conduit
+with conduit.attach(sys.argv[1]) as client:
+    loader = client.loader("replay", batch_size=1024, sampling=conduit.Prioritised(), format="numpy", seed=1)
+    ids = np.unique(np.concatenate([loader.next().ids.copy() for _ in range(30)]))
+    # where an update stands between its stores and its counts
+    client._views["replay"].priorities[ids & (1 << 40) - 1] = np.arange(len(ids))
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_learner_killed_in_an_update_leaves_no_sums_stale(table):
+    """Step by step it is killed in tests/store/test_stepkill.py; here by SIGKILL, with everything stored and nothing counted."""
+    engine, _ = table(3000, capacity=4000, page_rows=250)
+    view = engine._views["replay"]
+    with open_loader(engine, 128) as loader:
+        loader.next()
+        process = subprocess.run([sys.executable, "-c", _DYING, engine.name], check=False)
+        assert process.returncode == -signal.SIGKILL
+        loader.next()
+        with pytest.raises(AssertionError):
+            check_sums(loader.sampler, view)
+        assert engine.recover() == 0
+        loader.next()
+        check_sums(loader.sampler, view)
+
+
+def test_only_a_death_lets_learners_sum_anew(table):
+    engine, _ = table(300)
+    view = engine._views["replay"]
+
+    def counts():
+        return view.pages()[:, words.PAGE_UPDATES // 8].tolist()
+
+    before = counts()
+    assert len(before) > 3
+    for _ in range(3):
+        with conduit.attach(engine.name) as client:
+            client.writer("replay").close()
+    engine.recover()
+    assert counts() == before
+    conduit.attach(engine.name)._participants.forget()  # as a death: the seat's lock goes, its line stays
+    with conduit.attach(engine.name):  # who takes the dead one's seat recovers it
+        assert counts() == [count + 1 for count in before]
+    engine.recover()
+    assert counts() == [count + 1 for count in before]
 
 
 # -- the naive twin

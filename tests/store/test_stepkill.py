@@ -3,7 +3,8 @@
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ import pytest
 import conduit
 from conduit.jit import entry, kernel
 from conduit.plane.engine import Client, Engine
-from conduit.store import protocol, writing
+from conduit.sampling import tree
+from conduit.store import protocol, spans, writing
 from conduit.store.atomics import peek_i64, poke_i64
 from conduit.store.layout import HAZARDS_PER_PARTICIPANT
 from conduit.store.locks import LOCK_PUBLISHERS, try_lock
@@ -30,12 +32,15 @@ from conduit.store.words import (
     PAGE_STATE,
     PAGE_STREAM,
     PAGE_TICK,
+    PAGE_UPDATES,
     SEALED,
     STARTING,
     T_COLUMNS,
     T_HAZARDS,
     TABLE_DATA,
     TABLE_SPACE,
+    W_ARENA_COUNT,
+    W_ARENAS,
     W_BASE,
     W_COUNTER,
     W_ENV_STATE,
@@ -59,13 +64,25 @@ from conduit.testing.invariants import (
     hazards,
     kinds,
 )
-from conduit.testing.stepping import begin, call_native_1, call_native_2, call_native_3, call_native_4, finish
+from conduit.testing.stepping import (
+    begin,
+    call_native_1,
+    call_native_2,
+    call_native_3,
+    call_native_4,
+    call_native_5,
+    call_native_7,
+    finish,
+)
+from tests.sampling.test_prioritised import check_sums
 
 pytestmark = pytest.mark.skipif(bool(reason := stepping.why_not()), reason=str(reason))
 
 WORDS = 4
 PAGE_ROWS = 8
 SCHEMA = conduit.Schema([conduit.Field("obs", "int64", (WORDS,), observation=True)])
+LONGEST = 5
+RAGGED = conduit.Schema([*SCHEMA.fields, conduit.Field("tokens", "int64", (LONGEST,), observation=True, ragged=True)])
 ENGINE, CHILD, DEAD = 0, 1, 2
 
 # -- programs: compiled code that is killed. `at` is the address of their arguments, int64 words in the order of unpacking.
@@ -92,6 +109,40 @@ def write(at):
     call_native_2(turn, writer, page)
     for _ in range(3):
         store_observation(writer)
+        call_native_2(commit, writer, 1)
+    call_native_3(seal, table, page, 1)
+    finish()
+    return page
+
+
+@kernel("int64(int64, int64, int64)")
+def store_ragged(put, writer, scratch):
+    """Write a writer's next row: its observation, and as many tokens as its number says, all of them that number."""
+    row = store_observation(writer)
+    number = peek_i64(peek_i64(peek_i64(peek_i64(writer + W_TABLE) + T_COLUMNS)) + 8 * WORDS * row)
+    count = number % (LONGEST + 1)
+    for i in range(count):
+        poke_i64(scratch + 8 * i, number)
+    call_native_5(put, writer, 0, row, scratch, count)
+    return row
+
+
+@kernel("int64(int64)")
+def write_ragged(at):
+    """Claim a page, turn to it with the halo's values, write three rows in it, seal it."""
+    claim, turn, commit, seal = (peek_i64(at), peek_i64(at + 8), peek_i64(at + 16), peek_i64(at + 24))
+    table, writer, owner, put, scratch = (
+        peek_i64(at + 32),
+        peek_i64(at + 40),
+        peek_i64(at + 48),
+        peek_i64(at + 56),
+        peek_i64(at + 64),
+    )
+    begin()
+    page = call_native_3(claim, table, owner, 0)
+    call_native_2(turn, writer, page)
+    for _ in range(3):
+        store_ragged(put, writer, scratch)
         call_native_2(commit, writer, 1)
     call_native_3(seal, table, page, 1)
     finish()
@@ -136,6 +187,17 @@ def recover_dead(at):
 
 
 @kernel("int64(int64)")
+def update_priorities(at):
+    """Give rows new priorities, as a learner that has not drawn yet."""
+    update, sums, table = peek_i64(at), peek_i64(at + 8), peek_i64(at + 16)
+    ids, leaves, count, span = peek_i64(at + 24), peek_i64(at + 32), peek_i64(at + 40), peek_i64(at + 48)
+    begin()
+    ignored = call_native_7(update, sums, 0, table, ids, leaves, count, span)
+    finish()
+    return ignored
+
+
+@kernel("int64(int64)")
 def publish_weights(at):
     """Write one version of the weights as PolicySlot.publish does."""
     begin_copy, finish_copy = peek_i64(at), peek_i64(at + 8)
@@ -163,6 +225,12 @@ class StoreWriter:
         self.states = np.array([[STARTING, 0, 0]], np.int64)
         self.words = np.zeros(W_WORDS, np.int64)
         self.address = self.words.ctypes.data
+        values = view.arenas.get("tokens")
+        self.arenas = spans.arena_words(
+            []
+            if values is None
+            else [(view.columns["tokens"].ctypes.data, values.ctypes.data, *values.strides[:2], values.shape[1])]
+        )
         for offset, value in (
             (W_TABLE, view.address),
             (W_PAGE, -1),
@@ -173,8 +241,16 @@ class StoreWriter:
             (W_OWNER, seat.number),
             (W_COUNTER, seat.counter),
             (W_PUBLISH_EVERY, 1),
+            (W_ARENAS, self.arenas.ctypes.data),
+            (W_ARENA_COUNT, len(self.arenas)),
         ):
             self.words[offset // 8] = value
+
+    def put(self, row: int, number: int) -> None:
+        """Give a row its tokens, in a ragged table."""
+        if len(self.arenas):
+            tokens = np.full(abs(number) % (LONGEST + 1), number)
+            assert entry(spans.put_value)(self.address, 0, row, tokens.ctypes.data, len(tokens)) == 0
 
     def turn(self) -> int:
         page = entry(protocol.claim)(self.view.address, int(self.words[W_OWNER // 8]), 0)
@@ -185,10 +261,13 @@ class StoreWriter:
         """Write rows; `ends` lets the last one end an episode and keeps its final observation."""
         for left in range(count, 0, -1):
             row = entry(store_observation)(self.address)
+            number = int(self.view.columns["obs"][row, 0])
+            self.put(row, number)
             if ends and left == 1:
                 self.view.terminated[row] = True
                 kept = entry(writing.stage_final)(self.address, row, row + 1)
-                self.view.columns["obs"][kept] = -self.view.columns["obs"][row]
+                self.view.columns["obs"][kept] = -number
+                self.put(kept, -number)
             entry(writing.commit)(self.address, 1)
 
     def seal(self, *, ended: bool) -> None:
@@ -207,16 +286,32 @@ def check_rows(view: TableView) -> None:
         assert (obs[start : start + count] == numbers[:, None]).all(), f"page {page}: {obs[start : start + count]}"
         links = view.meta["link"][start : start + count]
         assert (links != 0).all(), f"page {page}: rows without their meta"
+        check_tokens(view, page, range(start, start + count), numbers)
         for row in np.flatnonzero(links & KEPT) + start:
-            assert (obs[row + (int(view.meta["link"][row]) >> LINK_SHIFT)] == -obs[row]).all(), f"final of row {row}"
+            kept = row + (int(view.meta["link"][row]) >> LINK_SHIFT)
+            assert (obs[kept] == -obs[row]).all(), f"final of row {row}"
+            check_tokens(view, page, [kept], -obs[row, :1])
+
+
+def check_tokens(view: TableView, page: int, rows: Iterable[int], numbers: np.ndarray) -> None:
+    """Every row's tokens are the whole value it was written with, and lie in its page's arena beside those of others."""
+    taken = []
+    for row, number in zip(rows, numbers.tolist(), strict=True) if view.arenas else ():
+        start, length = map(int, view.columns["tokens"][row])
+        values = view.arenas["tokens"][page, start : start + length]
+        assert values.tolist() == [number] * (abs(number) % (LONGEST + 1)), f"row {row} of number {number}: {values}"
+        taken += range(start, start + length)
+    assert len(set(taken)) == len(taken), f"page {page}: values that lie in one another"
 
 
 class Scene:
     """An engine whose segment is put back to the same bytes before each kill."""
 
+    table = "replay"
+
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.view: TableView = engine._views["replay"]
+        self.view: TableView = engine._views[self.table]
         segment = engine._segment
         self._bytes = segment.root[segment.layout.participants :]
         # as if somebody waited for rows and for space, so that the system call to wake them is on the path
@@ -238,7 +333,7 @@ class Scene:
 
     def attach(self) -> tuple[Client, TableView]:
         client = conduit.attach(self.engine.name)
-        return client, client._views["replay"]
+        return client, client._views[self.table]
 
     def run(self, compiled: Callable[..., int], *arguments: int) -> None:
         words = np.array(arguments, np.int64)
@@ -295,6 +390,23 @@ class Writing(Scene):
         assert self.written <= written <= 7
         self.written = written
         check_every_page_can_be_claimed(view)
+
+
+class WritingRagged(Writing):
+    """The same in a table with a ragged field: the turn takes the values of the halo and of its kept final along."""
+
+    table = "ragged"
+
+    def program(self) -> None:
+        client, view = self.attach()
+        writer = StoreWriter(view)
+        assert writer.turn() == 3
+        writer.write(4, ends=True)
+        functions = [stepping.native(one) for one in (protocol.claim, writing.turn, writing.commit, protocol.seal)]
+        scratch = np.zeros(LONGEST, np.int64)
+        put = stepping.native(spans.put_value)
+        owner = client._participants.number
+        self.run(write_ragged, *functions, view.address, writer.address, owner, put, scratch.ctypes.data)
 
 
 class GivingBack(Scene):
@@ -453,23 +565,71 @@ class Publishing(Scene):
                 assert (again.arrays["w"] == 77).all()
 
 
+class Updating(Scene):
+    """A learner updates priorities; another one has summed them before."""
+
+    table = "prioritised"
+    must_meet = frozenset({"", "some leaves, no count", "all leaves, no count", "some counts", "all counts"})
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        options = {"batch_size": 8, "min_rows": 1, "format": "numpy", "timeout": 0.0}
+        self.loader = engine.loader("prioritised", sampling=conduit.Prioritised(), **options)
+        # anchors of two pages
+        self.ids = np.unique(np.concatenate([self.loader.next().ids.copy() for _ in range(20)]))
+        assert len(self.ids) > 5
+        self._sums = self.loader.sampler._tree.copy()
+        self._leaves = self.view.priorities[self.ids & (1 << 40) - 1].copy()
+        self.new = np.arange(1, len(self.ids) + 1).astype(np.uint32)
+
+    def restore(self) -> None:
+        super().restore()
+        self.loader.sampler._tree[:] = self._sums
+
+    def program(self) -> None:
+        _, view = self.attach()
+        sums = np.zeros_like(self._sums)
+        known = sums[: tree.P_BYTES // 8 * view.layout.pages].reshape(view.layout.pages, -1)
+        known[:, tree.P_GENERATION // 8] = -1
+        addresses = (view.address, self.ids.ctypes.data, self.new.ctypes.data)
+        self.run(update_priorities, stepping.native(tree.update), sums.ctypes.data, *addresses, len(self.ids), 1000)
+
+    def at_death(self) -> str:
+        stored = self.view.priorities[self.ids & (1 << 40) - 1] != self._leaves
+        counted = int(self.view.pages()[:, PAGE_UPDATES // 8].sum())
+        if counted:
+            return "all counts" if counted == len(self.ids) else "some counts"
+        return f"{'all' if stored.all() else 'some'} leaves, no count" if stored.any() else ""
+
+    def check(self) -> None:
+        self.engine.recover()
+        self.loader.next().release()
+        check_sums(self.loader.sampler, self.view)
+        check_nothing_leaked(self.view)
+
+
 @pytest.fixture
 def engine(engine_name) -> Iterator[Engine]:
     table = conduit.Table(SCHEMA, capacity=1, page_rows=PAGE_ROWS, max_stack=2)
     weights = {"policy": {"w": np.zeros(8, np.int64)}}
-    with Engine.create(engine_name, {"replay": table}, policies=weights, max_participants=3) as made:
-        assert made._views["replay"].layout.pages == 4
-        for compiled in (store_observation, write, claim_carelessly, hold_and_let_go, recover_dead, publish_weights):
+    tables = {"replay": table, "ragged": replace(table, schema=RAGGED)}
+    tables["prioritised"] = replace(table, priorities=conduit.Priorities())
+    with Engine.create(engine_name, tables, policies=weights, max_participants=3) as made:
+        assert [view.layout.pages for view in made._views.values()] == [4, 4, 4]
+        programs = (write, write_ragged, claim_carelessly, hold_and_let_go, recover_dead, publish_weights)
+        for compiled in (store_observation, store_ragged, update_priorities, *programs):
             entry(compiled)
         yield made
 
 
 SCENES = {
     "claim, turn, commit, seal": (Writing, 13),
+    "the same with ragged values": (WritingRagged, 31),
     "give back": (GivingBack, 7),
     "lease and its end": (Leasing, 2),
     "recovery": (Recovering, 5),
     "weights": (Publishing, 2),
+    "update of priorities": (Updating, 11),
 }
 """Each with the step between the boundaries that the normal run takes, from a random one on."""
 

@@ -66,6 +66,18 @@ for batch in loader:
 reveal_type(loader.stats.waited_s)  # is float
 reveal_type(loader.plan.fingerprint)  # is str
 
+consumer = client.consumer("rollouts", partial="drop")
+reveal_type(consumer)  # is conduit.plane.consuming.Consumer
+client.consumer("rollouts", partial="keep")  # error: arg-type
+reveal_type(consumer.poll())  # is conduit.plane.claim.Claim | None
+for claim in consumer:
+    reveal_type(claim)  # is conduit.plane.claim.Claim
+    reveal_type(claim["obs"])  # is Any
+    reveal_type(claim.bootstrap)  # is dict[str, Any] | None
+    reveal_type(claim.ticks)  # is int
+    claim.ack()
+reveal_type(consumer.stats.acknowledged)  # is int
+
 slot = client.policy()
 reveal_type(slot)  # is conduit.store.weights.PolicySlot
 reveal_type(slot.publish({"w": np.zeros(3)}))  # is int

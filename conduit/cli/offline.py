@@ -1,0 +1,78 @@
+"""`conduit import` and `conduit export`: a table of a running engine from and to files and datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from conduit.cli.output import counted, rate
+from conduit.cli.progress import bar
+from conduit.errors import ConfigError
+from conduit.offline import Loaded, Saved, load, save, save_minari
+from conduit.plane.engine import attach
+
+FORMATS = ("npz", "parquet", "minari")
+
+
+def bring(name: str, table: str, source: str, columns: Sequence[str], *, quiet: bool) -> Loaded:
+    """Load a source into a table, with a bar.
+
+    Args:
+        name: The engine.
+        table: Its table.
+        source: A path, or the id of a local Minari dataset.
+        columns: "field=column" for each that has another name.
+        quiet: Show no bar.
+
+    Raises:
+        ConfigError: A pair is none.
+    """
+    pairs = {}
+    for text in columns:
+        field, equals, column = text.partition("=")
+        if not (field and equals and column):
+            raise ConfigError(f"Expected --column field=column, got {text!r}")
+        pairs[field] = column
+    with attach(name) as client, bar(f"into {table}", shown=not quiet) as tell:
+        return load(client, table, source, columns=pairs or None, progress=tell)
+
+
+def take(name: str, table: str, path: str, format_: str, *, quiet: bool) -> Saved:
+    """Save a table, with a bar.
+
+    Args:
+        name: The engine.
+        table: Its table.
+        path: A new directory, or the id of a new Minari dataset.
+        format_: One of FORMATS.
+        quiet: Show no bar.
+
+    Raises:
+        ConfigError: Another format.
+    """
+    if format_ not in FORMATS:
+        raise ConfigError(f"Expected --format {', '.join(FORMATS)}, got {format_!r}")
+    with attach(name) as client, bar(f"out of {table}", shown=not quiet) as tell:
+        if format_ == "minari":
+            return save_minari(client, table, path, progress=tell)
+        return save(client, table, Path(path), format="npz" if format_ == "npz" else "parquet", progress=tell)
+
+
+def told_of_loaded(table: str, loaded: Loaded) -> str:
+    """One line, and one more for columns that were not taken."""
+    speed = rate(loaded.rows / loaded.seconds if loaded.seconds else None)
+    text = f"{counted(loaded.rows, 'step')} of {counted(loaded.episodes, 'episode')} now in {table} ({speed})\n"
+    if loaded.ignored:
+        text += f"not taken: {', '.join(loaded.ignored)}\n"
+    return text
+
+
+def told_of_saved(path: str, saved: Saved) -> str:
+    """One line, and one more for what is not in it."""
+    files = f" in {counted(saved.files, 'file')}" if saved.files else ""
+    text = f"{counted(saved.rows, 'step')} of {counted(saved.episodes, 'episode')} now at {path}{files}\n"
+    if saved.missing:
+        text += f"overwritten before they could be read: {counted(saved.missing, 'row')}\n"
+    if saved.left_out:
+        text += f"left out, since what follows is not known: {counted(saved.left_out, 'last step')}\n"
+    return text

@@ -1,0 +1,28 @@
+"""A bar on standard error while something long runs; nothing where that is no terminal."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+
+@contextlib.contextmanager
+def bar(what: str, *, shown: bool = True) -> Iterator[Callable[[int, int], None]]:
+    """Show how far something is: call what it yields with what is done and what there is in all.
+
+    Args:
+        what: What is being done, in a few words.
+        shown: False shows nothing, whatever standard error is.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True, highlight=False, emoji=False)
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal)) as progress:
+        task = progress.add_task(what, total=None)
+
+        def tell(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total)
+
+        yield tell

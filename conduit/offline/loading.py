@@ -1,0 +1,224 @@
+"""From a source into a table: what is there, a table that is large enough, and the steps themselves."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+import conduit
+from conduit.errors import CapacityError, ConduitError, ConfigError, SourceError
+from conduit.offline import minari
+from conduit.offline.columns import Files, Part, behind
+from conduit.offline.npz import NpzPart
+from conduit.offline.parquet import ParquetPart
+from conduit.offline.source import Description, Progress, Source
+from conduit.plane.engine import Client
+from conduit.plane.ingestion import Writer
+from conduit.plane.inspect import inspect
+from conduit.plane.steps import Steps
+from conduit.schema import Schema
+
+Given: TypeAlias = str | os.PathLike[str] | Any
+"""A path, the id of a local Minari dataset, or a minari.MinariDataset."""
+
+FORMATS: Mapping[str, Callable[[Path], Part]] = {"npz": NpzPart, "parquet": ParquetPart}
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What `load` has done.
+
+    Attributes:
+        rows, episodes: Written to the table.
+        seconds: How long it took.
+        ignored: Columns of the source that the table has no field for.
+    """
+
+    rows: int
+    episodes: int
+    seconds: float
+    ignored: tuple[str, ...]
+
+
+def open_source(source: Given, schema: Schema | None, columns: Mapping[str, str] | None) -> Source:
+    """Open a source and check all that can be known without reading its steps.
+
+    Args:
+        source: Where the steps are.
+        schema: What they must fit; None takes what is there.
+        columns: {field or flag: column that holds it}, for files whose names differ.
+
+    Raises:
+        SourceError: There is nothing, or it is not as it must be.
+        MissingExtra: The package that reads it is not installed.
+    """
+    if not isinstance(source, str | os.PathLike):
+        return _of_minari(source, schema, columns)
+    path = Path(source)
+    if not path.exists():
+        if isinstance(source, str) and not path.suffix:
+            return _of_minari(source, schema, columns)
+        raise SourceError(f"Expected a file or directory, got {str(path)!r}, which does not exist")
+    if path.is_dir() and any(
+        path.joinpath(*place).exists() for place in (("metadata.json",), ("data", "metadata.json"))
+    ):
+        return _of_minari(path, schema, columns)
+    found = {ending: sorted(path.glob(f"*.{ending}")) if path.is_dir() else [] for ending in FORMATS}
+    if path.is_file():
+        found = {ending: [path] for ending in FORMATS if path.suffix == f".{ending}"}
+    there = [ending for ending, files in found.items() if files]
+    if len(there) != 1:
+        got = " and ".join(f"*.{ending}" for ending in there) or "none"
+        raise SourceError(f"Expected files of one kind (*.npz or *.parquet) at {str(path)!r}, got {got}")
+    kind = FORMATS[there[0]]
+    return Files(there[0], str(path), [kind(file) for file in found[there[0]]], schema, columns or {})
+
+
+def _of_minari(source: Any, schema: Schema | None, columns: Mapping[str, str] | None) -> Source:
+    if columns:
+        raise ConfigError(f"Expected no columns= for a Minari dataset, whose names are fixed, got {dict(columns)}")
+    return minari.MinariSource(source, schema)
+
+
+def describe(source: Given, *, columns: Mapping[str, str] | None = None) -> Description:
+    """What a source holds: schema, rows, episodes; its steps are not read.
+
+    Args:
+        source: Directory or file of npz or Parquet, Minari dataset, or its id.
+        columns: {field or flag: column that holds it}, where the names differ.
+
+    Raises:
+        SourceError: It cannot be read; names file, column, what was expected and what is there.
+    """
+    return open_source(source, None, columns).description
+
+
+def table_for(source: Given, *, columns: Mapping[str, str] | None = None, **options: Any) -> conduit.Table:
+    """A table that holds all of a source.
+
+    Args:
+        source: As `describe`.
+        columns: As `describe`.
+        **options: Of `conduit.Table`, but for the capacity: windows, priorities, statistics, a `schema` of one's own.
+
+    Raises:
+        SourceError: As `describe`.
+        ConfigError, CapacityError: As `conduit.Table`.
+    """
+    if "capacity" in options:
+        raise ConfigError("Expected no capacity: it is chosen for the source; use conduit.Table to choose it yourself")
+    schema = options.pop("schema", None)
+    seen = open_source(source, schema, columns).description
+    need = seen.rows + seen.ends
+    # arenas close a page early when values run long, so ragged fields get some room to spare
+    lengths = {name: min(1.25 * mean + 1, seen.schema[name].max_length) for name, mean in seen.mean_lengths.items()}
+    options.setdefault("mean_lengths", lengths or None)
+    table = conduit.Table(seen.schema, max(need, 1), **options)
+    spare = 1.5 if lengths else 1.0
+    while True:
+        pages, page_rows = table.geometry()
+        # a page begins with its halo and the final observations of that, and may end with a row too few for a step
+        own = page_rows - 2 * table.halo_ticks - 2
+        if (pages - 1) * own >= spare * need:
+            return table
+        assert isinstance(table.capacity, int)  # noqa: S101 - it was made above
+        table = replace(table, capacity=table.capacity + table.capacity // 20 + page_rows)
+
+
+def load(
+    client: Client,
+    table: str,
+    source: Given,
+    *,
+    columns: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
+    timeout: float | None = 30.0,
+) -> Loaded:
+    """Write all steps of a source into a table, as one writer.
+
+    Args:
+        client: Attached to the engine.
+        table: Its name; its schema decides which columns are taken.
+        source: As `describe`.
+        columns: As `describe`.
+        progress: Called with rows written and rows in all.
+        timeout: Seconds that a write may wait for a page.
+
+    Raises:
+        SourceError: The source does not fit the table: nothing is written. Or it turned out to be damaged on the way: the
+            message says how many steps had been written, which stay.
+        CapacityError: The table is smaller than the source.
+    """
+    begun = time.perf_counter()
+    schema = client.schema(table)
+    opened = open_source(source, schema, columns)
+    seen = opened.description
+    capacity = next(item.capacity for item in inspect(client.name).tables if item.name == table)
+    if seen.rows + seen.ends > capacity:
+        raise CapacityError(
+            f"Expected a table with room for {seen.rows} steps and {seen.ends} final observations, got {table!r} of {capacity} "
+            "rows: create it with conduit.offline.table_for(source)"
+        )
+    done = 0
+    ended = True
+    with client.writer(table, autoreset="disabled", keep_final=False, timeout=timeout) as writer:
+        try:
+            for steps in opened.steps():
+                _write(writer, schema, steps, ended)
+                ended = bool(steps.terminated[-1] | steps.truncated[-1]) if len(steps) else ended
+                done += len(steps)
+                if progress is not None:
+                    progress(done, seen.rows)
+        except ConduitError as error:
+            raise SourceError(
+                f"{error} ({done} of {seen.rows} steps of {seen.name} had been written, and stay)"
+            ) from error
+    return Loaded(done, seen.episodes, time.perf_counter() - begun, seen.ignored)
+
+
+def _write(writer: Writer, schema: Schema, steps: Steps, ended: bool) -> None:
+    """Write steps; `ended` tells whether the step before them ended its episode by a flag."""
+    over = behind(ended, steps.terminated | steps.truncated) if len(steps) else np.zeros(0, bool)
+    cuts = set(np.flatnonzero(steps.starts & ~over).tolist())
+    for start, stop in itertools.pairwise(sorted({0, *cuts, len(steps)})):
+        if start in cuts:
+            writer.cut()
+        _write_piece(writer, schema, steps.part(start, stop))
+
+
+def _write_piece(writer: Writer, schema: Schema, steps: Steps) -> None:
+    columns = {name: _given(schema[name].dtype, values) for name, values in steps.columns.items()}
+    finals = {name: _given(schema[name].dtype, values) for name, values in steps.finals.items()}
+    if not schema.ragged_names:
+        writer.extend(
+            columns, terminated=steps.terminated, truncated=steps.truncated, places=steps.places, finals=finals
+        )
+        return
+    # ragged values have no place before their length is known: one step after the other
+    kept = {int(place): i for i, place in enumerate(steps.places)}
+    for row in range(len(steps)):
+        final = {name: values[kept[row]] for name, values in finals.items()} if row in kept else None
+        writer.append(
+            **{name: values[row] for name, values in columns.items()},
+            terminated=bool(steps.terminated[row]),
+            truncated=bool(steps.truncated[row]),
+            final=final,
+        )
+
+
+def _given(dtype: str, values: Any) -> Any:
+    """Values as a writer takes them: bits of bfloat16, for which numpy has no dtype, as tensors."""
+    if dtype != "bfloat16":
+        return values
+    import torch
+
+    if isinstance(values, list):
+        return [_given(dtype, value) for value in values]
+    return torch.from_numpy(values.view(np.int16).copy()).view(torch.bfloat16)

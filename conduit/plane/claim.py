@@ -1,0 +1,384 @@
+"""What a consumer hands out: rows of one page, as arrays [ticks, environments, ...] where they lie."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Self
+
+import numpy as np
+
+from conduit.errors import Closed, ConfigError
+from conduit.kernels.batchwise import Apply, BatchTransform, Contents
+from conduit.kernels.cpu import GENERATION_MASK, ROW_BITS
+from conduit.kernels.plan import Computed
+from conduit.kernels.windows import Rollout
+from conduit.plane.batch import Maker, as_bfloat16
+from conduit.store.queue import (
+    Q_AGAIN,
+    Q_BOOTSTRAP,
+    Q_ENVS,
+    Q_GENERATION,
+    Q_PAGE,
+    Q_START,
+    Q_STOP,
+    Q_STREAM,
+    Q_TICK,
+    Q_WORD,
+    QueueView,
+)
+from conduit.store.table import META_DTYPE, TableView
+from conduit.store.words import FINAL, FIRST, KEPT, LINK_SHIFT
+
+Array = np.ndarray[Any, Any]
+
+_FLAGS = ("terminated", "truncated")
+
+
+class Record:
+    """The claim itself, apart from its arrays: it ends once, in whichever thread is first.
+
+    Attributes:
+        page, generation: What is claimed of, ...
+        start, stop: ... and its local rows.
+        ended: How it ended, "acknowledged" or "given back", or None.
+    """
+
+    __slots__ = ("_counts", "_open", "_queue", "_records", "ended", "generation", "page", "start", "stop", "words")
+
+    def __init__(self, queue: QueueView, records: set[Record], counts: dict[str, int], words: list[int]) -> None:
+        self._queue = queue
+        self._records = records
+        self._counts = counts
+        self._open = [True]
+        self.words = words
+        self.page, self.start, self.stop, self.generation = (words[i] for i in (Q_PAGE, Q_START, Q_STOP, Q_GENERATION))
+        self.ended: str | None = None
+        records.add(self)
+
+    def _take_end(self, how: str) -> bool:
+        try:
+            self._open.pop()
+        except IndexError:
+            return False
+        self.ended = how
+        self._records.discard(self)
+        return True
+
+    def acknowledge(self) -> None:
+        """Mark the rows as done.
+
+        Raises:
+            Closed: The client has closed, or the claim was given back: the rows are delivered again.
+        """
+        table = self._queue.table
+        table.check_open()
+        if self._take_end("acknowledged"):
+            if self._queue.acknowledge(table.address, self.page, self.words[Q_WORD]) < 0:
+                self.ended = "lost"
+            else:
+                self._counts["acknowledged"] += 1
+        if self.ended != "acknowledged":
+            raise Closed(f"Expected a claim that is held, this one was {self.ended}: its rows are delivered again")
+
+    def give_back(self) -> None:
+        """Let the rows be delivered again, to anybody.
+
+        Raises:
+            Closed: They have been acknowledged.
+        """
+        if self._take_end("given back"):
+            participants = self._queue.table.participants
+            self._counts["given back"] += 1
+            if participants is not None and participants.seated:
+                self._queue.give_back(self._queue.table.address, self.page, self.words[Q_WORD])
+        if self.ended == "acknowledged":
+            raise Closed("Expected a claim that is not acknowledged, this one is: its rows are done")
+
+
+class Columns:
+    """How a table's arrays are made, for all claims of a consumer.
+
+    Args:
+        table: The queue.
+        make: Makes what is handed out from a view of shared memory.
+        own: The same from an array that belongs to the claim.
+        steps: Steps on each claim's arrays as a batch of one rollout.
+
+    Raises:
+        ConfigError: A step that is none.
+    """
+
+    def __init__(self, table: TableView, make: Maker, own: Maker, steps: Iterable[BatchTransform]) -> None:
+        self.table = table
+        self.schema = table.layout.schema
+        self.make = make
+        self.own = own
+        self.page_rows = table.layout.page_rows
+        self.names = (*self.schema.names, *_FLAGS)
+        base = table.segment.base
+        arrays = {**table.columns, **{name: getattr(table, name) for name in _FLAGS}}
+        # by name: dtype, shape and strides of a row, stride from row to row, place in the segment
+        self._described = {
+            name: (array.dtype, array.shape[1:], array.strides[1:], array.strides[0], array.ctypes.data - base)
+            for name, array in arrays.items()
+        }
+        meta = table.meta.ctypes.data - base
+        for name, (dtype, offset, *_) in (META_DTYPE.fields or {}).items():
+            self._described[f".{name}"] = (dtype, (), (), META_DTYPE.itemsize, meta + offset)
+        self._brains = frozenset(field.name for field in self.schema.fields if field.dtype == "bfloat16")
+        self.steps = tuple(steps) if isinstance(steps, Iterable) else (steps,)
+        for step in self.steps:
+            if not isinstance(step, BatchTransform):
+                raise ConfigError(
+                    f"Expected conduit.gae, vtrace, returns_to_go, normalise_advantages or apply, got "
+                    f"{type(step).__name__} - at batch_transforms"
+                )
+
+    def array(self, hold: Any, name: str, row: int, lead: tuple[int, ...]) -> Array:
+        """View of consecutive rows of a column from physical row `row` on, [*lead, *shape], that keeps `hold` alive."""
+        dtype, shape, inner, stride, offset = self._described[name]
+        outer = (stride,) if len(lead) == 1 else (lead[1] * stride, stride)
+        return np.ndarray((*lead, *shape), dtype, hold, offset + row * stride, (*outer, *inner))
+
+    def deliver(self, hold: Any, name: str, row: int, lead: tuple[int, ...]) -> Any:
+        """The same as it is handed out; of a ragged field a list of one value for each row."""
+        if name in self.table.arenas:
+            return self._values(hold, name, row, lead)
+        value = self.make(self.array(hold, name, row, lead))
+        return as_bfloat16(value) if name in self._brains else value
+
+    def _values(self, hold: Any, name: str, row: int, lead: tuple[int, ...]) -> list[Any]:
+        arena = self.table.arenas[name][row // self.page_rows]
+        item = arena.strides[0]
+        start = arena.ctypes.data - self.table.segment.base
+        spans = self.table.columns[name][row : row + int(np.prod(lead))]
+        found = []
+        for first, length in spans.tolist():
+            shape = (length, *arena.shape[1:])
+            value = self.make(np.ndarray(shape, arena.dtype, hold, start + first * item, arena.strides))
+            found.append(as_bfloat16(value) if name in self._brains else value)
+        return found
+
+
+class Claim(Mapping[str, Any]):
+    """Consecutive ticks of one writer, for their claimer alone: {field name, "terminated", "truncated": [ticks, num_envs, *shape]}.
+
+    Arrays are views of shared memory: read them only. They stay valid as long as anything made from the claim is alive, also
+    after `ack`, and writers get the page only then. A ragged field is a list of one value [length, *shape[1:]] for each row,
+    tick after tick.
+
+    As a context manager it is acknowledged on leaving, and given back on an exception. A claim that is dropped without either
+    is given back.
+
+    Attributes:
+        ticks, num_envs: Size; a writer without num_envs counts as one environment.
+        stream: Number of the writer's stream.
+        first_tick: Number of the first tick in its stream.
+        complete: False for a rollout of fewer ticks than rollout_length: its writer closed, died, gave a bootstrap early, or
+            kept too many final observations.
+        delivered_before: True if the rows may have been handed out before, to a consumer that died or gave them back.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_added",
+        "_columns",
+        "_hold",
+        "_lead",
+        "_record",
+        "_row",
+        "_values",
+        "complete",
+        "delivered_before",
+        "first_tick",
+        "num_envs",
+        "stream",
+        "ticks",
+    )
+
+    def __init__(self, columns: Columns, record: Record, hold: Any, rollout: int) -> None:
+        words = record.words
+        self._columns = columns
+        self._record = record
+        self._hold = hold
+        self._row = record.page * columns.page_rows + record.start
+        self._values: dict[str, Any] = {}
+        self._added: dict[str, Any] = {}
+        self.num_envs: int = words[Q_ENVS]
+        self.ticks: int = (record.stop - record.start) // self.num_envs
+        self.stream: int = words[Q_STREAM]
+        self.first_tick: int = words[Q_TICK]
+        self.complete: bool = not rollout or self.ticks == rollout
+        self.delivered_before: bool = words[Q_AGAIN] != 0
+        self._lead = (self.ticks, self.num_envs)
+
+    def _check(self) -> None:
+        if self._record.ended == "given back":
+            raise Closed(
+                "Expected a claim that is held or acknowledged, this one was given back: others may work on its rows"
+            )
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._values:
+            self._check()
+            if name in self._added:
+                return self._added[name]
+            if name not in self._columns.names:
+                raise KeyError(name)
+            self._values[name] = self._columns.deliver(self._hold, name, self._row, self._lead)
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*self._columns.names, *self._added))
+
+    def __len__(self) -> int:
+        return len(self._columns.names) + len(self._added)
+
+    def _meta(self, name: str) -> Array:
+        self._check()
+        return self._columns.array(self._hold, f".{name}", self._row, self._lead)
+
+    @property
+    def ids(self) -> Any:
+        """Row ids, int64 [ticks, num_envs]."""
+        rows = np.arange(self._row, self._row + self.ticks * self.num_envs).reshape(self._lead)
+        return self._columns.own(rows | (self._record.generation & GENERATION_MASK) << ROW_BITS)
+
+    @property
+    def versions(self) -> Any:
+        """Policy versions that acted, int32 [ticks, num_envs]; a view."""
+        return self._columns.make(self._meta("version"))
+
+    @property
+    def steps(self) -> Any:
+        """Steps in the episode, int32 [ticks, num_envs], from 0; a view."""
+        return self._columns.make(self._meta("step"))
+
+    @property
+    def episodes(self) -> Any:
+        """Episode numbers, unique in the table, int64 [ticks, num_envs]."""
+        return self._columns.own(self._meta("episode").astype(np.int64) | self.stream << 32)
+
+    @property
+    def is_first(self) -> Any:
+        """Where an episode begins, bool [ticks, num_envs]."""
+        return self._columns.own((self._meta("link") & FIRST) != 0)
+
+    @property
+    def mask(self) -> Any:
+        """Where a row is a step, bool [ticks, num_envs]; with autoreset "next_step" others are only an observation."""
+        return self._columns.own((self._meta("link") & FINAL) == 0)
+
+    @property
+    def bootstrap(self) -> dict[str, Any] | None:
+        """The observations behind the last tick, {observation name: [num_envs, *shape]}, views; None where none were given."""
+        self._check()
+        local = self._record.words[Q_BOOTSTRAP]
+        if local < 0:
+            return None
+        row = self._record.page * self._columns.page_rows + local
+        names = self._columns.schema.observation_names
+        return {name: self._columns.deliver(self._hold, name, row, (self.num_envs,)) for name in names}
+
+    @property
+    def finals(self) -> tuple[Any, dict[str, Any]]:
+        """Final observations that were handed over with the steps that ended episodes ("same_step", "disabled").
+
+        Returns:
+            Their places, int64 [K, 2] (tick, environment), and {observation name: [K, *shape]}, copies; a ragged one is a list.
+        """
+        link = self._meta("link").reshape(-1)
+        places = np.flatnonzero(link & KEPT)
+        rows = self._row + places + (link[places] >> LINK_SHIFT).astype(np.int64)
+        columns = self._columns
+        found: dict[str, Any] = {}
+        for name in columns.schema.observation_names:
+            if name in columns.table.arenas:
+                found[name] = [columns.deliver(self._hold, name, row, (1,))[0] for row in rows.tolist()]
+            else:
+                value = columns.own(columns.table.columns[name][rows])
+                found[name] = as_bfloat16(value) if columns.schema[name].dtype == "bfloat16" else value
+        return columns.own(np.stack(np.divmod(places, self.num_envs), 1)), found
+
+    def batch(self) -> dict[str, Any]:
+        """The claim as a batch of one rollout, {name: [1, ticks, num_envs, *shape]}, as `conduit.gae(...)(batch, ...)` takes it.
+
+        "is_first" and "mask" are in it, and bootstrap_<observation> [1, num_envs, *shape] where there are such. Ragged fields
+        are left out.
+        """
+        batch = {name: value[None] for name, value in self.items() if not isinstance(value, list)}
+        batch |= {"is_first": self.is_first[None], "mask": self.mask[None]}
+        for name, value in (self.bootstrap or {}).items():
+            if not isinstance(value, list):
+                batch[f"bootstrap_{name}"] = value[None]
+        return batch
+
+    def transform(self, number: int) -> None:
+        """Run a consumer's steps on the claim as a batch; called once, before it is handed out.
+
+        Raises:
+            ConfigError: A step lacks its inputs, or makes what is there already.
+        """
+        steps = self._columns.steps
+        batch = self.batch()
+        given = frozenset(batch)
+        arrays: dict[str, Array] = {}
+        is_open = False
+        for step in steps:
+            known = {
+                name: Computed(name, str(value.dtype).removeprefix("torch."), tuple(value.shape[1:]))
+                for name, value in batch.items()
+            }
+            for item in step.outputs(Contents(Rollout(*self._lead), known, is_open)):
+                if item.name in batch:
+                    raise ConfigError(
+                        f"Expected one step to make {item.name!r}, it is there already - at batch_transforms, {step}"
+                    )
+                arrays[item.name] = np.zeros((1, *item.lanes), item.dtype)
+                batch[item.name] = self._columns.own(arrays[item.name])
+            step.run(batch, arrays, (0, number))
+            is_open = is_open or isinstance(step, Apply)
+        self._added = {name: value[0] for name, value in batch.items() if name not in given}
+
+    def nest(self) -> dict[str, Any]:
+        """The claim with nested fields as nested dicts and tuples; what is no field keeps its name."""
+        own = {*self._columns.names}
+        fields = {name: value for name, value in self.items() if name in own}
+        return self._columns.schema.nest(fields) | {name: value for name, value in self.items() if name not in own}
+
+    def ack(self) -> None:
+        """The rows are done: nobody gets them again. Idempotent.
+
+        Raises:
+            Closed: The claim was given back, or its client or engine has closed: the rows are delivered again.
+        """
+        self._record.acknowledge()
+
+    def give_back(self) -> None:
+        """The rows are not done: they are delivered again, to anybody. Idempotent.
+
+        Raises:
+            Closed: They have been acknowledged.
+        """
+        self._record.give_back()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._record.ended is None:
+            if kind is None:
+                self.ack()
+            else:
+                self.give_back()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_record") and self._record.ended is None and not sys.is_finalizing():
+            self._record.give_back()
+
+    def __repr__(self) -> str:
+        return (
+            f"Claim(stream {self.stream}, ticks {self.first_tick} to {self.first_tick + self.ticks}, "
+            f"{self.num_envs} environments{'' if self._record.ended is None else f', {self._record.ended}'})"
+        )

@@ -1,0 +1,197 @@
+"""Delivery from a queue: rows are claimed, handed out where they lie in shared memory, and acknowledged.
+
+Nothing is copied: a claim's arrays are views of the page that its writer filled. The page's memory is given back to writers
+when the rows are acknowledged *and* nothing made from the claim is alive any more.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+import numpy as np
+
+from conduit.clock import Deadline
+from conduit.errors import Closed, ConfigError, DataTimeout
+from conduit.kernels.batchwise import BatchTransform
+from conduit.plane.batch import Format, torch_maker
+from conduit.plane.claim import Claim, Columns, Record
+from conduit.store.queue import Q_WORDS, QueueView
+from conduit.store.table import Lease, TableView
+
+Partial = Literal["deliver", "drop"]
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerStats:
+    """What a consumer has done so far.
+
+    Attributes:
+        claims, rows: Handed out.
+        acknowledged, given_back: Claims that ended so.
+        delivered_before: Claims whose rows may have been handed out before, by a consumer that died or gave them back.
+        dropped: Unfinished rollouts that were acknowledged unseen (partial="drop").
+        waited_s: Seconds spent waiting for rows.
+    """
+
+    claims: int
+    rows: int
+    acknowledged: int
+    given_back: int
+    delivered_before: int
+    dropped: int
+    waited_s: float
+
+
+class Consumer:
+    """Claims rows of a queue, each of them for this consumer alone. For use by one thread; claims may end in any.
+
+    Iterating never ends by itself; it waits for rows as long as `timeout` allows.
+    """
+
+    def __init__(
+        self,
+        table: TableView,
+        *,
+        format: Format,  # noqa: A002 - the natural word in a call
+        timeout: float | None,
+        partial: Partial,
+        batch_transforms: Iterable[BatchTransform],
+    ) -> None:
+        if format not in ("torch", "numpy"):
+            raise ConfigError(f"Expected format 'torch' or 'numpy', got {format!r}")
+        if partial not in ("deliver", "drop"):
+            raise ConfigError(f"Expected partial 'deliver' or 'drop', got {partial!r}")
+        Deadline(timeout)
+        table.check_open()
+        self._rollout = table.layout.table.rollout_length or 0
+        if partial == "drop" and not self._rollout:
+            raise ConfigError(
+                f"Expected partial='deliver' for queue {table.layout.name!r}, which has no rollouts that could be unfinished"
+            )
+        self._table = table
+        self._queue = QueueView(table)
+        self._timeout = timeout
+        self._drops = partial == "drop"
+        tensors = torch_maker() if format == "torch" else None
+        self._columns = Columns(table, tensors or _read_only, tensors or np.ndarray.view, batch_transforms)
+        self._out = np.zeros(Q_WORDS, np.int64)
+        self._out_address = self._out.ctypes.data
+        # one object for each claim stands behind its arrays; its death says that nobody can look any more
+        self._hold_type = type("_Hold", (ctypes.c_char * table.segment.layout.size,), {})
+        self._records: set[Record] = set()
+        self._claims = self._rows = self._again = self._dropped = 0
+        self._ended = {"acknowledged": 0, "given back": 0}
+        self._waited = 0.0
+        self._closed = False
+
+    def next(self, timeout: float | None = None, max_ticks: int | None = None) -> Claim:
+        """Claim the oldest rows that nobody has claimed; waits for them.
+
+        Args:
+            timeout: Seconds to wait; None takes the consumer's.
+            max_ticks: Ticks at most, of a queue without rollouts; None for all that its page has.
+
+        Raises:
+            DataTimeout: No rows came.
+            BufferError: This client holds too many claims and leases.
+            ConfigError: `max_ticks` for rollouts.
+            Closed: The consumer, client or engine has closed.
+        """
+        claim = self.poll(max_ticks)
+        if claim is not None:
+            return claim
+        begun = time.monotonic()
+        allowed = self._timeout if timeout is None else timeout
+        found = self._table.wait(lambda: self.poll(max_ticks), for_space=False, deadline=Deadline(allowed))
+        self._waited += time.monotonic() - begun
+        if found is None:
+            raise DataTimeout(
+                f"Expected rows to claim in queue {self._table.layout.name!r} within {allowed} s: {self._queue.explain()}. "
+                "Are its writers alive (`conduit status`)?"
+            )
+        return found
+
+    def poll(self, max_ticks: int | None = None) -> Claim | None:
+        """The same without a wait: None where no rows can be claimed now.
+
+        Raises:
+            BufferError, ConfigError, Closed: As `next`.
+        """
+        if self._closed:
+            raise Closed("Expected an open consumer, this one was closed")
+        most = 0
+        if max_ticks is not None:
+            most = self._checked_ticks(max_ticks)
+        while True:
+            claim = self._claim(most)
+            if claim is None or not self._drops or claim.complete:
+                return claim
+            self._dropped += 1
+            claim.ack()
+
+    def _checked_ticks(self, max_ticks: int) -> int:
+        if self._rollout:
+            raise ConfigError(f"Expected no max_ticks for rollouts, which come in one piece, got {max_ticks!r}")
+        if not isinstance(max_ticks, int) or isinstance(max_ticks, bool) or max_ticks < 1:
+            raise ConfigError(f"Expected max_ticks of at least 1, or None, got {max_ticks!r}")
+        return max_ticks
+
+    def _claim(self, most: int) -> Claim | None:
+        table = self._table
+        seat = table.check_open()
+        hazard = seat.take_hazard()
+        page = self._queue.take(table.address, seat.number, most, hazard, self._out_address)
+        if page < 0:
+            seat.give_hazard(hazard)
+            return None
+        words = self._out.tolist()
+        record = Record(self._queue, self._records, self._ended, words)
+        hold = self._hold_type.from_address(table.segment.base)  # type: ignore[attr-defined]
+        hold.lease = Lease(table, page, record.generation, record.stop, hazard)
+        claim = Claim(self._columns, record, hold, self._rollout)
+        self._claims += 1
+        self._rows += record.stop - record.start
+        self._again += claim.delivered_before
+        if self._columns.steps:
+            claim.transform(self._claims)
+        return claim
+
+    @property
+    def stats(self) -> ConsumerStats:
+        """Counts since the consumer was opened."""
+        return ConsumerStats(
+            self._claims,
+            self._rows,
+            self._ended["acknowledged"],
+            self._ended["given back"],
+            self._again,
+            self._dropped,
+            self._waited,
+        )
+
+    def close(self) -> None:
+        """Give back what is claimed and not acknowledged; idempotent. Arrays of claims stay valid as long as the client lives."""
+        self._closed = True
+        for record in list(self._records):
+            record.give_back()
+
+    def __iter__(self) -> Iterator[Claim]:
+        return self
+
+    def __next__(self) -> Claim:
+        return self.next()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _read_only(array: Any) -> Any:
+    array.flags.writeable = False
+    return array

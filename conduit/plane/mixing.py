@@ -1,0 +1,305 @@
+"""Batches out of several tables: each fills its own slots of the same arrays, so nothing is put together afterwards.
+
+The rows of a table lie side by side, in the order in which the tables were named; `source` says which is whose. How many rows
+each table gives is a function of the batch's number: "exact" counts are such that after any number of batches each table has
+given its share of all rows, to within one row; "random" ones are drawn, seeded like everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any, Literal
+
+import numpy as np
+
+from conduit.clock import Deadline
+from conduit.errors import Closed, ConfigError, FieldError
+from conduit.kernels.plan import Computed
+from conduit.plane.batch import Batch, Buffer
+from conduit.plane.delivery import Array, Delivery, Loader, LoaderStats
+from conduit.plane.sharing import Share
+from conduit.sampling.prioritised import WEIGHTS, Prioritised, PrioritisedSampler
+from conduit.sampling.uniform import Uniform
+from conduit.store.loaders import NamedLoader
+from conduit.store.table import TableView
+
+Counts = Literal["exact", "random"]
+
+SOURCE = Computed("source", "int64", ())
+_NEXT_SEED = 0x9E3779B97F4A7C15
+_COUNTS_KEY = 0x636F756E7473  # "counts": apart from the keys of draws
+
+
+class Part(Loader):
+    """The loader of one table of a mixture; it fills slots of batches that others fill too."""
+
+    def __init__(self, table: TableView, *, share: Share, **options: Any) -> None:
+        super().__init__(table, share=share, **options)
+        self._rows = 0
+        self._weighs = isinstance(self.sampler, Uniform) and WEIGHTS[0] in share.extra
+        if not share.buffers:
+            share.buffers = self._buffers
+
+    def settle(self) -> None:
+        """Take the references to the shared arrays that there are now for the loaders' own."""
+        for buffer in self._buffers:
+            buffer.settle()
+
+    def free_buffer(self, timeout: float | None) -> int:
+        """Index of a buffer that nobody refers to.
+
+        Raises:
+            BuffersBusy: There is none.
+        """
+        return self._buffers.index(self._free_buffer(timeout))
+
+    def draw(self, index: int, first: int, end: int, timeout: float | None) -> None:
+        """Fill the slots [first, end) of a buffer.
+
+        Raises:
+            DataTimeout: Too few rows came.
+            FieldError: A stored value that a transform cannot take.
+        """
+        buffer: Buffer = self._buffers[index]
+        buffer.narrow(first, end)
+        if self._transforming.prepares:
+            self._transforming.before(self.sampler.batch)
+        if not self._fill(buffer):
+            self._wait_for_rows(buffer, timeout)
+        if self._weighs:
+            # every row is as likely as any other: nothing to make up for
+            buffer.arrays["weights"][first:end] = 1.0
+            buffer.arrays["probabilities"][first:end] = 1.0 / self.sampler.candidates
+
+    def batch_of(self, index: int) -> Batch:
+        """The batch whose slots have all been filled."""
+        buffer = self._buffers[index]
+        buffer.take()
+        batch = Batch(buffer, self._make, self._table.layout.schema)
+        if self.plan.batchwise:
+            batch.transform(self._transforming, self.sampler.batch)
+        return batch
+
+    def advance(self, rows: int) -> None:
+        """Go on to the next batch, of which it gave `rows`."""
+        self._batches += 1
+        self._rows += rows
+        self.sampler.advance()
+
+    def arrays_of(self, index: int) -> Mapping[str, Array]:
+        """A buffer's arrays."""
+        return self._buffers[index].arrays
+
+    @property
+    def stats(self) -> LoaderStats:
+        """Counts since the loader was opened; rows are those of this table."""
+        return replace(super().stats, rows=self._rows)
+
+
+class MixedLoader(Delivery):
+    """Batches of which each table gives its share. Use `Client.mix`; for use by one thread.
+
+    A batch has, beside its outputs, `source` int64 [B]: the number of the table that a row comes from, in the order of `tables`.
+
+    Attributes:
+        tables: Names of the tables, in the order of their rows.
+        samplers: {table: its sampler}, for instance to change `samplers["replay"].beta`.
+    """
+
+    def __init__(
+        self,
+        views: Mapping[str, TableView],
+        weights: Mapping[str, float],
+        *,
+        batch_size: int,
+        sampling: Prioritised | Mapping[str, Prioritised | None] | None,
+        min_rows: int | Mapping[str, int] | None,
+        seed: int,
+        place: NamedLoader | None,
+        counts: Counts,
+        **options: Any,
+    ) -> None:
+        self.tables = tuple(views)
+        if counts not in ("exact", "random"):
+            raise ConfigError(f"Expected counts 'exact' or 'random', got {counts!r}")
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise ConfigError(f"Expected a batch_size of at least 1, got {batch_size!r}")
+        self._batch_size = batch_size
+        self._shares = _shares(weights)
+        self._counts = counts
+        self._seed = seed
+        least = min(self._shares) * batch_size
+        if counts == "exact" and least < 1:
+            table = self.tables[self._shares.index(min(self._shares))]
+            raise ConfigError(
+                f"Expected batches in which each table has a row, got batch_size={batch_size} of which {table!r} would give "
+                f"{float(least):.3g}: use at least {-(-1 // min(self._shares))}, or counts='random'"
+            )
+        for name, view in views.items():
+            if SOURCE.name in view.layout.schema:
+                raise ConfigError(
+                    f"Expected tables without a field named {SOURCE.name!r}, got one in {name!r}: rename it"
+                )
+        chosen = self._by_table(sampling, "sampling")
+        rows = self._by_table(min_rows, "min_rows")
+        extra = (*(WEIGHTS if any(one is not None for one in chosen) else ()), SOURCE)
+        share = Share(extra)
+        self._parts: list[Part] = []
+        for i, (view, ratio) in enumerate(zip(views.values(), self._shares, strict=True)):
+            self._parts.append(
+                Part(
+                    view,
+                    share=share,
+                    batch_size=batch_size,
+                    sampling=chosen[i],
+                    seed=seed + i * _NEXT_SEED if isinstance(seed, int) else seed,
+                    min_rows=-(-ratio.numerator * batch_size // ratio.denominator) if rows[i] is None else rows[i],
+                    **options,
+                )
+            )
+        self._first = self._parts[0]
+        self._first.settle()
+        self.samplers = {name: part.sampler for name, part in zip(self.tables, self._parts, strict=True)}
+        self._timeout: float | None = options["timeout"]
+        self._views = tuple(views.values())
+        self._closed = False
+        self._place = place
+        if place is not None:
+            self.batch = place.batch
+
+    def _by_table(self, given: Any, what: str) -> list[Any]:
+        """An option per table: one for all, or a mapping; a table that is not in it has None."""
+        if not isinstance(given, Mapping):
+            return [given] * len(self.tables)
+        unknown = [name for name in given if name not in self.tables]
+        if unknown:
+            raise ConfigError(f"Expected tables among {list(self.tables)}, got {unknown[0]!r} - at {what}")
+        return [given.get(name) for name in self.tables]
+
+    @property
+    def batch(self) -> int:
+        """Number of the batch that is drawn next; set it to repeat or skip draws."""
+        return self._first.sampler.batch
+
+    @batch.setter
+    def batch(self, number: int) -> None:
+        for part in self._parts:
+            part.sampler.batch = number
+
+    def bounds(self, number: int) -> list[int]:
+        """Where the rows of each table begin in batch `number`, and the batch size as the last one; a pure function of it."""
+        if self._counts == "random":
+            # a generator of its own for each batch: a batch can be repeated without those before it
+            key = [self._seed % 2**64, _COUNTS_KEY]
+            rng = np.random.Generator(np.random.Philox(key=np.array(key, np.uint64), counter=[0, 0, 0, number]))
+            drawn = rng.multinomial(self._batch_size, [float(share) for share in self._shares])
+            return [0, *np.cumsum(drawn).tolist()]
+        ends = [0]
+        whole = Fraction(0)
+        for share in self._shares:
+            whole += share
+            ends.append(_given(whole, (number + 1) * self._batch_size) - _given(whole, number * self._batch_size))
+        return ends
+
+    def next(self, timeout: float | None = None) -> Batch:
+        """The next batch.
+
+        Args:
+            timeout: Seconds to wait for rows of all tables together; None takes the loader's.
+
+        Raises:
+            DataTimeout: Too few rows came into one of the tables; the message names it.
+            BuffersBusy, FieldError, Closed: As `Loader.next`.
+        """
+        if self._closed:
+            raise Closed("Expected an open loader, this one was closed")
+        for view in self._views:
+            view.check_open()
+        allowed = self._timeout if timeout is None else timeout
+        deadline = Deadline(allowed)
+        index = self._first.free_buffer(timeout)
+        bounds = self.bounds(self.batch)
+        source = self._first.arrays_of(index)[SOURCE.name]
+        for number, part in enumerate(self._parts):
+            first, end = bounds[number], bounds[number + 1]
+            if end > first:
+                part.draw(index, first, end, None if allowed is None else round(deadline.left(), 3))
+                source[first:end] = number
+        made = self._first.batch_of(index)
+        for number, part in enumerate(self._parts):
+            part.advance(bounds[number + 1] - bounds[number])
+        if self._place is not None:
+            self._place.batch = self.batch
+        return made
+
+    def update_priorities(self, batch: Batch, priorities: Any) -> int:
+        """Give a batch's rows new priorities; those of tables that are not sampled by priority have none and are left out.
+
+        Args:
+            batch: A batch of this loader.
+            priorities: Real [B], finite and at least 0.
+
+        Returns:
+            How many were ignored since their rows are gone; see `Loader.update_priorities`.
+
+        Raises:
+            FieldError: Wrong shape, or a NaN, infinite or negative priority; nothing is changed.
+            ConfigError: No table is sampled by priority.
+            Closed: The loader, client or engine has closed.
+        """
+        prioritised = [i for i, part in enumerate(self._parts) if isinstance(part.sampler, PrioritisedSampler)]
+        if not prioritised:
+            raise ConfigError(
+                "Expected a loader with sampling=conduit.Prioritised(...) for a table, all draw uniformly"
+            )
+        values = np.asarray(priorities)
+        ids, source = np.asarray(batch.ids), np.asarray(batch[SOURCE.name])
+        if values.shape != ids.shape:
+            raise FieldError(
+                f"Expected priorities [{len(ids)}], one per row, got shape {values.shape}", at="priorities"
+            )
+        if not (np.isfinite(values) & (values >= 0)).all():
+            raise FieldError("Expected finite priorities of at least 0, got others", at="priorities")
+        return sum(
+            self._parts[i].update_priorities(ids[source == i], values[source == i])
+            for i in prioritised
+            if (source == i).any()
+        )
+
+    def valid(self, batch: Batch) -> Array:
+        """Bool [B]: which rows of a batch of this loader are still what they were."""
+        ids, source = np.asarray(batch.ids), np.asarray(batch[SOURCE.name])
+        out = np.zeros(ids.shape, bool)
+        for number, part in enumerate(self._parts):
+            out[source == number] = part.valid(ids[source == number])
+        return out
+
+    @property
+    def stats(self) -> dict[str, LoaderStats]:
+        """{table: counts since the loader was opened}."""
+        return {name: part.stats for name, part in zip(self.tables, self._parts, strict=True)}
+
+    def close(self) -> None:
+        """Let the buffers, and the loader's name, go; batches that are still held stay valid. Idempotent."""
+        if self._place is not None:
+            self._place.release()
+        self._closed = True
+        for part in self._parts:
+            part.close()
+
+
+def _shares(weights: Mapping[str, float]) -> list[Fraction]:
+    """The tables' shares; they add up to 1."""
+    for name, weight in weights.items():
+        number = isinstance(weight, int | float) and not isinstance(weight, bool)
+        if not number or not 0 < weight < float("inf"):
+            raise ConfigError(f"Expected a weight above 0, got {weight!r} - at {name!r}")
+    total = sum((Fraction(weight) for weight in weights.values()), Fraction(0))
+    return [Fraction(weight) / total for weight in weights.values()]
+
+
+def _given(share: Fraction, rows: int) -> int:
+    """Rows of the first `rows` that a share of them is, rounded to the nearest."""
+    return (2 * share.numerator * rows + share.denominator) // (2 * share.denominator)

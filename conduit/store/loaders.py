@@ -1,0 +1,174 @@
+"""Named loaders: where a learner stands in its sequence of batches, kept in the segment so that a successor goes on there.
+
+A name has one of MAX_NAMED_LOADERS slots, each of which holds the seed and the number of the next batch. One process at a time
+has a name; when it is dead or has let go, the name is free and the numbers stay. Names are never given back.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from conduit.clock import Deadline
+from conduit.errors import Busy, ConfigError, WaitTimeout
+from conduit.store.layout import LOADER_BYTES, MAX_NAMED_LOADERS
+from conduit.store.locks import LOCK_LOADERS, held, try_lock, unlock
+from conduit.store.participants import Participants
+from conduit.store.segment import Segment
+from conduit.store.words import LINE
+
+LOADER_OWNER, LOADER_SEED, LOADER_BATCH, LOADER_TABLE, LOADER_LENGTH = range(5)
+"""Words of a slot: participant + 1 or 0, seed, number of the next batch, number of the table, bytes of the name (0: no loader).
+The name is in its second line."""
+LONGEST_NAME = 100
+_PATIENCE = 5.0
+
+_between_threads = threading.Lock()
+
+Words = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class Known(NamedTuple):
+    """What a slot holds."""
+
+    table: str
+    seed: int
+    batch: int
+
+
+def _slots(segment: Segment) -> Words:
+    return segment.array(segment.layout.loaders, (MAX_NAMED_LOADERS, LOADER_BYTES // 8), np.dtype(np.int64))
+
+
+def _name_of(slot: Words) -> str:
+    text = slot[LINE // 8 :].tobytes()[: int(slot[LOADER_LENGTH])]
+    return text.decode("utf-8", "replace")
+
+
+def known_loaders(segment: Segment) -> dict[str, Known]:
+    """All named loaders, by name."""
+    tables = list(segment.layout.tables)
+    return {
+        _name_of(slot): Known(tables[slot[LOADER_TABLE]], int(slot[LOADER_SEED]), int(slot[LOADER_BATCH]))
+        for slot in _slots(segment)
+        if slot[LOADER_LENGTH]
+    }
+
+
+def write_loader(segment: Segment, index: int, name: str, known: Known) -> None:
+    """Fill a slot that is free; nobody else may fill one meanwhile."""
+    slot = _slots(segment)[index]
+    text = name.encode()
+    slot[LOADER_SEED] = known.seed
+    slot[LOADER_BATCH] = known.batch
+    slot[LOADER_TABLE] = list(segment.layout.tables).index(known.table)
+    slot[LINE // 8 :].view(np.uint8)[: len(text)] = np.frombuffer(text, np.uint8)
+    slot[LOADER_LENGTH] = len(text)  # last: a slot without a name is free, whoever died while filling it
+
+
+class NamedLoader:
+    """A name that this process has.
+
+    Attributes:
+        name: The name.
+        seed: Its seed, 64 bits, signed.
+        batch: Number of the next batch; store it after each delivery.
+    """
+
+    def __init__(self, name: str, slot: Words, participants: Participants) -> None:
+        self.name = name
+        self._slot = slot
+        self._words = slot.data
+        self._participants = participants
+        self._number = participants.number
+        self._held = True
+        self.seed = int(slot[LOADER_SEED])
+
+    @property
+    def batch(self) -> int:
+        """Number of the batch that is drawn next."""
+        return self._words[LOADER_BATCH]
+
+    @batch.setter
+    def batch(self, number: int) -> None:
+        self._words[LOADER_BATCH] = number
+
+    def release(self) -> None:
+        """Let go of the name; idempotent."""
+        # once only: by now another loader of this process may have the name
+        if self._held and self._participants.seated and self._words[LOADER_OWNER] == self._number + 1:
+            self._words[LOADER_OWNER] = 0
+        self._held = False
+
+    def __del__(self) -> None:
+        if hasattr(self, "_words") and not sys.is_finalizing():
+            self.release()
+
+
+def take_name(segment: Segment, participants: Participants, name: str, table: str, seed: int | None) -> NamedLoader:
+    """Take a loader's name, new or known.
+
+    Args:
+        segment: The segment.
+        participants: This process's seat.
+        name: 1 to 100 bytes of UTF-8.
+        table: The table it loads from.
+        seed: Its seed; None for the one it has, or 0 when it is new.
+
+    Raises:
+        ConfigError: No name, another table or seed than it has, or too many names.
+        Busy: A living process has it.
+    """
+    if not isinstance(name, str) or not 1 <= len(name.encode()) <= LONGEST_NAME:
+        raise ConfigError(f"Expected a loader's name of 1 to {LONGEST_NAME} bytes, got {name!r}")
+    deadline = Deadline(_PATIENCE)
+    with _between_threads:
+        # the kernel's lock goes with a process that dies in here
+        while not try_lock(segment.lock_fd, LOCK_LOADERS):
+            if deadline.passed():
+                raise WaitTimeout(
+                    f"Expected to register loader {name!r} within {_PATIENCE} s, others were at it all the time"
+                )
+            time.sleep(0.001)
+        try:
+            return _take(segment, participants, name, table, seed)
+        finally:
+            unlock(segment.lock_fd, LOCK_LOADERS)
+
+
+def _take(segment: Segment, participants: Participants, name: str, table: str, seed: int | None) -> NamedLoader:
+    slots = _slots(segment)
+    wanted = None if seed is None else int(np.uint64(seed % 2**64).astype(np.int64))
+    names = [_name_of(slot) if slot[LOADER_LENGTH] else None for slot in slots]
+    if name not in names:
+        if None not in names:
+            raise ConfigError(
+                f"Expected at most {MAX_NAMED_LOADERS} named loaders, got one more: use their names again"
+            )
+        index = names.index(None)
+        write_loader(segment, index, name, Known(table, wanted or 0, 0))
+    else:
+        index = names.index(name)
+        slot = slots[index]
+        owner = int(slot[LOADER_OWNER]) - 1
+        if owner >= 0 and (owner == participants.number or held(segment.lock_fd, owner, 1)):
+            raise Busy(
+                f"Expected loader {name!r} to be free, but participant {owner} has it open: close that one, or take "
+                "another name"
+            )
+        has = list(segment.layout.tables)[slot[LOADER_TABLE]]
+        if has != table:
+            raise ConfigError(
+                f"Expected loader {name!r} on table {has!r}, where it is, got {table!r}: take another name"
+            )
+        if wanted is not None and wanted != slot[LOADER_SEED]:
+            raise ConfigError(
+                f"Expected seed {int(slot[LOADER_SEED])} for loader {name!r}, which it began with, got {seed}: leave seed "
+                "out to go on with it, or take another name"
+            )
+    slots[index][LOADER_OWNER] = participants.number + 1
+    return NamedLoader(name, slots[index], participants)

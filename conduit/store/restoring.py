@@ -1,0 +1,307 @@
+"""Reading a checkpoint into a new segment, before anybody can attach to it.
+
+Pages come back to their places and generations, so row ids and draws are what they were. What was being written or consumed
+at the moment of the checkpoint is recovered as if everybody had died then (conduit.store.protocol.recover): committed rows stay and
+end their streams, and what a consumer had not acknowledged is there to be claimed. A page that is not in the checkpoint comes back free and of a new generation, and its rows count as evicted.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from conduit.errors import CheckpointError, ConfigError
+from conduit.jit import entry
+from conduit.store import protocol
+from conduit.store import segment as segments
+from conduit.store.checkpoint import MANIFEST, Manifest, TableEntry, columns_of, policy_file, safe
+from conduit.store.cut import TableCut
+from conduit.store.files import DAMAGED, FileReader, Sink
+from conduit.store.layout import WEIGHT_COPIES, TableLayout
+from conduit.store.limits import Limits
+from conduit.store.loaders import Known, write_loader
+from conduit.store.names import Backing
+from conduit.store.saving import PLACE_ROWS, PLACE_START, PLACE_TAIL, PLACE_VALUES, Progress, counts, live_pages
+from conduit.store.segment import Segment
+from conduit.store.statistics import seat_bytes, set_totals
+from conduit.store.table import TableView
+from conduit.store.words import (
+    CONSUMER_MASK,
+    FREE,
+    GENERATION_SHIFT,
+    INIT,
+    KIND_MASK,
+    LINE,
+    OPEN,
+    OWNER_MASK,
+    OWNER_SHIFT,
+    PAGE_COMMITTED,
+    PAGE_HALO,
+    PAGE_PAST,
+    PAGE_STATE,
+    PAGE_TAIL,
+    SIDE_CLAIM,
+    TABLE_BASE_DELETED,
+    TABLE_BASE_INSERTED,
+    TABLE_BASE_SAMPLED,
+    TABLE_CONTROL_BYTES,
+    TABLE_DATA,
+    TABLE_EVICTED_ROWS,
+    TABLE_LIMITS,
+    TABLE_RECOVERED,
+    TABLE_SPACE,
+)
+
+Array = np.ndarray[Any, Any]
+LimiterPolicy = Literal["keep", "reset", "rebase"]
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What a table's limiter begins with after a restore; `limits` are those in force, or None."""
+
+    limits: Limits | None
+    inserted: int
+    sampled: int
+    deleted: int
+
+
+def create_from(
+    path: Path,
+    manifest: Manifest,
+    name: str,
+    *,
+    limiter: LimiterPolicy | None,
+    backing: Backing,
+    max_participants: int | None,
+    progress: Progress | None,
+) -> tuple[Segment, dict[str, Counts]]:
+    """Create a segment that holds what a checkpoint does; see `Engine.restore`."""
+    spec = manifest.spec
+    if max_participants is not None:
+        if not isinstance(max_participants, int) or not 1 <= max_participants <= OWNER_MASK:
+            raise ConfigError(f"Expected max_participants from 1 to {OWNER_MASK}, got {max_participants!r}")
+        spec = msgspec.structs.replace(spec, max_participants=max_participants)
+    found: dict[str, Counts] = {}
+
+    def fill(segment: Segment) -> None:
+        with FileReader(path, manifest.files, progress) as reader:
+            try:
+                for table in segment.layout.tables.values():
+                    found[table.name] = _restore_table(segment, table, manifest.tables[table.name], reader, limiter)
+                _restore_policies(segment, manifest, reader)
+            except KeyError as error:
+                raise CheckpointError(f"Expected {path / MANIFEST} to list {error}: {DAMAGED}") from error
+        for index, (loader, one) in enumerate(manifest.loaders.items()):
+            write_loader(segment, index, loader, Known(one.table, one.seed, one.batch))
+
+    return segments.create(name, spec, backing, fill), found
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Bytes of a file that belong together in memory: place in the file, count, place in the segment."""
+
+    start: int
+    count: int
+    target: int
+
+
+def _sink(segment: Segment, pieces: list[_Piece], row_bytes: int, stride: int) -> Sink:
+    """Put a file's bytes where they belong; rows lie `stride` bytes apart in memory, close together in the file."""
+    starts = [piece.start for piece in pieces]
+
+    def put(place: int, data: Array) -> None:
+        at = 0
+        number = bisect_right(starts, place) - 1
+        while at < len(data):
+            piece = pieces[number]
+            offset = place + at - piece.start
+            count = min(len(data) - at, piece.count - offset)
+            _store(segment, piece.target, offset, data[at : at + count], row_bytes, stride)
+            at += count
+            number += 1
+
+    return put
+
+
+def _store(segment: Segment, target: int, offset: int, data: Array, row_bytes: int, stride: int) -> None:
+    if row_bytes == stride:
+        segment.root[target + offset : target + offset + len(data)] = data
+        return
+    row, skip = divmod(offset, row_bytes)
+    at = target + row * stride
+    if skip:
+        count = min(len(data), row_bytes - skip)
+        segment.root[at + skip : at + skip + count] = data[:count]
+        data, at = data[count:], at + stride
+    whole = len(data) // row_bytes
+    rows = segment.array(at, (whole, row_bytes), np.dtype(np.uint8), (stride, 1))
+    rows[...] = data[: whole * row_bytes].reshape(whole, row_bytes)
+    rest = data[whole * row_bytes :]
+    at += whole * stride
+    segment.root[at : at + len(rest)] = rest
+
+
+def _checked_places(layout: TableLayout, entry_: TableEntry, blocks: Array, places: Array, where: Path) -> list[int]:
+    """The pages that the files hold, in the files' order.
+
+    Raises:
+        CheckpointError: Places that the files or the pages do not have.
+    """
+    pages = np.flatnonzero(places[:, PLACE_START] >= 0)
+    pages = pages[np.argsort(places[pages, PLACE_START])]
+    taken = places[pages]
+    ends = taken[:, PLACE_START] + taken[:, PLACE_ROWS] + taken[:, PLACE_TAIL]
+    good = (
+        bool(np.isin(pages, live_pages(blocks)).all())
+        and (taken[:, PLACE_ROWS] == blocks[pages, PAGE_COMMITTED // 8]).all()
+        and (taken[:, PLACE_TAIL] == blocks[pages, PAGE_TAIL // 8]).all()
+        and (taken[:, PLACE_ROWS : PLACE_TAIL + 1] >= 0).all()
+        and (taken[:, PLACE_ROWS] + taken[:, PLACE_TAIL] <= layout.page_rows).all()
+        and [0, *ends.tolist()] == [*taken[:, PLACE_START].tolist(), entry_.rows]
+    )
+    for number, name in enumerate(layout.arenas):
+        first, items = taken[:, PLACE_VALUES + 2 * number], taken[:, PLACE_VALUES + 2 * number + 1]
+        good = good and bool((items >= 0).all() and (items <= layout.arenas[name].items).all())
+        good = good and [0, *(first + items).tolist()] == [*first.tolist(), entry_.items[name]]
+    if not good:
+        raise CheckpointError(f"Expected the places in {where} to be those of pages and files: {DAMAGED}")
+    return pages.tolist()
+
+
+def _restore_table(
+    segment: Segment, layout: TableLayout, entry_: TableEntry, reader: FileReader, limiter: LimiterPolicy | None
+) -> Counts:
+    view = TableView(segment, layout)
+    folder = entry_.folder
+    words = np.dtype(np.int64)
+    blocks = reader.read(f"{folder}/pages.npy", words, (layout.pages, LINE // 8))
+    sides = reader.read(f"{folder}/sides.npy", words, (layout.pages, LINE // 8))
+    control = reader.read(f"{folder}/control.npy", words, (TABLE_CONTROL_BYTES // 8,))
+    where = f"{folder}/places.npy"
+    places = reader.read(where, words, (layout.pages, PLACE_VALUES + 2 * len(layout.arenas)))
+    pages = _checked_places(layout, entry_, blocks, places, reader.root / where)
+    _restore_rows(segment, layout, entry_, reader, pages, places)
+    for name, at in layout.statistics.items():
+        field = layout.schema[name]
+        elements = int(np.prod(field.shape, dtype=np.int64))
+        totals = reader.read(f"{folder}/statistics/{safe(name)}.npy", np.dtype(np.float64), (1 + 2 * elements,))
+        if totals[0] > 0:
+            set_totals(segment.array(at, (seat_bytes(field) // 8,), np.dtype(np.float64)), totals)
+    _restore_words(view, blocks, sides, control, pages)
+    return _restore_counts(view, entry_.sampled, limiter)
+
+
+def _restore_rows(
+    segment: Segment, layout: TableLayout, entry_: TableEntry, reader: FileReader, pages: list[int], places: Array
+) -> None:
+    for column in columns_of(layout):
+        pieces = []
+        for page in pages:
+            start, rows, tail = places[page, :PLACE_VALUES].tolist()
+            for first, count, row in ((start, rows, 0), (start + rows, tail, layout.page_rows - tail)):
+                if count:
+                    target = column.offset + (page * layout.page_rows + row) * column.stride
+                    pieces.append(_Piece(first * column.row_bytes, count * column.row_bytes, target))
+        shape = (entry_.rows, *column.shape)
+        sink = _sink(segment, pieces, column.row_bytes, column.stride)
+        reader.stream(f"{entry_.folder}/{column.file}", column.dtype, shape, sink)
+    for number, (name, arena) in enumerate(layout.arenas.items()):
+        field = layout.schema[name]
+        pieces = []
+        for page in pages:
+            first, items = places[page, PLACE_VALUES + 2 * number : PLACE_VALUES + 2 * number + 2].tolist()
+            if items:
+                target = arena.offset + page * arena.page_bytes
+                pieces.append(_Piece(first * field.item_bytes, items * field.item_bytes, target))
+        shape = (entry_.items[name], *field.shape[1:])
+        file = f"{entry_.folder}/values/{safe(name)}.npy"
+        reader.stream(file, np.dtype(field.numpy_dtype), shape, _sink(segment, pieces, 1, 1))
+
+
+def _restore_words(view: TableView, blocks: Array, sides: Array, control: Array, pages: list[int]) -> None:
+    """Pages as they were, those left out free, and what was being written recovered."""
+    segment, layout = view.segment, view.layout
+    left_out = np.setdiff1d(live_pages(blocks), pages)
+    own = blocks[left_out, PAGE_COMMITTED // 8] - blocks[left_out, PAGE_HALO // 8]
+    generation = (blocks[left_out, PAGE_STATE // 8] >> GENERATION_SHIFT) + 1
+    past = (blocks[left_out, PAGE_PAST // 8] >> 16) + own
+    blocks[left_out, PAGE_STATE // 8] = (generation << GENERATION_SHIFT) | FREE
+    blocks[left_out, PAGE_PAST // 8] = (past << 16) | (generation & 0xFFFF)
+    blocks[left_out, PAGE_COMMITTED // 8] = 0
+    blocks[left_out, PAGE_HALO // 8] = 0
+    sides[left_out] = 0
+    for event in (TABLE_DATA, TABLE_SPACE):
+        control[event // 8 : (event + LINE) // 8] = 0
+    control[TABLE_EVICTED_ROWS // 8] += own.sum()
+    shape = (layout.pages, LINE // 8)
+    segment.array(layout.blocks, shape, blocks.dtype)[...] = blocks
+    segment.array(layout.sides, shape, sides.dtype)[...] = sides
+    segment.array(layout.control, control.shape, control.dtype)[...] = control
+    states = blocks[:, PAGE_STATE // 8]
+    owned = states[np.isin(states & KIND_MASK, (INIT, OPEN))]
+    consumers = sides[:, SIDE_CLAIM // 8] & CONSUMER_MASK
+    owners = np.concatenate([(owned >> OWNER_SHIFT) & OWNER_MASK, consumers[consumers > 0] - 1])
+    for owner in np.unique(owners).tolist():
+        entry(protocol.recover)(view.address, owner)
+    segment.words[(layout.control + TABLE_RECOVERED) // 8] = int(control[TABLE_RECOVERED // 8])
+
+
+def _limits_in_force(control: Array, declared: Limits | None) -> Limits | None:
+    """The limits as they were changed last, or as the table was created with."""
+    copy = TABLE_LIMITS + 8 + 32 * int(control[TABLE_LIMITS // 8] & 1)
+    spi, least, low, high = control[copy // 8 : copy // 8 + 4].view(np.float64).tolist()
+    return Limits(spi, int(least), low, high) if declared is not None and spi > 0 else declared
+
+
+def _restore_counts(view: TableView, sampled: int, limiter: LimiterPolicy | None) -> Counts:
+    """Set what counts begin from; nobody has sampled anything in this segment yet."""
+    layout, words = view.layout, view.segment.words
+    control = view.segment.array(layout.control, (TABLE_CONTROL_BYTES // 8,), np.dtype(np.int64))
+    sides = view.segment.array(layout.sides, (layout.pages, LINE // 8), np.dtype(np.int64))
+    limits = _limits_in_force(control, layout.limits)
+    inserted, _, deleted, _ = counts(TableCut(view.pages(), sides, control, 0))
+    if limits is not None and limiter == "reset":
+        size = inserted - deleted
+        words[(layout.control + TABLE_BASE_INSERTED) // 8] -= inserted - size
+        words[(layout.control + TABLE_BASE_DELETED) // 8] -= deleted
+        inserted, sampled, deleted = size, 0, 0
+    elif limits is not None and limiter == "rebase":
+        sampled = rebased(limits, inserted, sampled)
+    words[(layout.control + TABLE_BASE_SAMPLED) // 8] = sampled
+    return Counts(limits, inserted, sampled, deleted)
+
+
+def rebased(limits: Limits, inserted: int, sampled: int) -> int:
+    """The samples for which inserted * spi - samples is in the middle of its range, or a batch away from its only end."""
+    low, high, spi = limits.min_diff, limits.max_diff, limits.samples_per_insert
+    if np.isinf(low) and np.isinf(high):
+        return sampled
+    room = _ROOM * max(1.0, spi)
+    middle = high - room if np.isinf(low) else low + room if np.isinf(high) else (low + high) / 2
+    return max(0, round(inserted * spi - middle))
+
+
+_ROOM = 1024
+
+
+def _restore_policies(segment: Segment, manifest: Manifest, reader: FileReader) -> None:
+    for layout in segment.layout.policies.values():
+        one = manifest.policies[layout.name]
+        if one.version == 0:
+            continue
+        copy = layout.copies[one.version % WEIGHT_COPIES]
+        for tensor, offset in zip(layout.tensors, layout.offsets, strict=True):
+            file, dtype = policy_file(one.folder, tensor)
+            segment.array(copy + offset, tensor.shape, dtype)[...] = reader.read(file, dtype, tensor.shape)
+        segment.words[copy // 8] = one.version
+        segment.words[layout.control // 8] = one.version
+
+
+__all__ = ["Counts", "LimiterPolicy", "create_from", "rebased"]
