@@ -100,6 +100,14 @@ def constants_of(transform: Transform, *, double: bool) -> Work:
     )
 
 
-def tile_of(source: str, out: str, num_warps: int) -> int:
-    """Elements of a tile in which each thread moves 16 bytes of the wider of both dtypes."""
-    return 32 * num_warps * VECTOR_BYTES // max(item_bytes(source), item_bytes(out))
+def tile_of(source: Any, out: Any, elements: int, stride: int, num_warps: int) -> int:
+    """Elements of a tile of which each thread moves 16 bytes of the wider dtype.
+
+    Fewer where rows begin at other multiples in the column than in the output: a thread would load more at a time than it can
+    store, and exchange them with others through shared memory.
+    """
+    sizes = item_bytes(dtype_of(source)), item_bytes(dtype_of(out))
+    most = VECTOR_BYTES // max(sizes)
+    apart = stride * sizes[0], elements * sizes[1]
+    wide = [min(most, math.gcd(row, VECTOR_BYTES) // size or 1) for row, size in zip(apart, sizes, strict=True)]
+    return 32 * num_warps * (most if wide[0] == wide[1] else min(wide))

@@ -148,7 +148,7 @@ def frame_stacks(
         return
     work = work_of(transform, source, obs, name)
     elements, size = math.prod(source.shape[1:]), stack.shape[1]
-    block = tile_of(dtype_of(source), dtype_of(obs), NUM_WARPS)
+    block = tile_of(source, obs, elements, row_stride(source), NUM_WARPS)
     frames, per_frame = size + min(n_step, size), tiles(elements, block)
     launch(
         _stacks,
@@ -208,7 +208,7 @@ def moved_images(
     work = work_of(transform, source, out, name)
     _, height, width, depth = shift.extents(tuple(source.shape[1:]))
     elements = math.prod(source.shape[1:])
-    block = tile_of(dtype_of(source), dtype_of(out), NUM_WARPS)
+    block = tile_of(source, out, elements, elements, NUM_WARPS)
     per_row = tiles(elements, block)
     launch(
         _moved,

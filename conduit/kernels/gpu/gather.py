@@ -19,7 +19,7 @@ import triton.language as tl
 
 from conduit.errors import ConfigError, FieldError
 from conduit.kernels.gpu.elements import changes_zero, convert, tile_of, work_of
-from conduit.kernels.gpu.launching import LARGEST_PART, as_words, check, dtype_of, launch, power_of_two, row_stride, tiles
+from conduit.kernels.gpu.launching import LARGEST_PART, as_words, check, launch, power_of_two, row_stride, tiles
 from conduit.kernels.transforms import Transform
 
 NUM_WARPS = 4
@@ -106,8 +106,8 @@ def _field(item: Gather, first: int, like: Any) -> tuple[Any, ...]:
     count, elements = item.index.numel(), math.prod(item.source.shape[1:])
     if count > LARGEST_PART:
         raise FieldError(f"Expected at most {LARGEST_PART} rows in a batch, got {count}", at=name)
-    width = tile_of(dtype_of(item.source), dtype_of(item.out), NUM_WARPS)
     stride = row_stride(item.source)
+    width = tile_of(item.source, item.out, elements, stride, NUM_WARPS)
     if elements >= width:
         per_row = tiles(elements, width)
         return (*work, first, first + count * per_row, count, elements, stride, width, per_row, 1)

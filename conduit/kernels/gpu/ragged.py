@@ -19,7 +19,7 @@ import triton.language as tl
 
 from conduit.errors import ConfigError, FieldError
 from conduit.kernels.gpu.elements import changes_zero, convert, tile_of, work_of
-from conduit.kernels.gpu.launching import LARGEST, LARGEST_PART, as_words, check, dtype_of, launch, power_of_two, row_stride, tiles
+from conduit.kernels.gpu.launching import LARGEST, LARGEST_PART, as_words, check, launch, power_of_two, row_stride, tiles
 from conduit.kernels.transforms import Transform
 from conduit.store import words
 
@@ -157,7 +157,7 @@ def _tiles(arenas: Any, out: Any, transform: Transform, longest: int, name: str)
     if longest * max(width, 1) > LARGEST_PART:
         raise FieldError(f"Expected values of at most {LARGEST_PART} elements, got {longest} items of {width}", at=name)
     block = min(
-        tile_of(dtype_of(arenas), dtype_of(out), NUM_WARPS), max(32 * NUM_WARPS, power_of_two(longest * max(width, 1)))
+        tile_of(arenas, out, width, width, NUM_WARPS), max(32 * NUM_WARPS, power_of_two(longest * max(width, 1)))
     )
     per_sample = tiles(longest * max(width, 1), block)
     return per_sample, {

@@ -259,8 +259,10 @@ def trace(
     corrected = isinstance(kind, Vtrace)
     if log_ratios is not None and not corrected:
         raise ConfigError("Expected log_ratios with conduit.vtrace only, got them with conduit.gae")
-    if ticks * envs > LARGEST_PART or batch * envs > LARGEST_PART:
-        raise FieldError(f"Expected at most {LARGEST_PART} steps per sample and columns, got {shape}", at="reward")
+    if max(ticks, 16, batch) * envs > LARGEST_PART:
+        raise FieldError(
+            f"Expected at most {LARGEST_PART} steps per sample, and fewer environments by far, got {shape}", at="reward"
+        )
     if reward.numel() == 0:
         return
     rows, columns, num_warps = tile_of(batch, ticks, envs)
