@@ -45,6 +45,7 @@ KERNEL_MODULES = (
     "conduit.kernels.relabel",
     "conduit.kernels.resolve",
     "conduit.kernels.cpu",
+    "conduit.kernels.staging",
     "conduit.sampling.pages",
     "conduit.sampling.uniform",
     "conduit.sampling.tree",

@@ -6,6 +6,7 @@ normal exit. If its process is killed, attached processes go on; the segment sta
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import time
@@ -24,6 +25,7 @@ from conduit.plane.batch import Format
 from conduit.plane.checkpointing import Restored, restore
 from conduit.plane.consuming import Consumer, Partial
 from conduit.plane.delivery import Loader, OnBusy
+from conduit.plane.device.interface import Device
 from conduit.plane.ingestion import CommitPerStep, Ingestion, Writer, writer_type
 from conduit.plane.mixing import Counts, MixedLoader
 from conduit.plane.placement import HostPlacement, Placement, Pool
@@ -46,6 +48,17 @@ from conduit.store.table import TableView
 from conduit.store.weights import PolicySlot, describe
 
 _POLL = 0.01
+
+
+def _device_loader(device: str | Device, pool: str | int | None) -> Callable[..., Loader]:
+    """What opens loaders on a device; torch and Triton are first imported here."""
+    from conduit.plane.device.cuda import CudaDevice
+    from conduit.plane.device.loader import DeviceLoader
+
+    if not isinstance(device, str | Device):
+        raise ConfigError(f"Expected device 'cpu', 'cuda' or 'cuda:0' and so on, got {device!r}")
+    place = CudaDevice(device) if isinstance(device, str) else device
+    return functools.partial(DeviceLoader, device=place, pool=pool)
 
 
 class Client:
@@ -174,6 +187,9 @@ class Client:
         min_rows: int | None = None,
         fields: Iterable[str] | None = None,
         ragged: Layout | Mapping[str, Layout] = "pad",
+        device: str | Device = "cpu",
+        pool: str | int | None = None,
+        shard: tuple[int, int] = (0, 1),
     ) -> Loader:
         """Open a loader of uniformly drawn transitions, for use by one thread.
 
@@ -201,9 +217,17 @@ class Client:
             ragged: How ragged fields come, for all or {field: ...}. "pad": <name> [B, max_length, ...] with zeros behind each
                 value, <name>_mask bool [B, max_length], <name>_lengths int64 [B]. "pack": <name> [total, ...], one value
                 behind the other, <name>_cu_seqlens int32 [B + 1], <name>_position_ids int32 [total].
+            device: "cpu", or where batches are wanted: "cuda", "cuda:1". The rows are those that a loader on the CPU delivers
+                (docs/kernels.md). Transforms of single fields work as on the CPU, batch_transforms do not.
+            pool: Device memory for a mirror of the table's newest pages, such as "8 GiB" or bytes; None for none: wide rows are
+                then read from registered host memory, batches of narrow ones are made by the host and copied.
+            shard: (rank, world): of the batches that one loader of this seed would deliver, this one delivers every world-th,
+                from the rank-th on. Ranks of a data-parallel learner so draw by different counters of one generator.
 
         Raises:
             ConfigError: Bad options; names the offending one.
+            MissingDevice: There is no such device.
+            CapacityError: A pool smaller than a page, or larger than the device's free memory.
             Busy: A living process has a loader of this name open.
         """
         view = self._view(table)
@@ -212,9 +236,14 @@ class Client:
                 f"Expected a replay table for a loader, {table!r} is a queue, whose rows are delivered once: use "
                 f"client.consumer({table!r})"
             )
+        make: Callable[..., Loader] = Loader
+        if device != "cpu":
+            make = _device_loader(device, pool)
+        elif pool is not None:
+            raise ConfigError(f"Expected pool only with a device such as 'cuda', got {pool!r} with device='cpu'")
         place = None if name is None else take_name(self._segment, view.check_open(), name, table, seed)
         try:
-            return Loader(
+            return make(
                 view,
                 batch_size=batch_size,
                 window=window,
@@ -232,6 +261,7 @@ class Client:
                 min_rows=min_rows,
                 fields=fields,
                 ragged=ragged,
+                shard=shard,
             )
         except BaseException:
             if place is not None:

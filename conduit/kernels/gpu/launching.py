@@ -39,6 +39,11 @@ VECTOR_BYTES = 16
 _ITEM_BYTES = {"bool": 1, "bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 
 
+def is_interpreted() -> bool:
+    """True when kernels run in Triton's interpreter, on host memory."""
+    return bool(triton.knobs.runtime.interpret)
+
+
 def dtype_of(tensor: Any) -> str:
     """Name of a tensor's dtype, as in conduit.field.DTYPES."""
     return str(tensor.dtype).removeprefix("torch.")
@@ -85,7 +90,9 @@ def check(
         text = ", ".join("any" if want is None else str(want) for want in shape)
         raise FieldError(f"Expected shape [{text}], got {list(got)}", at=name)
     if like is not None and tensor.device != like.device:
-        raise FieldError(f"Expected a tensor on {like.device}, as the others, got one on {tensor.device}: move it", at=name)
+        raise FieldError(
+            f"Expected a tensor on {like.device}, as the others, got one on {tensor.device}: move it", at=name
+        )
     row = tensor[0] if strided and tensor.dim() and len(tensor) else tensor
     if not row.is_contiguous() or (strided and tensor.dim() and tensor.stride(0) < row.numel() and len(tensor) > 1):
         raise FieldError(
@@ -174,8 +181,7 @@ def launch(kernel: Any, grid: int, *args: Any, num_warps: int, **meta: Any) -> N
             _records[-1].append(Launch(kernel, grid, args, meta, num_warps))
         return
     device = next(_tensors(args)).device
-    interpreted = triton.knobs.runtime.interpret
-    if device.type != "cuda" and not interpreted:
+    if device.type != "cuda" and not is_interpreted():
         raise FieldError(
             f"Expected tensors on a CUDA device, got {device}: the CPU has kernels of its own (conduit.kernels), and "
             "TRITON_INTERPRET=1, set before the first import, runs these without a GPU, slowly"
