@@ -331,7 +331,9 @@ def draw(tree: Tree, state: Any, rows: Any, probabilities: Any, *, stratified: b
     )
 
 
-def weigh(probabilities: Any, weights: Any, *, beta: Any, candidates: Any = None, least: Any = None) -> None:
+def weigh(
+    probabilities: Any, weights: Any, *, beta: Any, candidates: Any = None, least: Any = None
+) -> None:
     """Importance weights (p / base)^-beta, 0 where p is 0.
 
     Args:

@@ -19,16 +19,7 @@ import triton.language as tl
 
 from conduit.errors import ConfigError, FieldError
 from conduit.kernels.gpu.elements import changes_zero, convert, tile_of, work_of
-from conduit.kernels.gpu.launching import (
-    LARGEST,
-    LARGEST_PART,
-    as_words,
-    check,
-    launch,
-    power_of_two,
-    row_stride,
-    tiles,
-)
+from conduit.kernels.gpu.launching import LARGEST, LARGEST_PART, as_words, check, launch, power_of_two, row_stride, tiles
 from conduit.kernels.transforms import Transform
 from conduit.store import words
 
@@ -278,9 +269,7 @@ def pack(
     batch = len(rows)
     room = batch * longest
     if room > LARGEST:
-        raise ConfigError(
-            f"Expected a packed batch of at most {LARGEST} items, got {batch} of up to {longest} - at `{name}`"
-        )
+        raise ConfigError(f"Expected a packed batch of at most {LARGEST} items, got {batch} of up to {longest} - at `{name}`")
     check(out, f"{name}.out", (), (room, *arenas.shape[2:]), like=rows)
     check(cu_seqlens, f"{name}.cu_seqlens", "int32", (batch + 1,), like=rows)
     check(position_ids, f"{name}.position_ids", "int32", (room,), like=rows)

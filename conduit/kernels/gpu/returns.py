@@ -235,9 +235,7 @@ def trace(
         ConfigError: Ratios for GAE.
     """
     if not hasattr(reward, "dim") or reward.dim() not in (2, 3):
-        raise FieldError(
-            f"Expected a tensor [B, T] or [B, T, N], got {getattr(reward, 'shape', reward)!r}", at="reward"
-        )
+        raise FieldError(f"Expected a tensor [B, T] or [B, T, N], got {getattr(reward, 'shape', reward)!r}", at="reward")
     shape = tuple(reward.shape)
     batch, ticks, envs = (*shape, 1)[:3]
     optional = ("mask", "is_first", "lengths", "bootstrap", "final_values", "log_ratios")

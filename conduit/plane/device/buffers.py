@@ -124,7 +124,7 @@ class DeviceBuffer(Buffer):
             sent |= {f"near {kind}": (_INT64, shape), f"far {kind}": (_INT64, shape)}
         sent["shift"] = np.dtype(np.int32), (plan.batch_size if self._pairs else 0,)
         sent["state"] = _INT64, (2 if self._moves else 0,)
-        self._sent, self._sent_at = sent, {}
+        self._sent = sent
         self._sent_at, self._sent_bytes = offsets_of(sent)
         self._pinned = device.pinned(self._sent_bytes)
         memory = self._pinned.numpy()
@@ -306,8 +306,16 @@ class DeviceBuffer(Buffer):
             index, out = tensors[f"{way} {output.rows}"], tensors[output.name]
             if output.shift is not None:
                 pick = augment.pick_of(output, self._table.layout.schema.names)
-                options = {"transform": output.transform, "shift": output.shift, "pick": pick, "name": output.name}
-                frames.moved_images(column, index, tensors["state"], out, **options)
+                frames.moved_images(
+                    column,
+                    index,
+                    tensors["state"],
+                    out,
+                    transform=output.transform,
+                    shift=output.shift,
+                    pick=pick,
+                    name=output.name,
+                )
             elif output.name not in paired:
                 items.append(Gather(column, index, out, output.transform, output.name))
         for first in range(0, len(items), MOST_FIELDS):

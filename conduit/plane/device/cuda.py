@@ -51,7 +51,7 @@ class _CudaStream(Stream):
         import torch
 
         self._place = place
-        self._stream = torch.cuda.Stream(device=place)
+        self._stream: Any = torch.cuda.Stream(device=place)  # type: ignore[no-untyped-call]
 
     def copy(self, pairs: Sequence[tuple[Tensor, Tensor]], after: Event | None) -> Event:
         import torch
@@ -61,7 +61,7 @@ class _CudaStream(Stream):
                 after.before(self._stream)
             for target, source in pairs:
                 target.copy_(source, non_blocking=True)
-            event = torch.cuda.Event()
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(self._stream)
         return _CudaEvent(event, self._place)
 
@@ -144,7 +144,7 @@ class CudaDevice(Device):
         import torch
 
         with _guarded(self.place):
-            event = torch.cuda.Event()
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(torch.cuda.current_stream(self.place))
         return _CudaEvent(event, self.place)
 
@@ -187,7 +187,7 @@ class CudaDevice(Device):
         import torch
 
         with _guarded(self.place), torch.cuda.device(self.place):
-            beside = torch.cuda.Stream()
+            beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             beside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(beside):
                 work()

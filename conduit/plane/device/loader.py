@@ -50,9 +50,12 @@ class DeviceLoader(Loader):
         try:
             super().__init__(table, **options)
         except BaseException:
-            if self.residence is not None:
-                self.residence.close()
+            self._give_back()
             raise
+
+    def _give_back(self) -> None:
+        if self.residence is not None:
+            self.residence.close()
 
     def _choose(self) -> None:
         """Where rows are read, by what the plan needs, the bytes of a row, and what was asked for."""
@@ -122,5 +125,4 @@ class DeviceLoader(Loader):
             assert isinstance(buffer, DeviceBuffer)  # noqa: S101 - for the type checker
             buffer.wait()
         super().close()
-        if self.residence is not None:
-            self.residence.close()
+        self._give_back()

@@ -224,7 +224,7 @@ def _slots(size: str | int, page_bytes: int, columns: int, device: Device) -> in
     if isinstance(size, bool) or not isinstance(size, int | str):
         raise ConfigError(f"Expected a size such as '8 GiB', or bytes, got {size!r} - at pool")
     wanted = parse_bytes(size) if isinstance(size, str) else size
-    slots = (wanted - columns * 128) // page_bytes
+    slots: int = (wanted - columns * 128) // page_bytes
     if slots < 1:
         raise CapacityError(
             f"Expected a pool of at least one page of this table, {page_bytes + columns * 128:,} bytes, got {wanted:,}: raise "

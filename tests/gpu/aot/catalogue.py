@@ -139,13 +139,7 @@ def _priorities():
         priority.weigh(reals(BATCH, dtype=torch.float64), reals(BATCH), beta=reals(1, dtype=torch.float64))
     names = ("leaves", "claim", "write", "sums of leaves", "sums of sums", "draw", "weights")
     for name, launch in zip(names, launches, strict=True):
-        yield Case(
-            f"priority: {name}",
-            launch,
-            64,
-            wide=name.startswith(("sums", "draw")),
-            shared=name in ("leaves", "weights"),
-        )
+        yield Case(f"priority: {name}", launch, 64, wide=name.startswith(("sums", "draw")), shared=name in ("leaves", "weights"))
 
 
 def _ragged():

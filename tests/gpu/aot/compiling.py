@@ -53,7 +53,9 @@ class Code:
 def _specialise(value, place, special, constants, attributes):
     """The type of an argument in a signature; its constants and hints are noted under its place."""
     if isinstance(value, tuple):
-        return tuple(_specialise(one, (*place, i), special, constants, attributes) for i, one in enumerate(value))
+        return tuple(
+            _specialise(one, (*place, i), special, constants, attributes) for i, one in enumerate(value)
+        )
     if hasattr(value, "data_ptr"):
         if value.data_ptr() % 16 == 0:
             attributes[place] = _DIVISIBLE

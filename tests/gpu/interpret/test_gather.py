@@ -114,9 +114,7 @@ def test_all_fields_are_made_in_one_launch(out, device):
 
 def test_an_empty_batch_launches_nothing(out, device):
     item, _ = item_of(CASES[0], indices(0), out, device)
-    nothing = Gather(
-        device(np.zeros((4, 0), np.float32)), device([1, 2]), out((2, 0), torch.float32), Transform("float32"), "y"
-    )
+    nothing = Gather(device(np.zeros((4, 0), np.float32)), device([1, 2]), out((2, 0), torch.float32), Transform("float32"), "y")
     with recorded() as launches:
         gather([item, nothing])
     assert launches == []

@@ -92,18 +92,6 @@ def test_powers_of_two(n, power):
 
 
 def test_item_sizes_are_those_of_the_dtypes():
-    for name in (
-        "uint8",
-        "int8",
-        "uint16",
-        "int16",
-        "float16",
-        "bfloat16",
-        "int32",
-        "uint32",
-        "float32",
-        "int64",
-        "float64",
-    ):
+    for name in ("uint8", "int8", "uint16", "int16", "float16", "bfloat16", "int32", "uint32", "float32", "int64", "float64"):
         assert launching.item_bytes(name) == torch.empty(0, dtype=getattr(torch, name)).element_size()
     assert launching.item_bytes("bool") == np.dtype(bool).itemsize

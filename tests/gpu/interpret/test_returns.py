@@ -113,23 +113,9 @@ def test_with_lambda_one_the_advantage_is_the_return_less_the_value(out, device)
     rng = np.random.default_rng(8)
     reward, values = (rng.normal(size=(1, 50)).astype(np.float32) for _ in range(2))
     flags = np.zeros((1, 50), bool)
-    batch = {
-        "reward": reward,
-        "values": values,
-        "terminated": flags,
-        "truncated": flags,
-        "bootstrap": np.array([2.0], np.float32),
-    }
+    batch = {"reward": reward, "values": values, "terminated": flags, "truncated": flags, "bootstrap": np.array([2.0], np.float32)}
     advantages, targets, used = run(
-        out,
-        device,
-        batch,
-        conduit.gae(0.9, 1.0),
-        mask=False,
-        is_first=False,
-        final_values=False,
-        lengths=False,
-        log_ratios=False,
+        out, device, batch, conduit.gae(0.9, 1.0), mask=False, is_first=False, final_values=False, lengths=False, log_ratios=False
     )
     carried, want = 2.0, np.zeros(50)
     for t in range(49, -1, -1):

@@ -72,9 +72,7 @@ def test_whatever_meta_says_equals_the_reference(out, device, window, transform)
         meta = any_pages(rng, 3, envs)
         committed = np.array([PAGE_ROWS, 17, 3])
         reward = rng.normal(size=len(meta)).astype(np.float32)
-        rows = np.concatenate(
-            [[-1], np.flatnonzero(np.arange(len(meta)) % PAGE_ROWS < np.repeat(committed, PAGE_ROWS))]
-        )
+        rows = np.concatenate([[-1], np.flatnonzero(np.arange(len(meta)) % PAGE_ROWS < np.repeat(committed, PAGE_ROWS))])
         made = Made(out, len(rows), window).run(
             device(rows),
             device(meta.view(np.int32).reshape(-1, 4)),
