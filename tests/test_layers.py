@@ -37,7 +37,22 @@ FACADE = "conduit"
 """`conduit/__init__.py`: re-exports the layers, so only the top layer may import from it."""
 
 HEAVY = frozenset({"torch", "triton", "gymnasium", "ray", "ucxx", "pyarrow", "minari", "h5py"})
-HEAVY_ALLOWED: frozenset[tuple[str, str]] = frozenset()
+HEAVY_ALLOWED: frozenset[tuple[str, str]] = frozenset(
+    # jit functions are made when their module is imported; whoever needs one imports the module inside a function
+    (f"conduit.kernels.gpu.{name}", "triton")
+    for name in (
+        "draws",
+        "elements",
+        "frames",
+        "gather",
+        "launching",
+        "philox",
+        "priority",
+        "ragged",
+        "returns",
+        "transitions",
+    )
+)
 """(module, package) pairs that may import a heavy package at module level. A pair needs a reason beside it."""
 
 
@@ -183,6 +198,57 @@ def test_importing_conduit_loads_nothing_heavy_sets_no_variable_and_starts_no_th
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert json.loads(done.stdout) == {"heavy": [], "environment": [], "threads": 1}
+
+
+def test_only_gpu_kernels_import_gpu_kernels_at_module_level():
+    found = [
+        str(one)
+        for path in SOURCES
+        for one in imports_of(path)
+        if not one.lazy
+        and not one.typing_only
+        and one.target.startswith("conduit.kernels.gpu")
+        and not one.module.startswith("conduit.kernels.gpu")
+    ]
+    assert not found, "import it inside the function that needs it:\n" + "\n".join(found)
+
+
+ON_THE_CPU = """
+import sys
+
+import numpy as np
+
+import conduit
+
+schema = conduit.Schema.from_example({"obs": np.zeros((8, 8), np.uint8), "reward": 0.0, "value": 0.0})
+table = conduit.Table(schema, 200, max_n_step=3, max_stack=2, max_length=8, priorities=conduit.Priorities())
+with conduit.Engine.create(sys.argv[1], {"replay": table}) as engine:
+    with engine.writer("replay") as writer:
+        for t in range(100):
+            writer.append(obs=np.full((8, 8), t, np.uint8), reward=1.0, value=0.5)
+    loader = engine.loader(
+        "replay", batch_size=4, window=conduit.Transition(n_step=3, stack=2), sampling=conduit.Prioritised(),
+        transform={"obs": (conduit.random_shift(2), conduit.scale(1 / 255))},
+    )
+    batch = loader.next()
+    loader.update_priorities(batch.ids, batch["reward"])
+    steps = engine.loader("replay", batch_size=2, window=conduit.Sequence(8), batch_transforms=(conduit.gae(),))
+    assert type(steps.next()["advantages"]).__module__ == "torch"
+print(sorted({"triton", "conduit.kernels.gpu"} & sys.modules.keys()))
+"""
+
+
+def test_batches_on_the_cpu_never_import_triton(engine_name):
+    done = subprocess.run(
+        [sys.executable, "-c", ON_THE_CPU, engine_name],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[]\n"
 
 
 @pytest.fixture

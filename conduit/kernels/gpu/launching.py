@@ -127,14 +127,14 @@ class Launch:
         grid: Programs.
         args: Its arguments in order.
         meta: Its constants by name.
-        num_warps: Warps per program.
+        options: How it is compiled: warps, registers, no fused products and sums.
     """
 
     kernel: Any
     grid: int
     args: tuple[Any, ...]
     meta: dict[str, Any]
-    num_warps: int
+    options: dict[str, Any]
 
 
 _records: list[list[Launch]] = []
@@ -158,7 +158,7 @@ def _tensors(values: tuple[Any, ...]) -> Iterator[Any]:
             yield value
 
 
-def launch(kernel: Any, grid: int, *args: Any, num_warps: int, **meta: Any) -> None:
+def launch(kernel: Any, grid: int, *args: Any, num_warps: int, max_registers: int | None = None, **meta: Any) -> None:
     """Launch a kernel on the stream of its first tensor's device; a grid of 0 launches nothing.
 
     Products and sums are not fused, so that results do not depend on the Triton release and equal the CPU's where docs say so.
@@ -168,6 +168,7 @@ def launch(kernel: Any, grid: int, *args: Any, num_warps: int, **meta: Any) -> N
         grid: Programs, on the axis whose limit is 2^31 - 1.
         args: Its arguments in order.
         num_warps: Warps per program.
+        max_registers: Per thread; for kernels that can do with fewer than the compiler takes.
         meta: Its constants by name.
 
     Raises:
@@ -176,26 +177,32 @@ def launch(kernel: Any, grid: int, *args: Any, num_warps: int, **meta: Any) -> N
     """
     if grid > LARGEST:
         raise ConfigError(f"Expected at most {LARGEST} programs, got {grid}: make the batch smaller")
+    options: dict[str, Any] = {"num_warps": num_warps, "enable_fp_fusion": False}
+    if max_registers is not None:
+        options["maxnreg"] = max_registers
     if _records:
         if grid:
-            _records[-1].append(Launch(kernel, grid, args, meta, num_warps))
+            _records[-1].append(Launch(kernel, grid, args, meta, options))
         return
     device = next(_tensors(args)).device
+<<<<<<< HEAD
     if device.type != "cuda" and not is_interpreted():
+=======
+    if device.type != "cuda" and not triton.knobs.runtime.interpret:
+>>>>>>> triton
         raise FieldError(
             f"Expected tensors on a CUDA device, got {device}: the CPU has kernels of its own (conduit.kernels), and "
             "TRITON_INTERPRET=1, set before the first import, runs these without a GPU, slowly"
         )
     if grid == 0:
         return
-    options = {"num_warps": num_warps, "enable_fp_fusion": False, **meta}
     if device.type != "cuda":
-        kernel[(grid,)](*args, **options)
+        kernel[(grid,)](*args, **meta, **options)
         return
     import torch
 
     with torch.cuda.device(device):
-        kernel[(grid,)](*args, **options)
+        kernel[(grid,)](*args, **meta, **options)
 
 
 def power_of_two(n: int) -> int:

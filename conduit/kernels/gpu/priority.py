@@ -115,12 +115,11 @@ def _sum(lower, upper, rows, ticket, refused, count, capacity, SPAN: tl.constexp
         block = tl.where((row >= 0) & (row < capacity), row, 0) // SPAN
     below = tl.load(lower + block * _FAN + tl.arange(0, _FAN)).to(tl.int64)
     tl.store(upper + block, tl.sum(below, 0))
-    if LAST:
-        if program == 0:
-            pending = tl.load(refused)
-            tl.store(refused + 1, tl.load(refused + 1) + pending)
-            tl.store(refused, pending * 0)
-            tl.store(ticket, tl.load(ticket) + count)
+    if LAST and program == 0:
+        pending = tl.load(refused)
+        tl.store(refused + 1, tl.load(refused + 1) + pending)
+        tl.store(refused, pending * 0)
+        tl.store(ticket, tl.load(ticket) + count)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -155,14 +154,16 @@ def _draw(state, levels, rows, probabilities, count, BLOCKS: tl.constexpr, STRAT
     tl.store(probabilities + slot, leaf.to(tl.float64) / tl.maximum(total, 1).to(tl.float64))
 
 
-@triton.jit(do_not_specialize=["count"])
-def _weigh(probabilities, candidates, beta, least, out, count, OVER_BATCH: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def _weigh(
+    probabilities, candidates, beta, least, out, COUNT: tl.constexpr, OVER_BATCH: tl.constexpr, BLOCK: tl.constexpr
+):  # type: ignore[no-untyped-def]
     """One program: the least probability of the batch, then (p / base)^-beta of each."""
     if OVER_BATCH:
         smallest = tl.full((BLOCK,), 2.0, tl.float64)
-        for start in range(0, count, BLOCK):
+        for start in range(0, COUNT, BLOCK):
             at = start + tl.arange(0, BLOCK)
-            p = tl.load(probabilities + at, mask=at < count, other=2.0)
+            p = tl.load(probabilities + at, mask=at < COUNT, other=2.0)
             smallest = tl.minimum(smallest, tl.where(p > 0.0, p, 2.0))
         base = tl.min(smallest, 0)
     elif least is None:
@@ -170,13 +171,13 @@ def _weigh(probabilities, candidates, beta, least, out, count, OVER_BATCH: tl.co
     else:
         base = tl.load(least)
     exponent = tl.load(beta)
-    for start in range(0, count, BLOCK):
+    for start in range(0, COUNT, BLOCK):
         at = start + tl.arange(0, BLOCK)
-        p = tl.load(probabilities + at, mask=at < count, other=0.0)
+        p = tl.load(probabilities + at, mask=at < COUNT, other=0.0)
         power = -exponent * _log2(tl.where(p > 0.0, p, base) / base)
         power = tl.where(power < -1000.0, -1000.0, power)
         power = tl.where(power > 1000.0, 1000.0, power)
-        tl.store(out + at, tl.where(p > 0.0, _exp2(power), 0.0).to(tl.float32), mask=at < count)
+        tl.store(out + at, tl.where(p > 0.0, _exp2(power), 0.0).to(tl.float32), mask=at < COUNT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +220,7 @@ def make_tree(rows: int, device: Any) -> Tree:
     def zeros(count: int, dtype: Any) -> Any:
         return torch.zeros(tiles(count, FAN_OUT) * FAN_OUT, dtype=dtype, device=device)
 
-    sums = []
+    sums: list[Any] = []
     count = rows
     while not sums or count > FAN_OUT:
         count = tiles(count, FAN_OUT)
@@ -331,9 +332,7 @@ def draw(tree: Tree, state: Any, rows: Any, probabilities: Any, *, stratified: b
     )
 
 
-def weigh(
-    probabilities: Any, weights: Any, *, beta: Any, candidates: Any = None, least: Any = None
-) -> None:
+def weigh(probabilities: Any, weights: Any, *, beta: Any, candidates: Any = None, least: Any = None) -> None:
     """Importance weights (p / base)^-beta, 0 where p is 0.
 
     Args:
@@ -364,8 +363,8 @@ def weigh(
         beta,
         least,
         weights,
-        len(probabilities),
         num_warps=8,
+        COUNT=len(probabilities),
         OVER_BATCH=int(candidates is None and least is None),
         BLOCK=256,
     )

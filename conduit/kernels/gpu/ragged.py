@@ -19,7 +19,16 @@ import triton.language as tl
 
 from conduit.errors import ConfigError, FieldError
 from conduit.kernels.gpu.elements import changes_zero, convert, tile_of, work_of
-from conduit.kernels.gpu.launching import LARGEST, LARGEST_PART, as_words, check, launch, power_of_two, row_stride, tiles
+from conduit.kernels.gpu.launching import (
+    LARGEST,
+    LARGEST_PART,
+    as_words,
+    check,
+    launch,
+    power_of_two,
+    row_stride,
+    tiles,
+)
 from conduit.kernels.transforms import Transform
 from conduit.store import words
 
@@ -77,16 +86,16 @@ def _pad(  # type: ignore[no-untyped-def]
         tl.store(lengths + sample, length)
 
 
-@triton.jit(do_not_specialize=["count"])
-def _starts(spans, rows, starts, count, LONGEST: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def _starts(spans, rows, starts, COUNT: tl.constexpr, LONGEST: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """One program: where each packed value begins."""
     before = tl.zeros((), tl.int64)
-    for begin in range(0, count, BLOCK):
+    for begin in range(0, COUNT, BLOCK):
         at = begin + tl.arange(0, BLOCK)
-        row = tl.load(rows + at, mask=at < count, other=-1)
-        length, _ = _length(spans, row, at < count, LONGEST)
+        row = tl.load(rows + at, mask=at < COUNT, other=-1)
+        length, _ = _length(spans, row, at < COUNT, LONGEST)
         run = before + tl.cumsum(length, 0)
-        tl.store(starts + 1 + at, run.to(tl.int32), mask=at < count)
+        tl.store(starts + 1 + at, run.to(tl.int32), mask=at < COUNT)
         before += tl.sum(length, 0)
     tl.store(starts, 0)
 
@@ -269,14 +278,16 @@ def pack(
     batch = len(rows)
     room = batch * longest
     if room > LARGEST:
-        raise ConfigError(f"Expected a packed batch of at most {LARGEST} items, got {batch} of up to {longest} - at `{name}`")
+        raise ConfigError(
+            f"Expected a packed batch of at most {LARGEST} items, got {batch} of up to {longest} - at `{name}`"
+        )
     check(out, f"{name}.out", (), (room, *arenas.shape[2:]), like=rows)
     check(cu_seqlens, f"{name}.cu_seqlens", "int32", (batch + 1,), like=rows)
     check(position_ids, f"{name}.position_ids", "int32", (room,), like=rows)
     if loss_mask is not None:
         check(loss_mask, f"{name}.loss_mask", "bool", (room,), like=rows)
     per_sample, meta = _tiles(arenas, out, transform, longest, name)
-    launch(_starts, 1, spans, rows, cu_seqlens, batch, num_warps=NUM_WARPS, LONGEST=longest, BLOCK=512)
+    launch(_starts, 1, spans, rows, cu_seqlens, num_warps=NUM_WARPS, COUNT=batch, LONGEST=longest, BLOCK=512)
     launch(
         _pack,
         batch * per_sample,

@@ -134,6 +134,6 @@ def summed(leaves: Array, fan_out: int) -> list[list[int]]:
 
 
 def loss_mask(lengths: Array, prompts: Array, longest: int) -> Array:
-    """bool [n, longest]: places of values behind their prompts."""
+    """Bool [n, longest]: places of values behind their prompts."""
     places = np.arange(longest)
     return (places < lengths[:, None]) & (places >= prompts[:, None])

@@ -31,7 +31,7 @@ LONGEST_TILE = 512
 
 @triton.jit
 def _compose(a_late, b_late, a_early, b_early):  # type: ignore[no-untyped-def]
-    """x -> a * x + b, first that of later steps, then that of earlier ones."""
+    """X -> a * x + b, first that of later steps, then that of earlier ones."""
     return a_late * a_early, a_early * b_late + b_early
 
 
@@ -147,7 +147,7 @@ def _trace(  # type: ignore[no-untyped-def]
     row = tl.arange(0, BT)[:, None]
     carry = tl.zeros((1, BN), tl.float32)
     tiles: tl.constexpr = (TICKS + BT - 1) // BT
-    for back in range(0, tiles):
+    for back in range(tiles):
         begins = (tiles - 1 - back) * BT
         t = begins + row
         start = begin + begins.to(tl.int64) * ENVS
@@ -235,7 +235,9 @@ def trace(
         ConfigError: Ratios for GAE.
     """
     if not hasattr(reward, "dim") or reward.dim() not in (2, 3):
-        raise FieldError(f"Expected a tensor [B, T] or [B, T, N], got {getattr(reward, 'shape', reward)!r}", at="reward")
+        raise FieldError(
+            f"Expected a tensor [B, T] or [B, T, N], got {getattr(reward, 'shape', reward)!r}", at="reward"
+        )
     shape = tuple(reward.shape)
     batch, ticks, envs = (*shape, 1)[:3]
     optional = ("mask", "is_first", "lengths", "bootstrap", "final_values", "log_ratios")
@@ -288,6 +290,7 @@ def trace(
         float(kind.gamma * kind.lam),
         *(float(bar) for bar in bars),
         num_warps=num_warps,
+        max_registers=64,
         CORRECTED=int(corrected),
         TICKS=ticks,
         ENVS=envs,

@@ -126,7 +126,7 @@ def _traces():
             returns.trace(conduit.vtrace(), *steps, *made, log_ratios=reals(*shape), **given)
         yield Case(f"GAE: {what}", launches[0], 64, wide=wide, shared=True)
         if shape in ((1, 128, 4096), (64, 128)):
-            yield Case(f"V-trace: {what}", launches[1], 96, wide=wide, shared=True)
+            yield Case(f"V-trace: {what}", launches[1], 64, wide=wide, shared=True)
 
 
 def _priorities():
@@ -139,7 +139,13 @@ def _priorities():
         priority.weigh(reals(BATCH, dtype=torch.float64), reals(BATCH), beta=reals(1, dtype=torch.float64))
     names = ("leaves", "claim", "write", "sums of leaves", "sums of sums", "draw", "weights")
     for name, launch in zip(names, launches, strict=True):
-        yield Case(f"priority: {name}", launch, 64, wide=name.startswith(("sums", "draw")), shared=name in ("leaves", "weights"))
+        yield Case(
+            f"priority: {name}",
+            launch,
+            64,
+            wide=name.startswith(("sums", "draw")),
+            shared=name in ("leaves", "weights"),
+        )
 
 
 def _ragged():

@@ -53,9 +53,7 @@ class Code:
 def _specialise(value, place, special, constants, attributes):
     """The type of an argument in a signature; its constants and hints are noted under its place."""
     if isinstance(value, tuple):
-        return tuple(
-            _specialise(one, (*place, i), special, constants, attributes) for i, one in enumerate(value)
-        )
+        return tuple(_specialise(one, (*place, i), special, constants, attributes) for i, one in enumerate(value))
     if hasattr(value, "data_ptr"):
         if value.data_ptr() % 16 == 0:
             attributes[place] = _DIVISIBLE
@@ -84,8 +82,7 @@ def compiled(launch, target):
             special = not parameter.do_not_specialize
             signature[parameter.name] = _specialise(value, (i,), special, constants, attributes)
     source = ASTSource(launch.kernel, signature, constants, attributes)
-    options = {"num_warps": launch.num_warps, "enable_fp_fusion": False}
-    return triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
+    return triton.compile(source, target=GPUTarget("cuda", target, 32), options=launch.options)
 
 
 def _tool(name, *arguments):

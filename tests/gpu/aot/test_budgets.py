@@ -60,7 +60,7 @@ def table():
         registers = " / ".join(str(made.registers) for made in each)
         made = each[1]
         lines.append(
-            f"| {case.name} | {case.launch.num_warps} | {registers} | {case.registers} | {made.shared} | "
+            f"| {case.name} | {case.launch.options['num_warps']} | {registers} | {case.registers} | {made.shared} | "
             f"{_widths(made.loads)} | {_widths(made.stores)} |"
         )
     return "\n".join(lines) + "\n"

@@ -138,9 +138,7 @@ def test_no_samples_launch_nothing(out, device):
             source, none, none, device(np.zeros(0, np.int64)), made, made, transform=Transform("uint8"), n_step=1
         )
         state = philox.make_state(0, 0, made.device)
-        frames.moved_images(
-            source, none, state, made, transform=Transform("uint8"), shift=RandomShift(1), pick=0
-        )
+        frames.moved_images(source, none, state, made, transform=Transform("uint8"), shift=RandomShift(1), pick=0)
     assert launches == []
 
 

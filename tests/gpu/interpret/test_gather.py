@@ -114,7 +114,9 @@ def test_all_fields_are_made_in_one_launch(out, device):
 
 def test_an_empty_batch_launches_nothing(out, device):
     item, _ = item_of(CASES[0], indices(0), out, device)
-    nothing = Gather(device(np.zeros((4, 0), np.float32)), device([1, 2]), out((2, 0), torch.float32), Transform("float32"), "y")
+    nothing = Gather(
+        device(np.zeros((4, 0), np.float32)), device([1, 2]), out((2, 0), torch.float32), Transform("float32"), "y"
+    )
     with recorded() as launches:
         gather([item, nothing])
     assert launches == []
@@ -143,7 +145,13 @@ def test_rows_beyond_two_gigabytes_are_reached(out, device):
 
 def test_what_cannot_be_is_refused_before_anything_is_written(out, device):
     source, index = device(np.zeros((4, 8), np.float32)), device([0, 1])
-    good = dict(source=source, index=index, out=out((2, 8), torch.float32), transform=Transform("float32"), name="obs")
+    good = {
+        "source": source,
+        "index": index,
+        "out": out((2, 8), torch.float32),
+        "transform": Transform("float32"),
+        "name": "obs",
+    }
     other = {
         "Expected shape \\[2, 8\\], got \\[2, 7\\] - at `obs.out`": {"out": device(np.zeros((2, 7), np.float32))},
         "Expected an output of `float16`, got `float32` - at `obs`": {"transform": Transform("float16")},

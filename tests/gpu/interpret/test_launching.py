@@ -66,7 +66,7 @@ def test_rows_whose_meta_lies_beyond_two_giga_words_are_resolved(out, device):
 @interpreted
 def test_without_the_interpreter_cpu_tensors_are_refused(monkeypatch, device):
     monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
-    with pytest.raises(FieldError, match="Expected tensors on a CUDA device, got cpu: .*TRITON_INTERPRET=1"):
+    with pytest.raises(FieldError, match=r"Expected tensors on a CUDA device, got cpu: .*TRITON_INTERPRET=1"):
         launch(_square, 1, device([2]), device([0]), num_warps=1)
 
 
@@ -92,6 +92,18 @@ def test_powers_of_two(n, power):
 
 
 def test_item_sizes_are_those_of_the_dtypes():
-    for name in ("uint8", "int8", "uint16", "int16", "float16", "bfloat16", "int32", "uint32", "float32", "int64", "float64"):
+    for name in (
+        "uint8",
+        "int8",
+        "uint16",
+        "int16",
+        "float16",
+        "bfloat16",
+        "int32",
+        "uint32",
+        "float32",
+        "int64",
+        "float64",
+    ):
         assert launching.item_bytes(name) == torch.empty(0, dtype=getattr(torch, name)).element_size()
     assert launching.item_bytes("bool") == np.dtype(bool).itemsize

@@ -178,7 +178,9 @@ def test_a_loader_draws_the_same_rows_with_the_same_probabilities(out, device, e
             number = loader.sampler.batch
             batch = loader.next()
             drawn, probabilities = out(SIZE, torch.int64), out(SIZE, torch.float64)
-            priority.draw(tree, philox.make_state(77, number, drawn.device), drawn, probabilities, stratified=stratified)
+            priority.draw(
+                tree, philox.make_state(77, number, drawn.device), drawn, probabilities, stratified=stratified
+            )
             np.testing.assert_array_equal(drawn.cpu(), batch.ids & ((1 << 40) - 1))
             np.testing.assert_array_equal(probabilities.cpu(), batch["probabilities"])
             weights = out(SIZE, torch.float32)

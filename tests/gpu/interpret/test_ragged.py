@@ -55,7 +55,9 @@ def test_both_layouts_equal_the_reference(out, device, shape, dtype, transform, 
     values = [memory.values.get(row, nothing) for row in rows.tolist()]
     longest, batch, kind = max(lengths), len(rows), getattr(torch, transform.dtype)
     work = np.float32 if dtype != "int32" else np.int64
-    scaled = [v if transform.is_cast else v.astype(work) * work(transform.factor) + work(transform.offset) for v in values]
+    scaled = [
+        v if transform.is_cast else v.astype(work) * work(transform.factor) + work(transform.offset) for v in values
+    ]
     scaled = [v.astype(transform.dtype) for v in scaled]
     prompts = np.random.default_rng(1).integers(0, 4, batch)
     common = {"transform": transform, "page_rows": PAGE_ROWS}
@@ -102,14 +104,23 @@ def test_spans_that_make_no_sense_lead_nowhere_else(out, device):
     padded, mask = out((len(rows), longest), torch.int32), out((len(rows), longest), torch.uint8).view(torch.bool)
     lengths = out(len(rows), torch.int64)
     ragged.pad(
-        device(bits), memory.arenas, device(rows), padded, mask, lengths, transform=Transform("int32"), page_rows=PAGE_ROWS
+        device(bits),
+        memory.arenas,
+        device(rows),
+        padded,
+        mask,
+        lengths,
+        transform=Transform("int32"),
+        page_rows=PAGE_ROWS,
     )
     want = np.minimum(bits >> 32 & 0xFFFFFFFF, longest)
     start = np.minimum(bits & 0xFFFFFFFF, memory.items - want)
     np.testing.assert_array_equal(lengths.cpu(), want)
     arenas = memory.arenas.cpu().numpy()
     for i, row in enumerate(rows):
-        np.testing.assert_array_equal(padded[i, : want[i]].cpu(), arenas[row // PAGE_ROWS, start[i] : start[i] + want[i]])
+        np.testing.assert_array_equal(
+            padded[i, : want[i]].cpu(), arenas[row // PAGE_ROWS, start[i] : start[i] + want[i]]
+        )
 
 
 def test_lengths_of_many_rows_are_summed_up(out, device):
@@ -144,7 +155,9 @@ def test_what_cannot_be_is_refused(out, device):
     made = [device(np.zeros(8, np.int32)), device(np.zeros(3, np.int32)), device(np.zeros(8, np.int32))]
     options = {"longest": 4, "transform": Transform("int32"), "page_rows": PAGE_ROWS}
     source = (memory.device_spans, memory.arenas, rows)
-    with pytest.raises(ConfigError, match="a longest value of 1 to 10 items, which an arena has, got 6 and 11 - at `tokens`"):
+    with pytest.raises(
+        ConfigError, match="a longest value of 1 to 10 items, which an arena has, got 6 and 11 - at `tokens`"
+    ):
         ragged.pack(*source, *made, **options | {"longest": 11})
     with pytest.raises(FieldError, match=r"Expected shape \[8\], got \[7\] - at `tokens.out`"):
         ragged.pack(*source, made[0][:7], *made[1:], **options)

@@ -113,9 +113,23 @@ def test_with_lambda_one_the_advantage_is_the_return_less_the_value(out, device)
     rng = np.random.default_rng(8)
     reward, values = (rng.normal(size=(1, 50)).astype(np.float32) for _ in range(2))
     flags = np.zeros((1, 50), bool)
-    batch = {"reward": reward, "values": values, "terminated": flags, "truncated": flags, "bootstrap": np.array([2.0], np.float32)}
+    batch = {
+        "reward": reward,
+        "values": values,
+        "terminated": flags,
+        "truncated": flags,
+        "bootstrap": np.array([2.0], np.float32),
+    }
     advantages, targets, used = run(
-        out, device, batch, conduit.gae(0.9, 1.0), mask=False, is_first=False, final_values=False, lengths=False, log_ratios=False
+        out,
+        device,
+        batch,
+        conduit.gae(0.9, 1.0),
+        mask=False,
+        is_first=False,
+        final_values=False,
+        lengths=False,
+        log_ratios=False,
     )
     carried, want = 2.0, np.zeros(50)
     for t in range(49, -1, -1):
@@ -133,9 +147,9 @@ def test_no_steps_launch_nothing(out, device, shape):
 
 def test_what_cannot_be_is_refused(out, device):
     batch = batch_of(1, (2, 5), lengths=False)
-    with pytest.raises(ConfigError, match="Expected log_ratios with conduit.vtrace only"):
-        steps = [device(batch[name]) for name in ("reward", "values", "terminated", "truncated")]
-        made = [out((2, 5), torch.float32), out((2, 5), torch.float32), out((2, 5), torch.uint8).view(torch.bool)]
+    steps = [device(batch[name]) for name in ("reward", "values", "terminated", "truncated")]
+    made = [out((2, 5), torch.float32), out((2, 5), torch.float32), out((2, 5), torch.uint8).view(torch.bool)]
+    with pytest.raises(ConfigError, match=r"Expected log_ratios with conduit\.vtrace only"):
         returns.trace(KINDS[0], *steps, *made, log_ratios=device(batch["log_ratios"]))
     with pytest.raises(FieldError, match=r"Expected shape \[2\], got \[2, 1\] - at `bootstrap`"):
         run(out, device, batch | {"bootstrap": np.zeros((2, 1), np.float32)}, KINDS[0])

@@ -72,7 +72,9 @@ def test_whatever_meta_says_equals_the_reference(out, device, window, transform)
         meta = any_pages(rng, 3, envs)
         committed = np.array([PAGE_ROWS, 17, 3])
         reward = rng.normal(size=len(meta)).astype(np.float32)
-        rows = np.concatenate([[-1], np.flatnonzero(np.arange(len(meta)) % PAGE_ROWS < np.repeat(committed, PAGE_ROWS))])
+        rows = np.concatenate(
+            [[-1], np.flatnonzero(np.arange(len(meta)) % PAGE_ROWS < np.repeat(committed, PAGE_ROWS))]
+        )
         made = Made(out, len(rows), window).run(
             device(rows),
             device(meta.view(np.int32).reshape(-1, 4)),
@@ -111,25 +113,26 @@ def test_a_batch_equals_the_loaders_bit_for_bit(out, device, engine_name, window
     rng = np.random.default_rng(9)
     table = conduit.Table(SCHEMA, 400, page_rows=64, max_stack=4, max_n_step=5, num_envs=envs)
     serial = 0
-    with conduit.Engine.create(engine_name, {"replay": table}) as engine:
-        with engine.writer("replay", num_envs=None if envs == 1 else envs, autoreset=autoreset) as writer:
-            closing = np.zeros(envs, bool)
-            for _ in range(150 // envs):
-                obs = np.arange(serial, serial + envs)
-                serial += envs
-                ends = (rng.random((2, envs)) < 0.12) & ~closing
-                ends[1] &= ~ends[0]
-                values = {"obs": obs, "reward": rng.normal(size=envs).astype(np.float32)}
-                values |= {"terminated": ends[0], "truncated": ends[1]}
-                done = ends.any(0)
-                if autoreset != "next_step" and done.any():
-                    values["final"] = obs + 10_000
-                if envs == 1:
-                    values = {name: value[0] for name, value in values.items()}
-                    values = {name: value.item() for name, value in values.items()}
-                writer.append(**values)
-                closing = done if autoreset == "next_step" else closing
-            compare(out, device, engine, window)
+    with (
+        conduit.Engine.create(engine_name, {"replay": table}) as engine,
+        engine.writer("replay", num_envs=None if envs == 1 else envs, autoreset=autoreset) as writer,
+    ):
+        closing = np.zeros(envs, bool)
+        for _ in range(150 // envs):
+            obs = np.arange(serial, serial + envs)
+            serial += envs
+            ends = (rng.random((2, envs)) < 0.12) & ~closing
+            ends[1] &= ~ends[0]
+            values = {"obs": obs, "reward": rng.normal(size=envs).astype(np.float32)}
+            values |= {"terminated": ends[0], "truncated": ends[1]}
+            done = ends.any(0)
+            if autoreset != "next_step" and done.any():
+                values["final"] = obs + 10_000
+            if envs == 1:
+                values = {name: value[0].item() for name, value in values.items()}
+            writer.append(**values)
+            closing = done if autoreset == "next_step" else closing
+        compare(out, device, engine, window)
 
 
 def compare(out, device, engine, window):
