@@ -15,7 +15,7 @@ import triton.language as tl
 from conduit.errors import ConfigError
 from conduit.kernels.gpu.launching import LARGEST_PART, check, launch, tiles
 from conduit.kernels.gpu.philox import random_pair, scale_to
-from conduit.kernels.gpu.transitions import step
+from conduit.kernels.gpu.transitions import walk_step
 from conduit.kernels.windows import Transition
 from conduit.store import words
 
@@ -54,7 +54,8 @@ def _anchors(  # type: ignore[no-untyped-def]
     used = tl.load(listed)
     total = tl.load(starts + used)
     chosen = place * 0 - 1
-    open_ = (place < count) & (total > 0)
+    # a mask takes no scalar in the interpreter
+    open_ = place < tl.where(total > 0, count, 0)
     tries = total * 0
     while (tl.max(open_.to(tl.int32), 0) > 0) & (tries < TRIES):
         position = _position(state, total, place, tries)
@@ -72,7 +73,7 @@ def _anchors(  # type: ignore[no-untyped-def]
         walking = open_
         at = row
         for k in range(N):
-            ahead, ended, refused, short = step(meta, at, walking, limit, end, k, BOOTSTRAP)
+            ahead, ended, refused, short = walk_step(meta, at, walking, limit, end, k, BOOTSTRAP)
             ok = ok & ((walking & refused) == 0)
             walking = walking & (refused == 0) & (short == 0) & (ended == 0)
             at = tl.where(walking, ahead, at)

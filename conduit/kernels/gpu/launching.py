@@ -185,11 +185,7 @@ def launch(kernel: Any, grid: int, *args: Any, num_warps: int, max_registers: in
             _records[-1].append(Launch(kernel, grid, args, meta, options))
         return
     device = next(_tensors(args)).device
-<<<<<<< HEAD
     if device.type != "cuda" and not is_interpreted():
-=======
-    if device.type != "cuda" and not triton.knobs.runtime.interpret:
->>>>>>> triton
         raise FieldError(
             f"Expected tensors on a CUDA device, got {device}: the CPU has kernels of its own (conduit.kernels), and "
             "TRITON_INTERPRET=1, set before the first import, runs these without a GPU, slowly"

@@ -43,7 +43,7 @@ def _frame_rows(out, place, newest, before, ticks, envs, mask, S: tl.constexpr, 
 
 
 @triton.jit
-def step(meta, at, walking, limit, end, k, BOOTSTRAP: tl.constexpr):  # type: ignore[no-untyped-def]
+def walk_step(meta, at, walking, limit, end, k, BOOTSTRAP: tl.constexpr):  # type: ignore[no-untyped-def]
     """The k-th step of walks that stand at rows `at`, in pages that end at `end` and are committed up to `limit`.
 
     Returns:
@@ -106,7 +106,7 @@ def _resolve(  # type: ignore[no-untyped-def]
     used = tl.zeros((BLOCK,), tl.int32)
     flags = tl.zeros((BLOCK,), tl.int32)
     for k in range(N):
-        ahead, ended, refused, short = step(meta, at, walking, limit, end, k, BOOTSTRAP)
+        ahead, ended, refused, short = walk_step(meta, at, walking, limit, end, k, BOOTSTRAP)
         ok = ok & ((walking & refused) == 0)
         counts = walking & (refused == 0) & (short == 0)
         if reward is not None:

@@ -30,6 +30,8 @@ from conduit.store.table import TableView
 Array = np.ndarray[Any, Any]
 Spans = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
 
+KEYS = ("ids", "versions", "episodes", "steps")
+"""Names of a batch's keys."""
 _INT64 = np.dtype(np.int64)
 _AGAIN = 1 << 10
 """Attempts of draws after a batch's first ones: other random bits than theirs."""
@@ -47,15 +49,17 @@ def can_gather(plan: Plan) -> str:
     return ""
 
 
-def _torch_dtype(dtype: np.dtype[Any]) -> Any:
+def _torch_dtype(name: str) -> Any:
     import torch
 
-    return getattr(torch, dtype.name)
+    return getattr(torch, name)
 
 
-def _view(memory: Tensor, offset: int, dtype: Any, shape: tuple[int, ...]) -> Tensor:
-    size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-    return memory[offset : offset + size].view(dtype).view(shape)
+def view_of(memory: Tensor, offset: int, dtype: str, shape: tuple[int, ...]) -> Tensor:
+    """An array [*shape] of a dtype, by torch's name, that begins at a byte of some memory, uint8 [size]."""
+    kind = _torch_dtype(dtype)
+    size = kind.itemsize * int(np.prod(shape, dtype=np.int64))
+    return memory[offset : offset + size].view(kind).view(shape)
 
 
 class DeviceBatch(Batch):
@@ -117,7 +121,7 @@ class DeviceBuffer(Buffer):
         )
         sent: Spans = spans_of(made)
         self._kinds = [] if residence is None else sorted({output.rows for output in plan.outputs})
-        self._pairs = [] if residence is None else _stack_pairs(plan)
+        self._pairs = [] if residence is None else stack_pairs(plan)
         self._moves = residence is not None and any(output.shift is not None for output in plan.outputs)
         for kind in self._kinds:
             shape = self.scratch.index[kind].shape
@@ -257,19 +261,19 @@ class DeviceBuffer(Buffer):
         memory = self._device.empty(self._sent_bytes + self._made_bytes)
         self._device.upload(memory[: self._sent_bytes], self._pinned)
         tensors = {
-            name: _view(memory, self._sent_at[name], _torch_dtype(dtype), shape)
+            name: view_of(memory, self._sent_at[name], dtype.name, shape)
             for name, (dtype, shape) in self._sent.items()
         }
         for names, starts in self.narrowed:
             for name in names:
                 tensors[name] = tensors[name][: starts[-1]]
         for name in self.brains:
-            tensors[name] = tensors[name].view(_torch_dtype_named("bfloat16"))
+            tensors[name] = tensors[name].view(_torch_dtype("bfloat16"))
         if self._residence is not None:
             for output in self._plan.outputs:
                 shape = (self._plan.batch_size, *output.lanes, *output.shape)
                 at = self._sent_bytes + self._made_at[output.name]
-                tensors[output.name] = _view(memory, at, _torch_dtype_named(output.transform.dtype), shape)
+                tensors[output.name] = view_of(memory, at, output.transform.dtype, shape)
             used = self.far
             if used < self._plan.batch_size or self._plan.batch_size == 0:
                 self._gather(self._residence.columns, "near", tensors)
@@ -288,9 +292,7 @@ class DeviceBuffer(Buffer):
             size, at = count * output.field.row_bytes, self._far_at[output.name]
             memory = self._device.empty(size)
             self._device.upload(memory, self._far_pinned[at : at + size])
-            columns[output.name] = _view(
-                memory, 0, _torch_dtype_named(output.field.dtype), (count, *output.field.shape)
-            )
+            columns[output.name] = view_of(memory, 0, output.field.dtype, (count, *output.field.shape))
         self._gather(columns, "far", tensors)
 
     def _gather(self, columns: dict[str, Tensor], way: str, tensors: dict[str, Tensor]) -> None:
@@ -336,16 +338,7 @@ class DeviceBuffer(Buffer):
             )
 
 
-KEYS = ("ids", "versions", "episodes", "steps")
-
-
-def _torch_dtype_named(name: str) -> Any:
-    import torch
-
-    return getattr(torch, name)
-
-
-def _stack_pairs(plan: Plan) -> list[tuple[str, str]]:
+def stack_pairs(plan: Plan) -> list[tuple[str, str]]:
     """Outputs whose stack, and that of the next observation, are made by one launch that reads each frame once."""
     outputs = {output.name: output for output in plan.outputs}
     return [

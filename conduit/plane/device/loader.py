@@ -11,10 +11,12 @@ from conduit.errors import ConfigError
 from conduit.plane.batch import Batch, Buffer
 from conduit.plane.delivery import Loader
 from conduit.plane.device.buffers import DeviceBatch, DeviceBuffer, can_gather
+from conduit.plane.device.graphs import Draws
 from conduit.plane.device.interface import Device
 from conduit.plane.device.mirror import Mirror
 from conduit.plane.device.registration import Registration
 from conduit.plane.device.residence import Nowhere, Registered, Residence
+from conduit.sampling.uniform import Uniform
 from conduit.store.table import TableView
 
 Array = np.ndarray[Any, Any]
@@ -109,6 +111,20 @@ class DeviceLoader(Loader):
         values, keys = buffer.send(self.sampler.batch)
         self._far += buffer.far
         return DeviceBatch(values, keys, self._table.layout.schema)
+
+    def draws(self) -> Draws:
+        """Batches that the device draws by itself out of the pool, for a CUDA graph (`Draws`); they begin with the batch that
+        would be next. Use it in the place of `next`: both bring the pool up to date.
+
+        Raises:
+            ConfigError: The loader has no pool, or draws in a way that the device does not.
+        """
+        if not isinstance(self.residence, Mirror) or not isinstance(self.sampler, Uniform) or self._policy is not None:
+            raise ConfigError(
+                f"Expected a loader that draws uniformly out of a pool, without max_staleness, got {type(self.sampler).__name__} and "
+                f"pool={self._pool!r}"
+            )
+        return Draws(self.device, self._table, self.plan, self.residence, self._seed, self.sampler.batch)
 
     @property
     def copied_rows(self) -> int:

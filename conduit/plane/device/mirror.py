@@ -64,6 +64,7 @@ class Mirror(Residence):
 
     Attributes:
         slots: Pages that fit.
+        words: int64 [pages, 16], the pages' words (store.words.PAGE_* // 8) at the last refresh.
         slot_of: int64 [pages], the slot that holds or is being filled with a page, or -1.
         dropped: Copies that were dropped since a writer took the page meanwhile.
         copied: Pages, or parts of them, that have been mirrored.
@@ -94,7 +95,7 @@ class Mirror(Residence):
         self.slot_of = np.full(table.layout.pages, -1, np.int64)
         self._page_of = np.full(self.slots, -1, np.int64)
         self._ages = np.zeros(self.slots, np.int64)
-        self._words = table.pages()
+        self.words = table.pages()
         self._stream = device.stream()
         self._flying: list[_Copy] = []
         self._read: Event | None = None
@@ -102,9 +103,9 @@ class Mirror(Residence):
 
     def refresh(self) -> None:
         """Tell of copies that are done, forget pages that writers took, begin copies of what is new."""
-        entry(protocol.copy_words)(self._table.address, self._words.ctypes.data)
+        entry(protocol.copy_words)(self._table.address, self.words.ctypes.data)
         self._land()
-        states = self._words[:, PAGE_STATE // 8]
+        states = self.words[:, PAGE_STATE // 8]
         kinds, generations = states & KIND_MASK, states >> GENERATION_SHIFT
         lives = (kinds == OPEN) | (kinds == SEALED)
         gone = (self.places[:, BASE] >= 0) & ~(lives & (generations == self.places[:, GENERATION]))
@@ -114,8 +115,8 @@ class Mirror(Residence):
             if page not in under_way:
                 self._free(page)
         # the newest first: those being written, then by age
-        ages = np.where(kinds == OPEN, _NEWEST, self._words[:, PAGE_AGE // 8])
-        committed = np.minimum(self._words[:, PAGE_COMMITTED // 8], self._page_rows)
+        ages = np.where(kinds == OPEN, _NEWEST, self.words[:, PAGE_AGE // 8])
+        committed = np.minimum(self.words[:, PAGE_COMMITTED // 8], self._page_rows)
         have = np.where(self.places[:, BASE] >= 0, self.places[:, ROWS], 0)
         least = np.where(kinds == OPEN, max(1, self._page_rows // _PARTS), 1)
         wanted = lives & (committed - have >= least)
@@ -145,7 +146,7 @@ class Mirror(Residence):
             self.copied += 1
 
     def _state_address(self, page: int) -> int:
-        return self._table.segment.base + self._table.layout.blocks + page * self._words.itemsize * self._words.shape[1]
+        return self._table.segment.base + self._table.layout.blocks + page * self.words.itemsize * self.words.shape[1]
 
     def _free(self, page: int) -> None:
         self._page_of[self.slot_of[page]] = -1
@@ -176,7 +177,7 @@ class Mirror(Residence):
             return False
         # kept finals were stored before the commit that was seen, but some may belong to a later one and not be whole: they are
         # copied anew each time, and those of rows that are told of are
-        block = self._words[page]
+        block = self.words[page]
         tail = max(committed, self._page_rows - int(block[PAGE_TAIL // 8]))
         known = self.places[page, BASE] >= 0 and self.places[page, GENERATION] == generation
         parts = ((int(self.places[page, ROWS]) if known else 0, committed), (tail, self._page_rows))

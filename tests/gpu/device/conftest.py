@@ -17,13 +17,13 @@ host_only = pytest.mark.skipif(not INTERPRETED, reason="of host memory as a devi
 
 SCHEMA = conduit.Schema(
     [
-        conduit.Field("obs", "uint8", (32, 40), observation=True),
+        conduit.Field("obs", "uint8", (32, 33), observation=True),
         conduit.Field("pose", "float32", (3,), observation=True),
         conduit.Field("action", "int64"),
         conduit.Field("reward", "float32"),
     ]
 )
-"""Images of 1,280 bytes, wide enough to be read from registered memory; `action` counts all rows ever written."""
+"""Images of 1,056 bytes, wide enough to be read from registered memory; `action` counts all rows ever written."""
 SMALL = conduit.Schema(
     [conduit.Field("obs", "float32", (4,), observation=True), conduit.Field("action", "int64"), conduit.Field("reward", "float32")]
 )

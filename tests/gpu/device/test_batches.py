@@ -24,9 +24,9 @@ def assert_equal(batch, other):
         assert torch.equal(getattr(other, key).cpu(), getattr(batch, key)), key
 
 
-def compare(engine, source, device, *, rounds=4, rows=25, pool=None, **options):
+def compare(engine, source, device, *, rounds=3, rows=25, pool=None, **options):
     """Batches of a loader on the CPU and of one on a device, while pages are overwritten; returns the device's loader."""
-    options = {"batch_size": 12, "seed": 7, **options}
+    options = {"batch_size": 8, "seed": 7, **options}
     with engine.loader("replay", **options) as loader, engine.loader("replay", device=device, pool=pool, **options) as other:
         for _ in range(rounds):
             if isinstance(other.residence, Mirror):
@@ -47,12 +47,15 @@ WINDOWS = [
 POOLS = {"whole table": "1 MiB", "three pages": 200_000, "registered": None}
 
 
-@pytest.mark.parametrize("pool", POOLS)
-@pytest.mark.parametrize("window", WINDOWS, ids=str)
+@pytest.mark.parametrize(
+    ("window", "pool"),
+    [(window, pool) for window in WINDOWS for pool in POOLS if pool == "three pages" or window in WINDOWS[1:4:2]],
+    ids=str,
+)
 def test_batches_equal_the_cpus_while_pages_are_overwritten(make, device, window, pool):
     engine = make(max_stack=3, max_n_step=3, max_length=9)
     source = Source(engine)(290)
-    loader = compare(engine, source, device, window=window, pool=POOLS[pool], batch_size=8, rounds=3, transform=FLOATS)
+    loader = compare(engine, source, device, window=window, pool=POOLS[pool], batch_size=6, rounds=3, transform=FLOATS)
     assert isinstance(loader.residence, Registered if pool == "registered" else Mirror)
     # some rows were read by the device itself, and but for the pool that has all pages, some were copied
     assert loader.copied_rows < loader.stats.rows
@@ -79,14 +82,14 @@ def test_prioritised_batches_equal_the_cpus(make, device, normalise):
     engine = make(priorities=conduit.Priorities())
     source = Source(engine)(200)
     sampling = conduit.Prioritised(beta=0.6, normalise=normalise)
-    options = {"batch_size": 12, "seed": 2, "sampling": sampling, "transform": FLOATS}
+    options = {"batch_size": 8, "seed": 2, "sampling": sampling, "transform": FLOATS}
     rng = np.random.default_rng(1)
     with engine.loader("replay", **options) as loader, engine.loader("replay", device=device, pool="1 MiB", **options) as other:
-        for _ in range(4):
+        for _ in range(3):
             batch, same = loader.next(), other.next()
             assert_equal(batch, same)
             other.residence.fill()
-            assert other.update_priorities(same.ids, torch.as_tensor(rng.random(12), device=device.place)) == 0
+            assert other.update_priorities(same.ids, torch.as_tensor(rng.random(8), device=device.place)) == 0
             source(10)
 
 
