@@ -11,6 +11,7 @@ import pytest
 import conduit
 from conduit.plane.device.cuda import CudaDevice
 from conduit.plane.device.host import HostDevice
+from tests.gpu.interpret.conftest import overflow_is_an_error  # noqa: F401 - a fixture of every test
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 host_only = pytest.mark.skipif(not INTERPRETED, reason="of host memory as a device")
