@@ -58,11 +58,11 @@ def _specialise(value, place, special, constants, attributes):
         if value.data_ptr() % 16 == 0:
             attributes[place] = _DIVISIBLE
         return _POINTERS[str(value.dtype)]
+    if isinstance(value, float):
+        return "fp32"
     if value is None or (special and value == 1):
         constants[place] = value
         return "constexpr"
-    if isinstance(value, float):
-        return "fp32"
     if special and value % 16 == 0:
         attributes[place] = _DIVISIBLE
     return "i32" if -(2**31) <= value < 2**31 else "i64"

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
 
 from conduit.kernels import gpu
 from tests.gpu.aot.catalogue import CASES
@@ -42,6 +44,28 @@ def test_every_kernel_that_is_launched_is_in_the_catalogue():
     launched = {case.launch.kernel.__name__ for case in CASES}
     sources = [path.read_text() for path in Path(gpu.__file__).parent.glob("*.py")]
     assert launched == {name for text in sources for name in re.findall(r"\blaunch\(\s*(_\w+),", text)}
+
+
+class AbsentGpu:
+    """What Triton's launcher asks a driver for before it compiles."""
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_launcher_takes_the_same_arguments_and_compiles_the_same(case):
+    launch = case.launch
+    # for the rest of this process: there is no driver to go back to
+    driver.set_active(AbsentGpu())
+    made = launch.kernel.run(*launch.args, grid=(launch.grid,), warmup=True, **launch.meta, **launch.options)
+    assert made.asm["ptx"] == compiled(launch, 90).asm["ptx"]
 
 
 def _widths(found):

@@ -1,7 +1,7 @@
 """Kernels run by Triton's interpreter on CPU tensors, or on a GPU where there is one.
 
-Run as `TRITON_INTERPRET=1 python -m pytest tests/gpu/interpret`; with CONDUIT_GPU_TESTS=1 instead, the same tests run compiled
-on the CUDA device.
+Run as `TRITON_INTERPRET=1 python -m pytest tests/gpu/interpret`; without the variable, the same tests run compiled on the CUDA
+device.
 
 * Integers of 32 bits that overflow are an error in the interpreter (its check is off by default), so an address that is
   computed in 32 bits is found without allocating what it points to.
