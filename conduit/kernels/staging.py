@@ -10,7 +10,7 @@ from __future__ import annotations
 from conduit.jit import inner, kernel
 from conduit.kernels.cpu import J_DRAW, J_DRAW_STATE, J_GENERATIONS, J_PAGES, J_REDRAWN, overwritten, write_meta
 from conduit.kernels.rows import D_FUNCTION, D_WORDS
-from conduit.store.atomics import call_4, call_5, peek_i64, poke_u32, poke_i64
+from conduit.store.atomics import call_4, call_5, peek_i64, poke_i64, poke_u32
 
 SKIP = -2
 """A row number that tells a gather to leave its place as it is."""

@@ -93,7 +93,11 @@ def _keys(  # type: ignore[no-untyped-def]
     there = row >= 0
     page = row // PAGE_ROWS
     word = meta + row * _META
-    tl.store(ids + place, tl.load(names + page, mask=there, other=-1) + tl.where(there, row % PAGE_ROWS, 0), mask=place < count)
+    tl.store(
+        ids + place,
+        tl.load(names + page, mask=there, other=-1) + tl.where(there, row % PAGE_ROWS, 0),
+        mask=place < count,
+    )
     tl.store(versions + place, tl.load(word, mask=there, other=0).to(tl.int64), mask=place < count)
     tl.store(steps + place, tl.load(word + 1, mask=there, other=0).to(tl.int64), mask=place < count)
     episode = tl.load(word + 2, mask=there, other=0).to(tl.int64) & 0xFFFFFFFF
@@ -167,7 +171,16 @@ def anchors(
 
 
 def keys(
-    rows: Any, meta: Any, names: Any, streams: Any, ids: Any, versions: Any, episodes: Any, steps: Any, *, page_rows: int
+    rows: Any,
+    meta: Any,
+    names: Any,
+    streams: Any,
+    ids: Any,
+    versions: Any,
+    episodes: Any,
+    steps: Any,
+    *,
+    page_rows: int,
 ) -> None:
     """Ids, versions, episode numbers and steps of rows.
 

@@ -155,9 +155,9 @@ def _draw(state, levels, rows, probabilities, count, BLOCKS: tl.constexpr, STRAT
 
 
 @triton.jit
-def _weigh(
+def _weigh(  # type: ignore[no-untyped-def]
     probabilities, candidates, beta, least, out, COUNT: tl.constexpr, OVER_BATCH: tl.constexpr, BLOCK: tl.constexpr
-):  # type: ignore[no-untyped-def]
+):
     """One program: the least probability of the batch, then (p / base)^-beta of each."""
     if OVER_BATCH:
         smallest = tl.full((BLOCK,), 2.0, tl.float64)

@@ -8,13 +8,11 @@ in the order of the stream; the pinned memory on the host is used again once the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from conduit.errors import ConfigError
 from conduit.jit import entry
 from conduit.kernels import augment, cpu, rows, staging
 from conduit.kernels.plan import NEXT, Output, Plan
@@ -38,7 +36,7 @@ _AGAIN = 1 << 10
 
 
 def can_gather(plan: Plan) -> str:
-    """ "" when the device can make all outputs of a plan out of stored rows, otherwise what it cannot."""
+    """What of a plan's outputs the device cannot make out of stored rows, or an empty string."""
     if plan.ragged:
         return f"ragged fields ({plan.ragged[0].field.name!r})"
     for output in plan.outputs:
@@ -261,8 +259,7 @@ class DeviceBuffer(Buffer):
         memory = self._device.empty(self._sent_bytes + self._made_bytes)
         self._device.upload(memory[: self._sent_bytes], self._pinned)
         tensors = {
-            name: view_of(memory, self._sent_at[name], dtype.name, shape)
-            for name, (dtype, shape) in self._sent.items()
+            name: view_of(memory, self._sent_at[name], dtype.name, shape) for name, (dtype, shape) in self._sent.items()
         }
         for names, starts in self.narrowed:
             for name in names:

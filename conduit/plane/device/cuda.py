@@ -163,6 +163,9 @@ class CudaDevice(Device):
             code = int(torch.cuda.cudart().cudaHostRegister(address, size, _PORTABLE | _MAPPED))  # type: ignore[no-untyped-call]
         if code == 0:
             return ""
+        # the error stays behind and the next launch would report it as its own: take it away
+        with contextlib.suppress(RuntimeError):
+            torch.zeros(1, device=self.place).add_(1)
         known = (
             "another library of this process has registered it" if code == _ALREADY_REGISTERED else f"CUDA error {code}"
         )

@@ -58,7 +58,7 @@ class Draws:
             raise ConfigError(f"Expected a plan that the device can draw for, got {window}: {_LACKS}")
         self._device, self._table, self._plan, self._mirror, self._window = device, table, plan, mirror, window
         size, slots = plan.batch_size, mirror.slots
-        heads: Spans = {name: (_INT64, (slots,)) for name in ("firsts", "committed", "envs", "names", "streams")}
+        heads: Spans = dict.fromkeys(("firsts", "committed", "envs", "names", "streams"), (_INT64, (slots,)))
         heads |= {"starts": (_INT64, (slots + 1,)), "listed": (_INT64, (1,)), "state": (_INT64, (2,))}
         self._heads_at, self._heads_bytes = offsets_of(heads)
         self._ring = [device.pinned(self._heads_bytes) for _ in range(_RING)]
@@ -75,7 +75,7 @@ class Draws:
         self._shown: bytes = b""
         made: Spans = {
             **spans_of(plan),
-            **{name: (_INT64, (size,)) for name in ("rows", "following", "used")},
+            **dict.fromkeys(("rows", "following", "used"), (_INT64, (size,))),
             "returns": (np.dtype("float32" if plan.reward is None else plan.reward.dtype), (size,)),
             "discounts": (np.dtype(np.float32), (size,)),
             "ended": (np.dtype(bool), (size,)),
@@ -93,7 +93,12 @@ class Draws:
             name: view_of(memory, at[name], types.get(name, dtype.name), shape) for name, (dtype, shape) in made.items()
         }
         # what a transition makes is written where the batch has it
-        for name, output in (("discount", "discounts"), ("n_steps", "used"), ("terminated", "ended"), ("truncated", "cut")):
+        for name, output in (
+            ("discount", "discounts"),
+            ("n_steps", "used"),
+            ("terminated", "ended"),
+            ("truncated", "cut"),
+        ):
             if name in plan.names:
                 self._made[output] = self._made[name]
         if any(item.name == "reward" for item in plan.computed):
@@ -168,7 +173,14 @@ class Draws:
         meta = columns["meta"]
         lists = heads["starts"], heads["firsts"], heads["listed"]
         draws.anchors(
-            heads["state"], *lists, meta, heads["committed"], made["rows"], self.given_up, window=window, page_rows=page_rows
+            heads["state"],
+            *lists,
+            meta,
+            heads["committed"],
+            made["rows"],
+            self.given_up,
+            window=window,
+            page_rows=page_rows,
         )
         stacked = window.stack > 1
         summed = any(item.name == "reward" for item in plan.computed)
@@ -195,7 +207,9 @@ class Draws:
         pairs = stack_pairs(plan)
         paired = {name for pair in pairs for name in pair}
         items = [
-            Gather(columns[output.field.name], made[index[output.rows]], made[output.name], output.transform, output.name)
+            Gather(
+                columns[output.field.name], made[index[output.rows]], made[output.name], output.transform, output.name
+            )
             for output in plan.outputs
             if output.name not in paired
         ]

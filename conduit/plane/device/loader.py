@@ -61,6 +61,8 @@ class DeviceLoader(Loader):
 
     def _choose(self) -> None:
         """Where rows are read, by what the plan needs, the bytes of a row, and what was asked for."""
+        from conduit.kernels.gpu.launching import LARGEST
+
         self._chosen = True
         table, lacks = self._table, can_gather(self.plan)
         if self._pool is not None and lacks:
@@ -74,12 +76,12 @@ class DeviceLoader(Loader):
         registration = Registration(self.device, table)
         if self._pool is not None:
             self.residence = Mirror(self.device, table, self._pool, None if registration.refused else registration)
-        elif registration.refused:
+        elif registration.refused or table.layout.rows > LARGEST:
             self.residence = Nowhere(table)
         else:
-            self.residence = Registered(self.device, table, registration)
+            self.residence = Registered(table, registration)
 
-    def _open_buffer(self, block: int, beside: Buffer | None) -> Buffer:
+    def _open_buffer(self, block: int, beside: Buffer | None) -> Buffer:  # noqa: ARG002 - nothing lies beside
         if not self._chosen:
             self._choose()
         return DeviceBuffer(
@@ -94,7 +96,7 @@ class DeviceLoader(Loader):
             self._scratch.ages,
         )
 
-    def _free_buffer(self, timeout: float | None) -> Buffer:
+    def _free_buffer(self, timeout: float | None) -> Buffer:  # noqa: ARG002 - a device's work ends by itself
         if self.residence is not None:
             self.residence.refresh()
         buffer = self._buffers[self._turn % len(self._buffers)]
@@ -113,8 +115,9 @@ class DeviceLoader(Loader):
         return DeviceBatch(values, keys, self._table.layout.schema)
 
     def draws(self) -> Draws:
-        """Batches that the device draws by itself out of the pool, for a CUDA graph (`Draws`); they begin with the batch that
-        would be next. Use it in the place of `next`: both bring the pool up to date.
+        """Batches that the device draws by itself out of the pool, for a CUDA graph.
+
+        They begin with the batch that would be next. Use them in the place of `next`: both bring the pool up to date.
 
         Raises:
             ConfigError: The loader has no pool, or draws in a way that the device does not.

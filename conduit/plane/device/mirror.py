@@ -17,13 +17,14 @@ from conduit.errors import CapacityError, ConfigError
 from conduit.jit import entry
 from conduit.plane.device.interface import Device, Event, Tensor, columns_in
 from conduit.plane.device.registration import Registration
-from conduit.plane.device.residence import BASE, GENERATION, ROWS, TAIL, Residence, column_places, no_places
+from conduit.plane.device.residence import BASE, GENERATION, ROWS, Residence, column_places, no_places
 from conduit.store import protocol
 from conduit.store.declaration import align, parse_bytes
 from conduit.store.table import TableView
 from conduit.store.words import (
     GENERATION_SHIFT,
     KIND_MASK,
+    LINE,
     OPEN,
     PAGE_AGE,
     PAGE_COMMITTED,
@@ -75,13 +76,15 @@ class Mirror(Residence):
     """
 
     def __init__(self, device: Device, table: TableView, size: str | int, registration: Registration | None) -> None:
-        self._device = device
+        from conduit.kernels.gpu.launching import LARGEST
+
         self._table = table
         self._registration = registration
         self._page_rows = table.layout.page_rows
         sources = column_places(table)
         page_bytes = sum(self._page_rows * stride for _, stride, _, _ in sources.values())
-        self.slots = min(table.layout.pages, _slots(size, page_bytes, len(sources), device))
+        fits = _slots(size, page_bytes, len(sources), device)
+        self.slots = min(table.layout.pages, fits, LARGEST // self._page_rows)
         places, end = {}, 0
         for name, (_, stride, dtype, shape) in sources.items():
             places[name] = end, stride, dtype, shape
@@ -146,7 +149,7 @@ class Mirror(Residence):
             self.copied += 1
 
     def _state_address(self, page: int) -> int:
-        return self._table.segment.base + self._table.layout.blocks + page * self.words.itemsize * self.words.shape[1]
+        return self._table.segment.base + self._table.layout.blocks + page * LINE
 
     def _free(self, page: int) -> None:
         self._page_of[self.slot_of[page]] = -1
@@ -237,7 +240,7 @@ def _slots(size: str | int, page_bytes: int, columns: int, device: Device) -> in
             f"Expected a pool of at most the {free:,} bytes that are free on {device.place}, got {wanted:,}: lower it, or "
             "open the loader before other things take the memory - at pool"
         )
-    return slots
+    return int(slots)
 
 
 def _host_memory(table: TableView) -> Tensor:

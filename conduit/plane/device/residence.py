@@ -9,7 +9,7 @@ import numpy as np
 
 from conduit.errors import ConfigError, Overwritten
 from conduit.kernels.staging import PL_BASE, PL_BYTES, PL_GENERATION, PL_ROWS, PL_TAIL
-from conduit.plane.device.interface import Device, Event, Tensor, columns_in
+from conduit.plane.device.interface import Event, Tensor, columns_in
 from conduit.plane.device.registration import Registration
 from conduit.store.declaration import row_stride
 from conduit.store.layout import HAZARDS_PER_PARTICIPANT
@@ -61,8 +61,11 @@ def no_places(pages: int) -> Array:
 
 
 def column_places(table: TableView) -> dict[str, tuple[int, int, str, tuple[int, ...]]]:
-    """{column: offset in the segment, bytes from row to row, torch dtype, shape of a row} of fields that are not ragged, and of
-    `meta` as four int32."""
+    """Where columns lie: fields that are not ragged, and `meta` as four int32.
+
+    Returns:
+        {column: offset in the segment, bytes from row to row, torch dtype, shape of a row}.
+    """
     layout = table.layout
     fields = [field for field in layout.schema.fields if not field.ragged]
     places = {field.name: (layout.columns[field.name], row_stride(field), field.dtype, field.shape) for field in fields}
@@ -98,13 +101,12 @@ class Registered(Residence):
     way has few, large pages.
 
     Args:
-        device: The device.
         table: The table.
-        registration: Its memory.
+        registration: Its memory, registered with the device.
         kept: Leases that are left to the client's user.
     """
 
-    def __init__(self, device: Device, table: TableView, registration: Registration, kept: int = 4) -> None:
+    def __init__(self, table: TableView, registration: Registration, kept: int = 4) -> None:
         if registration.refused:
             raise ConfigError(f"Expected memory that can be registered: {registration.refused}")
         self._table = table

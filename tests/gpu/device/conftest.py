@@ -26,7 +26,11 @@ SCHEMA = conduit.Schema(
 )
 """Images of 1,056 bytes, wide enough to be read from registered memory; `action` counts all rows ever written."""
 SMALL = conduit.Schema(
-    [conduit.Field("obs", "float32", (4,), observation=True), conduit.Field("action", "int64"), conduit.Field("reward", "float32")]
+    [
+        conduit.Field("obs", "float32", (4,), observation=True),
+        conduit.Field("action", "int64"),
+        conduit.Field("reward", "float32"),
+    ]
 )
 
 

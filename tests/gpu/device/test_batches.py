@@ -27,7 +27,10 @@ def assert_equal(batch, other):
 def compare(engine, source, device, *, rounds=3, rows=25, pool=None, **options):
     """Batches of a loader on the CPU and of one on a device, while pages are overwritten; returns the device's loader."""
     options = {"batch_size": 8, "seed": 7, **options}
-    with engine.loader("replay", **options) as loader, engine.loader("replay", device=device, pool=pool, **options) as other:
+    with (
+        engine.loader("replay", **options) as loader,
+        engine.loader("replay", device=device, pool=pool, **options) as other,
+    ):
         for _ in range(rounds):
             if isinstance(other.residence, Mirror):
                 other.residence.fill()
@@ -84,7 +87,10 @@ def test_prioritised_batches_equal_the_cpus(make, device, normalise):
     sampling = conduit.Prioritised(beta=0.6, normalise=normalise)
     options = {"batch_size": 8, "seed": 2, "sampling": sampling, "transform": FLOATS}
     rng = np.random.default_rng(1)
-    with engine.loader("replay", **options) as loader, engine.loader("replay", device=device, pool="1 MiB", **options) as other:
+    with (
+        engine.loader("replay", **options) as loader,
+        engine.loader("replay", device=device, pool="1 MiB", **options) as other,
+    ):
         for _ in range(3):
             batch, same = loader.next(), other.next()
             assert_equal(batch, same)

@@ -27,7 +27,10 @@ def test_the_device_draws_the_rows_that_a_loader_on_the_cpu_draws(make, device, 
     engine = make(SMALL, max_stack=3, max_n_step=3, num_envs=envs or 1)
     source = Source(engine, envs=envs)(150)
     options = {"batch_size": 40, "seed": 11, "window": window, "transform": {"obs": conduit.scale(0.5)}}
-    with engine.loader("replay", **options) as loader, engine.loader("replay", device=device, pool="1 MiB", **options) as other:
+    with (
+        engine.loader("replay", **options) as loader,
+        engine.loader("replay", device=device, pool="1 MiB", **options) as other,
+    ):
         other.residence.fill()
         draws = other.draws()
         places = {name: value.data_ptr() for name, value in draws.outputs.items()}
@@ -45,7 +48,10 @@ def test_draws_without_a_refresh_go_on_over_the_same_rows(make, device):
     engine = make(SMALL)
     source = Source(engine)(100)
     options = {"batch_size": 30, "seed": 4}
-    with engine.loader("replay", **options) as loader, engine.loader("replay", device=device, pool="1 MiB", **options) as other:
+    with (
+        engine.loader("replay", **options) as loader,
+        engine.loader("replay", device=device, pool="1 MiB", **options) as other,
+    ):
         other.residence.fill()
         draws = other.draws()
         wanted = [loader.next() for _ in range(3)]
@@ -88,8 +94,13 @@ def test_what_the_device_cannot_draw_is_refused(make, device):
     for options, message in (
         ({}, "Expected a loader that draws uniformly out of a pool"),
         ({"pool": "1 MiB", "sampling": conduit.Prioritised()}, "got PrioritisedSampler"),
-        ({"pool": "1 MiB", "window": conduit.Sequence(3)}, "Expected a plan that the device can draw for, got Sequence"),
+        (
+            {"pool": "1 MiB", "window": conduit.Sequence(3)},
+            "Expected a plan that the device can draw for, got Sequence",
+        ),
     ):
-        with engine.loader("replay", batch_size=5, device=device, **options) as loader:
-            with pytest.raises(ConfigError, match=message):
-                loader.draws()
+        with (
+            engine.loader("replay", batch_size=5, device=device, **options) as loader,
+            pytest.raises(ConfigError, match=message),
+        ):
+            loader.draws()

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-import conduit
 from conduit.errors import CapacityError, ConfigError
 from conduit.plane.device.mirror import Mirror
 from conduit.plane.device.residence import BASE, GENERATION, ROWS, TAIL
@@ -158,7 +157,11 @@ def test_a_pool_that_cannot_be_is_refused_with_what_it_would_need(make, device):
     for size, error, message in (
         (100, CapacityError, r"Expected a pool of at least one page of this table, [\d,]+ bytes, got 100"),
         ("1 KB", CapacityError, "or create the table with a smaller page_rows - at pool"),
-        (1 << 50, CapacityError, r"Expected a pool of at most the [\d,]+ bytes that are free on (cpu|cuda:0), got 1,125,"),
+        (
+            1 << 50,
+            CapacityError,
+            r"Expected a pool of at most the [\d,]+ bytes that are free on (cpu|cuda:0), got 1,125,",
+        ),
         ("much", CapacityError, "Expected a size such as"),
         (1.5, ConfigError, "Expected a size such as '8 GiB', or bytes, got 1.5 - at pool"),
         (True, ConfigError, "got True - at pool"),

@@ -26,7 +26,9 @@ def test_a_wrong_device_string_is_refused(make, name):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_cuda_is_refused_with_what_is_needed(make):
     engine = make(SMALL)
-    with pytest.raises(MissingDevice, match=r"Expected a CUDA device for device='cuda', torch finds none .*use device='cpu'"):
+    with pytest.raises(
+        MissingDevice, match=r"Expected a CUDA device for device='cuda', torch finds none .*use device='cpu'"
+    ):
         engine.loader("replay", batch_size=4, device="cuda")
 
 
@@ -95,7 +97,9 @@ def test_a_device_that_is_lost_is_an_error_of_its_own(make, device, monkeypatch)
     """CUDA reports it at any later call, as a RuntimeError of torch: no batch is handed out behind it."""
 
     def lost(*_):
-        raise LostDevice("Expected cpu to go on working, it reported: CUDA error: an illegal memory access was encountered")
+        raise LostDevice(
+            "Expected cpu to go on working, it reported: CUDA error: an illegal memory access was encountered"
+        )
 
     engine = make()
     Source(engine)(60)
@@ -112,9 +116,13 @@ def test_a_device_that_is_lost_is_an_error_of_its_own(make, device, monkeypatch)
 def test_what_torch_reports_of_a_cuda_device_is_said_in_the_products_words():
     from conduit.plane.device.cuda import _guarded
 
-    with pytest.raises(LostDevice, match=r"Expected cuda:0 to go on working, it reported: CUDA error: .*start a new process"):
-        with _guarded("cuda:0"):
-            raise RuntimeError("CUDA error: unspecified launch failure")
+    with (
+        pytest.raises(
+            LostDevice, match=r"Expected cuda:0 to go on working, it reported: CUDA error: .*start a new process"
+        ),
+        _guarded("cuda:0"),
+    ):
+        raise RuntimeError("CUDA error: unspecified launch failure")
     with pytest.raises(torch.OutOfMemoryError), _guarded("cuda:0"):
         raise torch.OutOfMemoryError("too large")
 
@@ -133,7 +141,9 @@ assert "triton" not in sys.modules and "torch" not in sys.modules
 
 
 def test_a_loader_on_the_cpu_imports_neither_triton_nor_torch(engine_name):
-    done = subprocess.run([sys.executable, "-c", PROBE, engine_name], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, engine_name], capture_output=True, text=True, cwd=ROOT, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
