@@ -39,6 +39,7 @@ FACADE = "conduit"
 HEAVY = frozenset({"torch", "triton", "gymnasium", "ray", "ucxx", "pyarrow", "minari", "h5py"})
 HEAVY_ALLOWED: frozenset[tuple[str, str]] = frozenset(
     # jit functions are made when their module is imported; whoever needs one imports the module inside a function
+<<<<<<< HEAD
     (f"conduit.kernels.gpu.{name}", "triton")
     for name in (
         "draws",
@@ -51,6 +52,20 @@ HEAVY_ALLOWED: frozenset[tuple[str, str]] = frozenset(
         "ragged",
         "returns",
         "transitions",
+=======
+    (f"conduit.kernels.gpu{name}", "triton")
+    for name in (
+        "",
+        ".elements",
+        ".frames",
+        ".gather",
+        ".launching",
+        ".philox",
+        ".priority",
+        ".ragged",
+        ".returns",
+        ".transitions",
+>>>>>>> triton
     )
 )
 """(module, package) pairs that may import a heavy package at module level. A pair needs a reason beside it."""

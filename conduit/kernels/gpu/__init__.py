@@ -14,3 +14,21 @@ Importing one of them imports Triton; nothing that runs on the CPU does. They ta
 tensors that the caller made, so that a launch allocates nothing, waits for nothing and can be captured in a CUDA graph: what
 changes from batch to batch (seeds, counts, sums) is read from device memory. docs/kernels.md has the choices and figures.
 """
+
+from __future__ import annotations
+
+from conduit.errors import MissingExtra
+
+try:
+    import triton
+except ImportError as error:
+    raise MissingExtra("The GPU kernels need Triton 3.6 or newer: pip install 'conduit-rl[gpu]'") from error
+
+OLDEST = (3, 6)
+"""The oldest Triton that the kernels work with."""
+
+if tuple(int(part) for part in triton.__version__.split(".")[:2]) < OLDEST:
+    raise MissingExtra(
+        f"The GPU kernels need Triton 3.6 or newer, got {triton.__version__}: pip install 'conduit-rl[gpu]', or a torch that "
+        "brings one (2.11 or newer)"
+    )

@@ -11,21 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from conduit.errors import ConfigError, FieldError, MissingExtra
+import triton
 
-try:
-    import triton
-except ImportError as error:
-    raise MissingExtra("The GPU kernels need Triton 3.6 or newer: pip install 'conduit-rl[gpu]'") from error
-
-OLDEST = (3, 6)
-"""The oldest Triton that the kernels work with."""
-
-if tuple(int(part) for part in triton.__version__.split(".")[:2]) < OLDEST:
-    raise MissingExtra(
-        f"The GPU kernels need Triton 3.6 or newer, got {triton.__version__}: pip install 'conduit-rl[gpu]', or a torch that "
-        "brings one (2.11 or newer)"
-    )
+from conduit.errors import ConfigError, FieldError
 
 ALIGNMENT = 16
 """Bytes that every tensor's address must be a multiple of, so that threads move 16 bytes at a time."""

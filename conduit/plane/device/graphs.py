@@ -120,6 +120,11 @@ class Draws:
     def refresh(self) -> None:
         """Bring the pool and the list of what is in it up to date, in the order of the current stream."""
         self._mirror.refresh()
+        self._show()
+
+    def _show(self) -> None:
+        """Bring the device's list of what is in the pool up to date."""
+        self._seen = self._mirror.refreshed
         turn = self._turn % _RING
         event = self._events[turn]
         if event is not None:
@@ -246,6 +251,9 @@ class Draws:
             self._replay = self._device.capture(self.launch)
             self.seek(self._seed, self._number)
             self.given_up.zero_()
+        if self._seen != self._mirror.refreshed:
+            # the loader's `next` has moved the pool on: slots of the list may be filled with other pages
+            self._show()
         self._replay()
         self.launched()
         return self.outputs

@@ -69,6 +69,7 @@ class Mirror(Residence):
         slot_of: int64 [pages], the slot that holds or is being filled with a page, or -1.
         dropped: Copies that were dropped since a writer took the page meanwhile.
         copied: Pages, or parts of them, that have been mirrored.
+        refreshed: Calls of `refresh`: what was known of the slots before the last one is out of date.
 
     Raises:
         CapacityError: A slab without room for a page, or larger than the device's free memory.
@@ -102,10 +103,11 @@ class Mirror(Residence):
         self._stream = device.stream()
         self._flying: list[_Copy] = []
         self._read: Event | None = None
-        self.dropped = self.copied = 0
+        self.dropped = self.copied = self.refreshed = 0
 
     def refresh(self) -> None:
         """Tell of copies that are done, forget pages that writers took, begin copies of what is new."""
+        self.refreshed += 1
         entry(protocol.copy_words)(self._table.address, self.words.ctypes.data)
         self._land()
         states = self.words[:, PAGE_STATE // 8]

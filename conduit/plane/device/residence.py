@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
 
-from conduit.errors import ConfigError, Overwritten
+from conduit.errors import Overwritten
 from conduit.kernels.staging import PL_BASE, PL_BYTES, PL_GENERATION, PL_ROWS, PL_TAIL
 from conduit.plane.device.interface import Event, Tensor, columns_in
 from conduit.plane.device.registration import Registration
@@ -107,16 +108,14 @@ class Registered(Residence):
     """
 
     def __init__(self, table: TableView, registration: Registration, kept: int = 4) -> None:
-        if registration.refused:
-            raise ConfigError(f"Expected memory that can be registered: {registration.refused}")
+        self._flying: list[tuple[Event, frozenset[int]]] = []
+        self._leases: dict[int, Lease] = {}
+        self._used: set[int] = set()
         self._table = table
         self._registration = registration
         self._most = HAZARDS_PER_PARTICIPANT - kept
         self.places = no_places(table.layout.pages)
         self.columns = columns_in(registration.memory(), registration.start, column_places(table), table.layout.rows)
-        self._leases: dict[int, Lease] = {}
-        self._used: set[int] = set()
-        self._flying: list[tuple[Event, frozenset[int]]] = []
 
     def refresh(self) -> None:
         """End the leases of pages that no batch under way reads."""
@@ -160,3 +159,8 @@ class Registered(Residence):
         self._leases = {}
         self.columns = {}
         self._registration.close()
+
+    def __del__(self) -> None:
+        # leases of a loader that was dropped would end by themselves, maybe before the device has read
+        if not sys.is_finalizing():
+            self.close()

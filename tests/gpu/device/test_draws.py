@@ -62,6 +62,23 @@ def test_draws_without_a_refresh_go_on_over_the_same_rows(make, device):
             assert all(torch.equal(draws.outputs[name].cpu(), value) for name, value in batch.items())
 
 
+def test_draws_beside_batches_of_the_loader_are_of_whole_rows(make, device):
+    """`next` moves the pool on, and fills slots that draws knew as another page's."""
+    engine = make(SMALL, capacity=400)
+    source = Source(engine)(390)
+    with engine.loader("replay", batch_size=40, seed=4, device=device, pool=6000) as loader:
+        loader.residence.fill()
+        draws = loader.draws()
+        for _ in range(4):
+            source(100)
+            loader.next()
+            loader.residence.fill()
+            draws.replay()
+            assert loader.valid(draws.ids).all()
+            # obs[0] = 3 * action
+            assert torch.equal(draws.outputs["obs"][:, 0], 3.0 * draws.outputs["action"].float())
+
+
 def test_a_pool_that_holds_a_part_draws_from_all_of_that_part(make, device):
     engine = make(SMALL, capacity=400)
     Source(engine)(390)

@@ -75,6 +75,21 @@ def test_a_tables_memory_is_registered_once_and_given_back_by_the_last_loader(ma
 
 
 @host_only
+@pytest.mark.parametrize("pool", [None, "1 MiB"])
+def test_a_loader_that_is_dropped_lets_memory_and_leases_go(make, device, pool):
+    engine = make(capacity=400, page_rows=100)
+    Source(engine)(150)
+    loader = engine.loader("replay", batch_size=4, device=device, pool=pool)
+    batch = loader.next()
+    before = batch["obs"].clone()
+    seat = engine._participants
+    del loader
+    assert device.registered == {}
+    assert len(seat._free_hazards) == 16
+    assert torch.equal(batch["obs"], before)
+
+
+@host_only
 def test_no_bytes_are_never_registered(device):
     assert "cannot be registered" in device.register(4096, 0)
 

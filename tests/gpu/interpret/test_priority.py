@@ -142,7 +142,7 @@ def test_where_all_leaves_are_zero_nothing_is_drawn(out, device):
 
 @pytest.mark.parametrize("stratified", [True, False])
 def test_a_loader_draws_the_same_rows_with_the_same_probabilities(out, device, engine_name, stratified):
-    """Over several pages, of which one is being written, after updates with duplicates on both sides."""
+    """Over pages that were reused, of which one is being written, after updates with duplicates on both sides."""
     schema = conduit.Schema([conduit.Field("obs", "int64", (), observation=True), conduit.Field("reward", "float32")])
     rule = conduit.Priorities(alpha=0.7)
     table = conduit.Table(schema, 300, page_rows=64, priorities=rule)
@@ -152,10 +152,11 @@ def test_a_loader_draws_the_same_rows_with_the_same_probabilities(out, device, e
         engine.writer("replay") as writer,
         engine.loader("replay", batch_size=SIZE, sampling=sampling, seed=77, format="numpy", min_rows=1) as loader,
     ):
-        for t in range(230):
+        for t in range(530):
             writer.append(obs=t, reward=1.0)
         view = engine._views["replay"]
         rows = view.layout.rows
+        assert view.rows_evicted > 0
 
         def candidates():
             words = P_BYTES // 8
