@@ -39,23 +39,10 @@ FACADE = "conduit"
 HEAVY = frozenset({"torch", "triton", "gymnasium", "ray", "ucxx", "pyarrow", "minari", "h5py"})
 HEAVY_ALLOWED: frozenset[tuple[str, str]] = frozenset(
     # jit functions are made when their module is imported; whoever needs one imports the module inside a function
-<<<<<<< HEAD
-    (f"conduit.kernels.gpu.{name}", "triton")
-    for name in (
-        "draws",
-        "elements",
-        "frames",
-        "gather",
-        "launching",
-        "philox",
-        "priority",
-        "ragged",
-        "returns",
-        "transitions",
-=======
     (f"conduit.kernels.gpu{name}", "triton")
     for name in (
         "",
+        ".draws",
         ".elements",
         ".frames",
         ".gather",
@@ -65,7 +52,6 @@ HEAVY_ALLOWED: frozenset[tuple[str, str]] = frozenset(
         ".ragged",
         ".returns",
         ".transitions",
->>>>>>> triton
     )
 )
 """(module, package) pairs that may import a heavy package at module level. A pair needs a reason beside it."""
