@@ -117,7 +117,7 @@ class Loader(Delivery):
         min_rows: int | None,
         fields: Iterable[str] | None,
         ragged: Layout | Mapping[str, Layout],
-        shard: tuple[int, int] = (0, 1),
+        shard: tuple[int, int] | None = None,
         share: Share | None = None,
     ) -> None:
         if format not in ("torch", "numpy"):
@@ -128,7 +128,7 @@ class Loader(Delivery):
             raise ConfigError(f"Expected at least 2 buffers (the loop variable holds one), got {buffers!r}")
         if not isinstance(seed, int):
             raise ConfigError(f"Expected an int as seed, got {seed!r}")
-        rank, world = _checked_shard(shard)
+        rank, world = (0, 1) if shard is None else _checked_shard(shard)
         if max_staleness is not None and (not isinstance(max_staleness, int) or max_staleness < 0 or policy is None):
             raise ConfigError(
                 f"Expected max_staleness of at least 0 versions together with policy=<the slot they count in>, "

@@ -189,7 +189,7 @@ class Client:
         ragged: Layout | Mapping[str, Layout] = "pad",
         device: str | Device = "cpu",
         pool: str | int | None = None,
-        shard: tuple[int, int] = (0, 1),
+        shard: tuple[int, int] | None = None,
     ) -> Loader:
         """Open a loader of uniformly drawn transitions, for use by one thread.
 
@@ -222,7 +222,7 @@ class Client:
             pool: Device memory for a mirror of the table's newest pages, such as "8 GiB" or bytes; None for none: wide rows are
                 then read from registered host memory, batches of narrow ones are made by the host and copied.
             shard: (rank, world): of the batches that one loader of this seed would deliver, this one delivers every world-th,
-                from the rank-th on. Ranks of a data-parallel learner so draw by different counters of one generator.
+                from the rank-th on; None for all. Ranks of a data-parallel learner so draw by different counters of one generator.
 
         Raises:
             ConfigError: Bad options; names the offending one.
