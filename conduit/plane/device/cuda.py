@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from conduit.errors import ConfigError, LostDevice, MissingDevice, MissingExtra
+from conduit.errors import ConfigError, DeviceError, LostDevice, MissingDevice, MissingExtra
 from conduit.plane.device.interface import Device, Event, Stream, Tensor
 
 _PORTABLE, _MAPPED = 1, 2
@@ -20,9 +20,9 @@ def _guarded(place: str) -> Iterator[None]:
 
     try:
         yield
-    except torch.OutOfMemoryError:
-        raise
     except RuntimeError as error:
+        if isinstance(error, DeviceError | torch.OutOfMemoryError) or "CUDA" not in str(error):
+            raise
         raise LostDevice(
             f"Expected {place} to go on working, it reported: {error}. Batches made since are not to be trusted; start a new "
             "process, and look at the driver's log (dmesg, nvidia-smi) before you go on"
@@ -185,6 +185,10 @@ class CudaDevice(Device):
 
         return torch.as_tensor(_Memory(address, size), device=self.place)
 
+    def guard(self) -> contextlib.AbstractContextManager[None]:
+        """What torch and Triton raise as RuntimeError and CUDA reported."""
+        return _guarded(self.place)
+
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         """A CUDA graph; what it needs beside is compiled and allocated by running the work before."""
         import torch
@@ -196,7 +200,8 @@ class CudaDevice(Device):
                 work()
             torch.cuda.current_stream().wait_stream(beside)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            # what other threads do meanwhile, such as asking events, is no part of it
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 work()
             graph.replay()
         replay: Callable[[], None] = graph.replay

@@ -254,6 +254,7 @@ class Draws:
         if self._seen != self._mirror.refreshed:
             # the loader's `next` has moved the pool on: slots of the list may be filled with other pages
             self._show()
-        self._replay()
+        with self._device.guard():
+            self._replay()
         self.launched()
         return self.outputs

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 
 from conduit.errors import MissingDevice
 from conduit.plane.device.interface import Device, Event, Stream, Tensor
@@ -124,6 +125,10 @@ class HostDevice(Device):
         import torch
 
         return torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=torch.uint8)
+
+    def guard(self) -> AbstractContextManager[None]:
+        """Nothing: memory reports nothing."""
+        return nullcontext()
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         """The work itself: there is nothing to capture."""

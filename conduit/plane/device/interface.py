@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 Tensor = Any
@@ -94,6 +95,10 @@ class Device(ABC):
     @abstractmethod
     def mapped(self, address: int, size: int) -> Tensor:
         """uint8 [size]: registered host memory as a tensor on the device, without a copy."""
+
+    @abstractmethod
+    def guard(self) -> AbstractContextManager[None]:
+        """Around launches: what the device reports in the block is raised as LostDevice."""
 
     @abstractmethod
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:

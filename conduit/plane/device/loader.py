@@ -110,7 +110,8 @@ class DeviceLoader(Loader):
 
     def _hand_out(self, buffer: Buffer) -> Batch:
         assert isinstance(buffer, DeviceBuffer)  # noqa: S101 - for the type checker
-        values, keys = buffer.send(self.sampler.batch)
+        with self.device.guard():
+            values, keys = buffer.send(self.sampler.batch)
         self._far += buffer.far
         return DeviceBatch(values, keys, self._table.layout.schema)
 

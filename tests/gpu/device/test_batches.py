@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import conduit
-from conduit.errors import ConfigError
+from conduit.errors import ConfigError, DataTimeout
 from conduit.plane.device.mirror import Mirror
 from conduit.plane.device.residence import BASE, Nowhere, Registered
 from tests.gpu.device.conftest import SMALL, Source, host_only
@@ -136,6 +136,31 @@ def test_memory_that_cannot_be_registered_is_copied_from(make, device, monkeypat
     loader = compare(engine, source, device, transform=FLOATS)
     assert isinstance(loader.residence, Nowhere)
     assert loader.copied_rows == loader.stats.rows
+
+
+def test_stale_rows_are_refused_as_on_the_cpu(engine_name, device):
+    table = conduit.Table(SMALL, 300, page_rows=48)
+    weights = {"policy": {"w": np.zeros(3, np.float32)}}
+    with conduit.Engine.create(engine_name, {"replay": table}, policies=weights) as engine:
+        policy = engine.policy("policy")
+        with engine.writer("replay", policy=policy) as writer:
+            for n in range(120):
+                if n % 20 == 0:
+                    policy.publish({"w": np.zeros(3, np.float32)})
+                    policy.poll()
+                writer.append(obs=np.full(4, n, np.float32), action=n, reward=1.0)
+        loader = compare(engine, lambda rows: None, device, pool="1 MiB", max_staleness=2, policy=policy, batch_size=20)
+        assert sum(loader.stats.stale.values()) > 0
+        assert set(loader.stats.stale) <= {3, 4, 5}
+
+
+def test_too_few_rows_are_waited_for_and_said(make, device):
+    engine = make(SMALL)
+    with engine.loader("replay", batch_size=8, device=device, pool="1 MiB", timeout=0.05) as loader:
+        with pytest.raises(DataTimeout, match="Expected at least 8 sampleable rows"):
+            loader.next()
+        Source(engine)(60)
+        assert len(loader.next()["action"]) == 8
 
 
 def test_a_batch_stays_as_it_is_when_later_ones_are_made_and_its_rows_are_overwritten(make, device):

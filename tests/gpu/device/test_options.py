@@ -138,8 +138,15 @@ def test_what_torch_reports_of_a_cuda_device_is_said_in_the_products_words():
         _guarded("cuda:0"),
     ):
         raise RuntimeError("CUDA error: unspecified launch failure")
-    with pytest.raises(torch.OutOfMemoryError), _guarded("cuda:0"):
-        raise torch.OutOfMemoryError("too large")
+    for error in (
+        torch.OutOfMemoryError("CUDA out of memory"),
+        LostDevice("CUDA error"),
+        RuntimeError("of the user's"),
+        ValueError("CUDA"),
+    ):
+        with pytest.raises(type(error), match=str(error)) as raised, _guarded("cuda:0"):
+            raise error
+        assert raised.value is error
 
 
 PROBE = """
