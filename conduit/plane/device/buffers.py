@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from conduit.errors import SchemaMismatch
 from conduit.jit import entry
 from conduit.kernels import augment, cpu, rows, staging
 from conduit.kernels.plan import NEXT, Output, Plan
@@ -45,6 +46,22 @@ def can_gather(plan: Plan) -> str:
         if output.transform.is_clipped and output.transform.dtype not in FLOATS:
             return f"clipped integers ({output.name!r})"
     return ""
+
+
+def check_plan(plan: Plan, schema: Schema) -> None:
+    """Refuse a plan that was made for another schema: it would read other bytes than it means.
+
+    Raises:
+        SchemaMismatch: A field of it is another one, or none, of the schema.
+    """
+    for field in (*(item.field for item in plan.outputs), *(item.field for item in plan.ragged)):
+        name = field.name
+        have = schema[name] if name in schema.names else None
+        if have != field:
+            raise SchemaMismatch(
+                f"Expected a plan that was made for this table's schema ({schema.fingerprint}), got one of {field} where the "
+                f"table has {have}: make it with this schema - at `{name}`"
+            )
 
 
 def _torch_dtype(name: str) -> Any:
@@ -108,6 +125,7 @@ class DeviceBuffer(Buffer):
         residence: Residence | None,
         ages: Array,
     ) -> None:
+        check_plan(plan, table.layout.schema)
         self._device, self._table, self._plan, self._residence = device, table, plan, residence
         self._sampler = sampler
         self.scratch = Scratch(plan, ages)

@@ -17,7 +17,7 @@ from conduit.kernels.cpu import GENERATION_MASK, ROW_BITS
 from conduit.kernels.plan import Plan
 from conduit.kernels.windows import Transition
 from conduit.plane.batch import offsets_of, spans_of
-from conduit.plane.device.buffers import KEYS, Spans, stack_pairs, view_of
+from conduit.plane.device.buffers import KEYS, Spans, check_plan, stack_pairs, view_of
 from conduit.plane.device.interface import Device, Event, Tensor
 from conduit.plane.device.mirror import Mirror
 from conduit.plane.device.residence import BASE, GENERATION, ROWS
@@ -53,6 +53,7 @@ class Draws:
     """
 
     def __init__(self, device: Device, table: TableView, plan: Plan, mirror: Mirror, seed: int, number: int) -> None:
+        check_plan(plan, table.layout.schema)
         window = plan.window
         if not isinstance(window, Transition) or any(output.shift is not None for output in plan.outputs):
             raise ConfigError(f"Expected a plan that the device can draw for, got {window}: {_LACKS}")

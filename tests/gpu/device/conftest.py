@@ -43,6 +43,7 @@ class Source:
     """Writes rows whose values follow from a counter, in episodes of random lengths."""
 
     def __init__(self, engine, table="replay", envs=None, seed=0):
+        self.engine = engine
         self.schema = engine.schema(table)
         self.envs = envs
         self.writer = engine.writer(table, num_envs=envs, autoreset="same_step" if envs else None)

@@ -74,6 +74,25 @@ def test_a_page_that_is_being_written_is_mirrored_in_parts(mirrored):
     assert assert_mirrored(mirror, view) == seen[-1]
 
 
+@pytest.mark.parametrize("size", [9500, "1 MiB"], ids=["a part", "all"])
+def test_whatever_the_order_of_writes_copies_and_refreshes_what_is_told_of_is_true(mirrored, size):
+    """Copies run beside: they end whenever they do, also while three writers overwrite what they read."""
+    source, mirror, view = mirrored(size, capacity=700)
+    rng = np.random.default_rng(4)
+    sources = [source, *(Source(source.engine, seed=seed) for seed in (1, 2))]
+    told = 0
+    for _ in range(150):
+        sources[rng.integers(3)](int(rng.choice([1, 5, 40, 150], p=[0.4, 0.3, 0.2, 0.1])))
+        mirror.refresh()
+        told += assert_mirrored(mirror, view) > 0
+        if rng.random() < 0.1:
+            mirror.fill()
+            assert assert_mirrored(mirror, view) > 0
+    assert told > 50
+    in_place = np.flatnonzero(mirror.places[:, BASE] >= 0)
+    assert len(set((mirror.places[in_place, BASE] // view.layout.page_rows).tolist())) == len(in_place)
+
+
 def test_the_newest_pages_are_in_a_pool_that_holds_a_part(mirrored):
     source, mirror, view = mirrored(9500, capacity=600)
     assert mirror.slots == 4

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 import conduit
-from conduit.errors import Closed, ConfigError, LostDevice, MissingDevice
+from conduit.errors import Closed, ConfigError, LostDevice, MissingDevice, SchemaMismatch
 from conduit.plane.device.cuda import CudaDevice
+from conduit.plane.device.graphs import Draws
 from conduit.plane.device.registration import Registration
-from tests.gpu.device.conftest import SMALL, Source, host_only
+from tests.gpu.device.conftest import SCHEMA, SMALL, Source, host_only
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -52,6 +53,17 @@ def test_options_that_do_not_go_together_are_refused(make, device):
     ):
         with pytest.raises(ConfigError, match=message):
             engine.loader("replay", batch_size=4, **options)
+
+
+def test_a_plan_that_was_made_for_another_schema_is_refused(make, device):
+    engine, other = make(SMALL), make(SCHEMA)
+    Source(engine)(50)
+    with (
+        engine.loader("replay", batch_size=4, device=device, pool="1 MiB") as loader,
+        other.loader("replay", batch_size=4, format="numpy") as stranger,
+        pytest.raises(SchemaMismatch, match=r"Expected a plan that was made for this table's schema .* - at `obs`"),
+    ):
+        Draws(device, engine._views["replay"], stranger.plan, loader.residence, 0, 0)
 
 
 @host_only
