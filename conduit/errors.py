@@ -26,7 +26,10 @@
     ├── Busy(BlockingIOError)             it would have to wait, and waiting was not asked for
     ├── Overwritten(LookupError)          the rows asked for have been replaced by newer ones
     ├── ParticipantsFull(OSError)         every participant slot of the engine is taken
-    └── MissingExtra(ImportError)         an optional package is not installed
+    ├── MissingExtra(ImportError)         an optional package is not installed
+    └── DeviceError(RuntimeError)         the GPU that was asked for cannot be used
+        ├── MissingDevice                 there is no such GPU, or no driver for it
+        └── LostDevice                    the GPU stopped working while it was in use
 
 Each error is also the builtin a caller would reach for, so ``except TimeoutError`` works without this module.
 Busy, Closed, BadSegment and Overwritten are four facts and never stand for one another.
@@ -169,3 +172,15 @@ class ParticipantsFull(ConduitError, OSError):
 
 class MissingExtra(ConduitError, ImportError):
     """An optional package is not installed; the message holds the ``pip install`` command that brings it."""
+
+
+class DeviceError(ConduitError, RuntimeError):
+    """The GPU that was asked for cannot be used; the message says what it said."""
+
+
+class MissingDevice(DeviceError):
+    """There is no such GPU, no driver for it, or a torch that was built without it; the message says what is needed."""
+
+
+class LostDevice(DeviceError):
+    """The GPU stopped working while it was in use: nothing of the batch in hand may be trusted, and the process must be restarted."""

@@ -57,6 +57,7 @@ KERNEL_MODULES = (
     "conduit.kernels.sequences",
     "conduit.kernels.describing",
     "conduit.kernels.cpu",
+    "conduit.kernels.staging",
     "conduit.sampling.pages",
     "conduit.sampling.uniform",
     "conduit.sampling.tree",

@@ -7,14 +7,17 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 from conduit.store.segment import HEADER_PID
 
-settings.register_profile("local", deadline=None)
-# The same examples in every run of CI, so that a red run is the change's doing and can be run again elsewhere.
-settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
-settings.load_profile("ci" if os.environ.get("CI") else "local")
+# perf/gpu_check.py runs tests that do without it on machines that do not have it
+with contextlib.suppress(ImportError):
+    from hypothesis import settings
+
+    settings.register_profile("local", deadline=None)
+    # The same examples in every run of CI, so that a red run is the change's doing and can be run again elsewhere.
+    settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+    settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 SHM = Path("/dev/shm")
 PREFIX = f"cdt.{os.getuid()}."

@@ -35,6 +35,9 @@ BUILTINS = {
     "Overwritten": LookupError,
     "ParticipantsFull": OSError,
     "MissingExtra": ImportError,
+    "DeviceError": RuntimeError,
+    "MissingDevice": RuntimeError,
+    "LostDevice": RuntimeError,
 }
 
 

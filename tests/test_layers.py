@@ -42,6 +42,7 @@ HEAVY_ALLOWED: frozenset[tuple[str, str]] = frozenset(
     (f"conduit.kernels.gpu{name}", "triton")
     for name in (
         "",
+        ".draws",
         ".elements",
         ".frames",
         ".gather",

@@ -119,7 +119,9 @@ def _gather(job, slots, count, attempt):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _write_meta(job, table, slots, count):  # type: ignore[no-untyped-def]
+def write_meta(job, slots, count):  # type: ignore[no-untyped-def]
+    """Write the keys of listed slots: ids, versions, episodes, steps."""
+    table = peek_i64(job + J_TABLE)
     # read once: nothing that is stored below can change them, which a compiler cannot know
     metas = peek_i64(table + T_META)
     blocks = block_of(table, 0)
@@ -139,8 +141,9 @@ def _write_meta(job, table, slots, count):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _overwritten(job, table, slots, count):  # type: ignore[no-untyped-def]
+def overwritten(job, slots, count):  # type: ignore[no-untyped-def]
     """Keep in `slots` those whose page is no longer what was drawn; returns their number."""
+    table = peek_i64(job + J_TABLE)
     fence_acquire()
     left = 0
     for i in range(count):
@@ -161,7 +164,6 @@ def deliver(job):  # type: ignore[no-untyped-def]
     Returns:
         Rows delivered, or -1 when the sampler found nothing to draw; the outputs are undefined then.
     """
-    table = peek_i64(job + J_TABLE)
     batch = peek_i64(job + J_BATCH)
     step = peek_i64(job + J_BLOCK)
     slots = peek_i64(job + J_SLOTS)
@@ -175,8 +177,8 @@ def deliver(job):  # type: ignore[no-untyped-def]
             if call_5(peek_i64(job + J_DRAW), peek_i64(job + J_DRAW_STATE), job, slots, count, attempt) < 0:
                 return -1
             _gather(job, slots, count, attempt)
-            _write_meta(job, table, slots, count)
-            count = _overwritten(job, table, slots, count)
+            write_meta(job, slots, count)
+            count = overwritten(job, slots, count)
             attempt += 1
             poke_i64(job + J_REDRAWN, peek_i64(job + J_REDRAWN) + count)
     return batch - first

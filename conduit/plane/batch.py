@@ -144,7 +144,7 @@ class Scratch:
         ages: int64 [AGES], rows refused as too old, by age.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, ages: Array | None = None) -> None:
         size = plan.batch_size
         stack = plan.window.stack if isinstance(plan.window, Transition) else 1
         shapes: dict[str, tuple[int, ...]] = {
@@ -156,7 +156,7 @@ class Scratch:
         shapes["lanes"] = shapes["following_lanes"] = lanes(plan.window)
         self.index = {name: np.zeros((size, *shape), np.int64) for name, shape in shapes.items()}
         self.pages, self.generations, self.slots = np.zeros((3, size), np.int64)
-        self.ages = np.zeros(resolve.AGES, np.int64)
+        self.ages = np.zeros(resolve.AGES, np.int64) if ages is None else ages
         self.addresses = {
             resolve.V_FOLLOWING: self.index["following"].ctypes.data,
             resolve.V_STACKED: self.index["stack"].ctypes.data,
@@ -203,19 +203,28 @@ def spans_of(plan: Plan) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
     return spans | {name: (np.dtype(np.int64), (size,)) for name in _KEYS}
 
 
+def offsets_of(spans: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]) -> tuple[dict[str, int], int]:
+    """{name: offset} of arrays that lie in one piece of memory, each at a multiple of 128 bytes, and where they end."""
+    offsets, end = {}, 0
+    for name, (dtype, shape) in spans.items():
+        offsets[name] = end
+        end = align(end + dtype.itemsize * int(np.prod(shape, dtype=np.int64)))
+    return offsets, end
+
+
+def arrays_in(
+    memory: Array, start: int, spans: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
+) -> dict[str, Array]:
+    """Arrays at their offsets from byte `start` of some memory, uint8 [...]."""
+    offsets, _ = offsets_of(spans)
+    return {name: np.ndarray(shape, dtype, memory, start + offsets[name]) for name, (dtype, shape) in spans.items()}
+
+
 def _allocate(plan: Plan) -> tuple[Array, dict[str, Array]]:
     """Memory for a batch, and its arrays by name."""
     spans = spans_of(plan)
-    offsets, end = [], 0
-    for dtype, shape in spans.values():
-        offsets.append(end)
-        end = align(end + dtype.itemsize * int(np.prod(shape, dtype=np.int64)))
-    memory = np.empty(end + 128, np.uint8)
-    start = -memory.ctypes.data % 128
-    arrays: dict[str, Array] = {}
-    for (name, (dtype, shape)), offset in zip(spans.items(), offsets, strict=True):
-        arrays[name] = np.ndarray(shape, dtype, memory, start + offset)
-    return memory, arrays
+    memory = np.empty(offsets_of(spans)[1] + 128, np.uint8)
+    return memory, arrays_in(memory, -memory.ctypes.data % 128, spans)
 
 
 class Buffer:
@@ -240,12 +249,21 @@ class Buffer:
         sampler: Any,
         block: int,
         beside: Buffer | None = None,
+        memory: Array | None = None,
     ) -> None:
-        """Allocate, or with `beside` fill a part of the slots of that buffer's memory, whose plan has the same arrays."""
+        """Allocate, or with `beside` fill a part of the slots of that buffer's memory, whose plan has the same arrays.
+
+        With `memory` (uint8, aligned to 128 bytes) the arrays lie there, from its first byte on, as `offsets_of(spans_of(plan))`.
+        """
         size = plan.batch_size
         self._memory: Array
         self.arrays: dict[str, Array]
-        self._memory, self.arrays = _allocate(plan) if beside is None else (beside._memory, beside.arrays)  # noqa: SLF001
+        if beside is not None:
+            self._memory, self.arrays = beside._memory, beside.arrays  # noqa: SLF001
+        elif memory is not None:
+            self._memory, self.arrays = memory, arrays_in(memory, 0, spans_of(plan))
+        else:
+            self._memory, self.arrays = _allocate(plan)
         self._part: tuple[int, int] | None = None
         self.released = False
         self.turn = 0

@@ -5,6 +5,7 @@ Closing it closes its writers and consumers and gives its seat back; batches tha
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import weakref
@@ -21,6 +22,7 @@ from conduit.kernels.windows import Window
 from conduit.plane.batch import Format
 from conduit.plane.consuming import Consumer, Partial
 from conduit.plane.delivery import Loader, OnBusy
+from conduit.plane.device.interface import Device
 from conduit.plane.ingestion import CommitPerStep, Ingestion
 from conduit.plane.limiting import RateLimiter
 from conduit.plane.mixing import Counts, MixedLoader
@@ -38,6 +40,17 @@ from conduit.store.segment import Segment
 from conduit.store.statistics import Statistics
 from conduit.store.table import TableView
 from conduit.store.weights import PolicySlot
+
+
+def _device_loader(device: str | Device, pool: str | int | None) -> Callable[..., Loader]:
+    """What opens loaders on a device; torch and Triton are first imported here."""
+    from conduit.plane.device.cuda import CudaDevice
+    from conduit.plane.device.loader import DeviceLoader
+
+    if not isinstance(device, str | Device):
+        raise ConfigError(f"Expected device 'cpu', 'cuda' or 'cuda:0' and so on, got {device!r}")
+    place = CudaDevice(device) if isinstance(device, str) else device
+    return functools.partial(DeviceLoader, device=place, pool=pool)
 
 
 class Client:
@@ -166,6 +179,9 @@ class Client:
         min_rows: int | None = None,
         fields: Iterable[str] | None = None,
         ragged: Layout | Mapping[str, Layout] = "pad",
+        device: str | Device = "cpu",
+        pool: str | int | None = None,
+        shard: tuple[int, int] | None = None,
     ) -> Loader:
         """Open a loader of uniformly drawn transitions, for use by one thread.
 
@@ -194,9 +210,17 @@ class Client:
             ragged: How ragged fields come, for all or {field: ...}. "pad": <name> [B, max_length, ...] with zeros behind each
                 value, <name>_mask bool [B, max_length], <name>_lengths int64 [B]. "pack": <name> [total, ...], one value
                 behind the other, <name>_cu_seqlens int32 [B + 1], <name>_position_ids int32 [total].
+            device: "cpu", or where batches are wanted: "cuda", "cuda:1". The rows are those that a loader on the CPU delivers
+                (docs/kernels.md). Transforms of single fields work as on the CPU, batch_transforms do not.
+            pool: Device memory for a mirror of the table's newest pages, such as "8 GiB" or bytes; None for none: wide rows are
+                then read from registered host memory, batches of narrow ones are made by the host and copied.
+            shard: (rank, world): of the batches that one loader of this seed would deliver, this one delivers every world-th,
+                from the rank-th on; None for all. Ranks of a data-parallel learner so draw by different counters of one generator.
 
         Raises:
             ConfigError: Bad options; names the offending one.
+            MissingDevice: There is no such device.
+            CapacityError: A pool smaller than a page, or larger than the device's free memory.
             Busy: A living process has a loader of this name open.
         """
         view = self._view(table)
@@ -205,9 +229,14 @@ class Client:
                 f"Expected a replay table for a loader, {table!r} is a queue, whose rows are delivered once: use "
                 f"client.consumer({table!r})"
             )
+        make: Callable[..., Loader] = Loader
+        if device != "cpu":
+            make = _device_loader(device, pool)
+        elif pool is not None:
+            raise ConfigError(f"Expected pool only with a device such as 'cuda', got {pool!r} with device='cpu'")
         place = None if name is None else take_name(self._segment, view.check_open(), name, table, seed)
         try:
-            return Loader(
+            return make(
                 view,
                 batch_size=batch_size,
                 window=window,
@@ -225,6 +254,7 @@ class Client:
                 min_rows=min_rows,
                 fields=fields,
                 ragged=ragged,
+                shard=shard,
             )
         except BaseException:
             if place is not None:

@@ -118,6 +118,7 @@ class Loader(Delivery):
         min_rows: int | None,
         fields: Iterable[str] | None,
         ragged: Layout | Mapping[str, Layout],
+        shard: tuple[int, int] | None = None,
         share: Share | None = None,
     ) -> None:
         if format not in ("torch", "numpy"):
@@ -128,6 +129,7 @@ class Loader(Delivery):
             raise ConfigError(f"Expected at least 2 buffers (the loop variable holds one), got {buffers!r}")
         if not isinstance(seed, int):
             raise ConfigError(f"Expected an int as seed, got {seed!r}")
+        rank, world = (0, 1) if shard is None else _checked_shard(shard)
         if max_staleness is not None and (not isinstance(max_staleness, int) or max_staleness < 0 or policy is None):
             raise ConfigError(
                 f"Expected max_staleness of at least 0 versions together with policy=<the slot they count in>, "
@@ -151,8 +153,10 @@ class Loader(Delivery):
         self._transforming = Transforming(table, self.plan, seed)
         self.sampler = _sampler(table, sampling, batch_size, seed, least)
         self._place = place
+        self.sampler.batch = rank
+        self._world = world
         if place is not None:
-            self.sampler.batch = place.batch
+            self.sampler.batch = place.batch or rank
         self._table = table
         self._timeout = timeout
         self._on_busy = on_busy
@@ -162,9 +166,7 @@ class Loader(Delivery):
         beside: list[Buffer | None] = [None] * buffers
         if share is not None:
             beside = share.admit(table.layout.name, self.plan, buffers)
-        self._buffers = [
-            Buffer(table, self.plan, self._scratch, self._transforming, self.sampler, block, other) for other in beside
-        ]
+        self._buffers = [self._open_buffer(block, other) for other in beside]
         self._wanted = batch_size
         self._turn = 0
         self._batches = 0
@@ -194,14 +196,13 @@ class Loader(Delivery):
             self._transforming.before(number)
         if not self._attempt(buffer):
             self._wait_for_rows(buffer, self._timeout if timeout is None else timeout)
-        buffer.take()
-        batch = Batch(buffer, self._make, self._table.layout.schema)
+        batch = self._hand_out(buffer)
         if self.plan.batchwise:
             self._transform(batch, number)
         if self._gate is not None:
             self._gate.deliver()
         self._batches += 1
-        self.sampler.advance()
+        self.sampler.batch = number + self._world
         if self._place is not None:
             self._place.batch = self.sampler.batch
         return batch
@@ -228,6 +229,13 @@ class Loader(Delivery):
             if not filled:
                 gate.cancel()
         return filled
+
+    def _open_buffer(self, block: int, beside: Buffer | None) -> Buffer:
+        return Buffer(self._table, self.plan, self._scratch, self._transforming, self.sampler, block, beside)
+
+    def _hand_out(self, buffer: Buffer) -> Batch:
+        buffer.take()
+        return Batch(buffer, self._make, self._table.layout.schema)
 
     def _fill(self, buffer: Buffer) -> bool:
         """Draw a batch; staleness is counted from the version that is published now, however long rows were waited for."""
@@ -347,6 +355,19 @@ class Loader(Delivery):
 
     def __enter__(self) -> Self:
         return self
+
+
+def _checked_shard(shard: object) -> tuple[int, int]:
+    """Rank and world of (rank, world).
+
+    Raises:
+        ConfigError: No pair of whole numbers with 0 <= rank < world.
+    """
+    pair = shard if isinstance(shard, tuple | list) and len(shard) == 2 else (None, None)
+    rank, world = pair
+    if type(rank) is not int or type(world) is not int or not 0 <= rank < world:
+        raise ConfigError(f"Expected shard=(rank, world) with 0 <= rank < world, got {shard!r}")
+    return rank, world
 
 
 def _sampler(

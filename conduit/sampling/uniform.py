@@ -190,7 +190,7 @@ class Uniform:
 
     @batch.setter
     def batch(self, number: int) -> None:
-        self._state[S_BATCH // 8] = number
+        self._words[S_BATCH // 8] = number
 
     def advance(self) -> None:
         """Go on to the next batch."""

@@ -12,11 +12,10 @@ from conduit.kernels.cpu import (
     J_DRAW,
     J_DRAW_STATE,
     J_SLOTS,
-    J_TABLE,
     J_WINDOW,
     _gather,
-    _overwritten,
-    _write_meta,
+    overwritten,
+    write_meta,
 )
 from conduit.kernels.resolve import V_TERMINATED, V_TRUNCATED
 from conduit.store.atomics import call_5, peek_i64, peek_u8, poke_i64
@@ -46,15 +45,14 @@ def gather_and_look(job, obs, after, action, reward, torn, counts):  # type: ign
         torn: Address of uint8 [batch].
         counts: Address of int64 [4]: torn before validation, torn after it, rows that passed, rows found overwritten.
     """
-    table = peek_i64(job + J_TABLE)
     slots = peek_i64(job + J_SLOTS)
     count = peek_i64(job + J_BATCH)
     _gather(job, slots, count, 0)
-    _write_meta(job, table, slots, count)
+    write_meta(job, slots, count)
     window = peek_i64(job + J_WINDOW)
     terminated, truncated = peek_i64(window + V_TERMINATED), peek_i64(window + V_TRUNCATED)
     before = find_torn_transitions(obs, after, action, reward, terminated, truncated, count, torn)
-    left = _overwritten(job, table, slots, count)
+    left = overwritten(job, slots, count)
     excused = 0
     for i in range(left):
         excused += peek_u8(torn + peek_i64(slots + 8 * i))

@@ -36,5 +36,9 @@ def test_every_kernel_equals_its_reference_in_the_interpreter(tmp_path):
     run("interpret", tmp_path, TRITON_INTERPRET="1")
 
 
+def test_batches_on_a_device_are_those_of_the_cpu_in_the_interpreter(tmp_path):
+    run("device", tmp_path, TRITON_INTERPRET="1")
+
+
 def test_every_kernel_compiles_within_its_budget_for_three_gpus(tmp_path):
     run("aot", tmp_path, TRITON_INTERPRET="0")

@@ -465,3 +465,19 @@ def test_a_bad_option_is_refused_when_the_loader_is_opened(make, options, expect
     engine = make(CARTPOLE)
     with pytest.raises(ConfigError, match=expected):
         engine.loader("replay", **{"batch_size": 4} | options)
+
+
+@pytest.mark.parametrize("sampling", [None, conduit.Prioritised()])
+def test_ranks_of_a_shard_deliver_the_batches_of_one_loader_in_turn(make, sampling):
+    engine = make(priorities=conduit.Priorities())
+    with engine.writer("replay") as writer:
+        fill(writer, 200)
+    options = {"batch_size": 16, "seed": 5, "sampling": sampling, "format": "numpy"}
+    with engine.loader("replay", **options) as whole:
+        wanted = [whole.next().ids.copy() for _ in range(6)]
+    for rank in range(3):
+        with engine.loader("replay", shard=(rank, 3), name=f"rank-{rank}", **options) as loader:
+            np.testing.assert_array_equal(loader.next().ids, wanted[rank])
+        # a named loader goes on where it was
+        with engine.loader("replay", shard=(rank, 3), name=f"rank-{rank}", **options) as loader:
+            np.testing.assert_array_equal(loader.next().ids, wanted[rank + 3])

@@ -3,6 +3,7 @@
     launching    what is shared: checks before a launch, the launch itself, recording instead of launching
     philox       uniform indices and rows, the same as the CPU draws under the same seed
     transitions  from anchor rows along links to n-step returns, flags and frame rows
+    draws        anchors drawn until each begins a window, and the keys of rows
     gather       all fields of a batch in one launch: copy, cast, scale
     frames       frame stacks, each frame read once; images at random shifts
     priority     leaves, sums, draws and updates of priorities, in integers

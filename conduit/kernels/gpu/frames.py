@@ -56,8 +56,9 @@ def _stacks(  # type: ignore[no-untyped-def]
         y = convert(tl.load(src + at * STRIDE + c, mask=inside, other=0), obs.dtype.element_ty, WORKS, 0)
         if changes_zero(WORKS, 0):
             y = tl.where(at >= 0, y, tl.zeros_like(y))
-        tl.store(obs + place * ROW + c, y, mask=c < tl.where(in_obs, ROW, 0))
-        tl.store(nxt + next_place * ROW + c, y, mask=c < tl.where(in_next, ROW, 0))
+        row = tl.where(at >= -1, ROW, 0)
+        tl.store(obs + place * ROW + c, y, mask=c < tl.where(in_obs, row, 0))
+        tl.store(nxt + next_place * ROW + c, y, mask=c < tl.where(in_next, row, 0))
 
 
 @triton.jit
@@ -97,7 +98,7 @@ def _moved(  # type: ignore[no-untyped-def]
     y = convert(tl.load(src + at * STRIDE + source, mask=inside, other=0), dst.dtype.element_ty, WORKS, 0)
     if changes_zero(WORKS, 0):
         y = tl.where(at >= 0, y, tl.zeros_like(y))
-    tl.store(dst + place * ROW + c, y, mask=c < ROW)
+    tl.store(dst + place * ROW + c, y, mask=c < tl.where(at >= -1, ROW, 0))
 
 
 def frame_stacks(
@@ -120,7 +121,7 @@ def frame_stacks(
 
     Args:
         source: Frames, [rows, *shape]; rows may be padded.
-        stack: int64 [batch, S], oldest first; -1 gives zeros.
+        stack: int64 [batch, S], oldest first; -1 gives zeros, below that the place stays as it is.
         following: int64 [batch, S], of the next observation.
         shift: int32 or int64 [batch], from 0 to min(n_step, S).
         obs: [batch, S, *shape] of the transform's dtype.
@@ -185,7 +186,8 @@ def moved_images(
 
     Args:
         source: Images, [rows, *shape]; rows may be padded.
-        index: int64 [batch] or [batch, *lanes] row numbers, -1 gives zeros; the lanes of a sample move alike.
+        index: int64 [batch] or [batch, *lanes] row numbers, -1 gives zeros, below that the place stays as it is; the lanes of
+            a sample move alike.
         state: int64 [2], seed and number of the batch (conduit.kernels.gpu.philox).
         out: [batch, *lanes, *shape] of the transform's dtype.
         transform: What is done to each element.

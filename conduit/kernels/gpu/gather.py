@@ -1,6 +1,8 @@
 """All fields of a batch in one launch: the rows that index arrays list, copied or converted into the batch's arrays.
 
-    for i in range(count): out[i] = f(column[index[i]])          index -1 (and below) gives zeros, as on the CPU
+    for i in range(count): out[i] = f(column[index[i]])
+
+An index of -1 gives zeros, as on the CPU; one below that leaves the place as it is, for a row that another launch brings.
 
 The kernel takes tuples of pointers and one constant, the plan: what a field's rows look like and which programs are its. So every
 field keeps its own dtype, width and transform, and a plan compiles once (the same plan has the same constant). A wide row
@@ -43,7 +45,7 @@ def _wide(src, dst, index, work, PLAN: tl.constexpr, f: tl.constexpr):  # type: 
     y = convert(tl.load(src + at * PLAN[f][_STRIDE] + c, mask=inside, other=0), dst.dtype.element_ty, PLAN, f)
     if changes_zero(PLAN, f):
         y = tl.where(at >= 0, y, tl.zeros_like(y))
-    tl.store(dst + row.to(tl.int64) * PLAN[f][_ELEMENTS] + c, y, mask=c < PLAN[f][_ELEMENTS])
+    tl.store(dst + row.to(tl.int64) * PLAN[f][_ELEMENTS] + c, y, mask=c < tl.where(at >= -1, PLAN[f][_ELEMENTS], 0))
 
 
 @triton.jit
@@ -59,7 +61,7 @@ def _narrow(src, dst, index, work, PLAN: tl.constexpr, f: tl.constexpr):  # type
     if changes_zero(PLAN, f):
         y = tl.where((at >= 0)[:, None], y, tl.zeros_like(y))
     out = dst + row.to(tl.int64)[:, None] * PLAN[f][_ELEMENTS] + c[None, :]
-    tl.store(out, y, mask=wanted[:, None] & inside)
+    tl.store(out, y, mask=(wanted & (at >= -1))[:, None] & inside)
 
 
 @triton.jit
@@ -80,7 +82,7 @@ class Gather:
 
     Attributes:
         source: The column, [rows, *shape] on the device; rows may be padded.
-        index: Row numbers, int64 [batch] or [batch, *lanes].
+        index: Row numbers, int64 [batch] or [batch, *lanes]; -1 for zeros, below that for what is to stay as it is.
         out: [batch, *lanes, *shape], of the transform's dtype.
         transform: What is done to each element.
         name: For errors.

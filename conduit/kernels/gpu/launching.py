@@ -27,6 +27,11 @@ VECTOR_BYTES = 16
 _ITEM_BYTES = {"bool": 1, "bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 
 
+def is_interpreted() -> bool:
+    """True when kernels run in Triton's interpreter, on host memory."""
+    return bool(triton.knobs.runtime.interpret)
+
+
 def dtype_of(tensor: Any) -> str:
     """Name of a tensor's dtype, as in conduit.field.DTYPES."""
     return str(tensor.dtype).removeprefix("torch.")
@@ -168,7 +173,7 @@ def launch(kernel: Any, grid: int, *args: Any, num_warps: int, max_registers: in
             _records[-1].append(Launch(kernel, grid, args, meta, options))
         return
     device = next(_tensors(args)).device
-    if device.type != "cuda" and not triton.knobs.runtime.interpret:
+    if device.type != "cuda" and not is_interpreted():
         raise FieldError(
             f"Expected tensors on a CUDA device, got {device}: the CPU has kernels of its own (conduit.kernels), and "
             "TRITON_INTERPRET=1, set before the first import, runs these without a GPU, slowly"

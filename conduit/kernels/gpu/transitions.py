@@ -42,6 +42,30 @@ def _frame_rows(out, place, newest, before, ticks, envs, mask, S: tl.constexpr, 
         tl.store(out + place * S + (S - 1 - back), tl.where(newest >= 0, row, -1), mask=mask)
 
 
+@triton.jit
+def walk_step(meta, at, walking, limit, end, k, BOOTSTRAP: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The k-th step of walks that stand at rows `at`, in pages that end at `end` and are committed up to `limit`.
+
+    Returns:
+        Row of the next observation; the flags of an end; whether the row anchors no window; whether the walk ends before this
+        step, since it has no successor (yet).
+    """
+    word = tl.load(meta + at * _META + 3, mask=walking, other=0)
+    # the link is the upper part of an unsigned word
+    link = (word.to(tl.int64) & 0xFFFFFFFF) >> _LINK_SHIFT
+    ahead = at + link
+    inline = (word & _KEPT) == 0
+    ended = word & (_TERMINATED | _TRUNCATED)
+    refused = ((ahead >= end) & (inline == 0)) | ((word & _FINAL) != 0)
+    refused = refused | ((link == 0) & ((ended & _TERMINATED) == 0))
+    looks = walking & (link != 0) & inline & (refused == 0)
+    there = looks & (ahead < limit)
+    successor = tl.load(meta + ahead * _META + 3, mask=there, other=_FIRST)
+    short = looks & ((successor & _FIRST) != 0)
+    refused = refused | short & (k == 0) if BOOTSTRAP else refused | short
+    return ahead, ended, refused, short
+
+
 @triton.jit(do_not_specialize=["count"])
 def _resolve(  # type: ignore[no-untyped-def]
     rows,
@@ -82,19 +106,7 @@ def _resolve(  # type: ignore[no-untyped-def]
     used = tl.zeros((BLOCK,), tl.int32)
     flags = tl.zeros((BLOCK,), tl.int32)
     for k in range(N):
-        word = tl.load(meta + at * _META + 3, mask=walking, other=0)
-        # the link is the upper part of an unsigned word
-        link = (word.to(tl.int64) & 0xFFFFFFFF) >> _LINK_SHIFT
-        ahead = at + link
-        inline = (word & _KEPT) == 0
-        ended = word & (_TERMINATED | _TRUNCATED)
-        refused = ((ahead >= end) & (inline == 0)) | ((word & _FINAL) != 0)
-        refused = refused | ((link == 0) & ((ended & _TERMINATED) == 0))
-        looks = walking & (link != 0) & inline & (refused == 0)
-        there = looks & (ahead < limit)
-        successor = tl.load(meta + ahead * _META + 3, mask=there, other=_FIRST)
-        short = looks & ((successor & _FIRST) != 0)
-        refused = refused | short & (k == 0) if BOOTSTRAP else refused | short
+        ahead, ended, refused, short = walk_step(meta, at, walking, limit, end, k, BOOTSTRAP)
         ok = ok & ((walking & refused) == 0)
         counts = walking & (refused == 0) & (short == 0)
         if reward is not None:

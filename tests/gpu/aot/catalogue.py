@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 import conduit
-from conduit.kernels.gpu import frames, gather, philox, priority, ragged, returns, transitions
+from conduit.kernels.gpu import draws, frames, gather, philox, priority, ragged, returns, transitions
 from conduit.kernels.gpu.launching import Launch, recorded
 from conduit.kernels.transforms import RandomShift, Transform
 
@@ -175,6 +175,18 @@ def _draws():
         philox.rows(zeros(2), zeros(101), zeros(100), zeros(1), zeros(BATCH), zeros(BATCH))
     yield Case("philox: indices", launches[0], 32)
     yield Case("philox: rows of 100 pages", launches[1], 40)
+    pages = zeros(100)
+    for window in (conduit.Transition(), conduit.Transition(n_step=5)):
+        with recorded() as launches:
+            draws.anchors(
+                zeros(2), zeros(101), pages, zeros(1), zeros(1000, 4, dtype=torch.int32), pages, zeros(BATCH), zeros(1),
+                window=window, page_rows=10,
+            )  # fmt: skip
+        yield Case(f"draws: anchors of {window.n_step} steps", launches[0], 64, shared=True)
+    with recorded() as launches:
+        keys = [zeros(BATCH) for _ in range(4)]
+        draws.keys(zeros(BATCH), zeros(1000, 4, dtype=torch.int32), pages, pages, *keys, page_rows=10)
+    yield Case("draws: keys", launches[0], 32)
 
 
 CASES = [case for make in (_draws, _gathers, _frames, _transitions, _priorities, _traces, _ragged) for case in make()]

@@ -1,0 +1,220 @@
+"""Whole draws on the device: anchors of transitions, drawn as the CPU draws them, and the keys of the rows.
+
+A row that anchors no window is drawn again on the spot, by the same counters as on the CPU (conduit.sampling.uniform), so that the
+same pages and seed give the same rows. Everything that changes from draw to draw lies in device memory: a captured graph draws anew
+whenever it is launched, from the pages as they are then.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from conduit.errors import ConfigError
+from conduit.kernels.gpu.launching import LARGEST_PART, check, launch, tiles
+from conduit.kernels.gpu.philox import random_pair, scale_to
+from conduit.kernels.gpu.transitions import walk_step
+from conduit.kernels.windows import Transition
+from conduit.store import words
+
+_BLOCK = 128
+MOST_TRIES = 4096
+"""Draws of one slot before it is given up; that many rows in a row that anchor nothing say that hardly any row does."""
+_META = tl.constexpr(words.META_BYTES // 4)
+
+
+@triton.jit
+def _position(state, total, place, tries):  # type: ignore[no-untyped-def]
+    """Where the tries-th draw of each slot falls, in [0, total)."""
+    first, second = random_pair(tl.load(state), tl.load(state + 1), (place >> 1) | (tries << 44))
+    return scale_to(tl.where((place & 1) != 0, second, first), total)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _anchors(  # type: ignore[no-untyped-def]
+    state,
+    starts,
+    firsts,
+    listed,
+    meta,
+    committed,
+    rows,
+    given_up,
+    count,
+    N: tl.constexpr,
+    BOOTSTRAP: tl.constexpr,
+    PAGE_ROWS: tl.constexpr,
+    STEPS: tl.constexpr,
+    TRIES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    used = tl.load(listed)
+    total = tl.load(starts + used)
+    chosen = place * 0 - 1
+    # a mask takes no scalar in the interpreter
+    open_ = place < tl.where(total > 0, count, 0)
+    tries = total * 0
+    while (tl.max(open_.to(tl.int32), 0) > 0) & (tries < TRIES):
+        position = _position(state, total, place, tries)
+        low = place * 0
+        span = used
+        for _ in range(STEPS):
+            half = span >> 1
+            low += tl.where(tl.load(starts + low + half) <= position, half, 0)
+            span -= half
+        row = tl.load(firsts + low) + position - tl.load(starts + low)
+        page = row // PAGE_ROWS
+        limit = page * PAGE_ROWS + tl.load(committed + page)
+        end = (page + 1) * PAGE_ROWS
+        ok = open_
+        walking = open_
+        at = row
+        for k in range(N):
+            ahead, ended, refused, short = walk_step(meta, at, walking, limit, end, k, BOOTSTRAP)
+            ok = ok & ((walking & refused) == 0)
+            walking = walking & (refused == 0) & (short == 0) & (ended == 0)
+            at = tl.where(walking, ahead, at)
+        chosen = tl.where(ok, row, chosen)
+        open_ = open_ & (ok == 0)
+        tries += 1
+    tl.store(rows + place, chosen, mask=place < count)
+    tl.atomic_add(given_up, tl.sum(((place < count) & (chosen < 0)).to(tl.int32), 0).to(tl.int64), sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["count"])
+def _keys(  # type: ignore[no-untyped-def]
+    rows, meta, names, streams, ids, versions, episodes, steps, count, PAGE_ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.load(rows + place, mask=place < count, other=-1)
+    there = row >= 0
+    page = row // PAGE_ROWS
+    word = meta + row * _META
+    tl.store(
+        ids + place,
+        tl.load(names + page, mask=there, other=-1) + tl.where(there, row % PAGE_ROWS, 0),
+        mask=place < count,
+    )
+    tl.store(versions + place, tl.load(word, mask=there, other=0).to(tl.int64), mask=place < count)
+    tl.store(steps + place, tl.load(word + 1, mask=there, other=0).to(tl.int64), mask=place < count)
+    episode = tl.load(word + 2, mask=there, other=0).to(tl.int64) & 0xFFFFFFFF
+    tl.store(episodes + place, (tl.load(streams + page, mask=there, other=0) << 32) | episode, mask=place < count)
+
+
+def anchors(
+    state: Any,
+    starts: Any,
+    firsts: Any,
+    listed: Any,
+    meta: Any,
+    committed: Any,
+    rows: Any,
+    given_up: Any,
+    *,
+    window: Transition,
+    page_rows: int,
+) -> None:
+    """Draw rows that anchor a transition, each of them equally likely; those that conduit.sampling.uniform draws.
+
+    Args:
+        state: int64 [2], seed and number of the draw (conduit.kernels.gpu.philox).
+        starts: int64 [ranges + 1], rows in the ranges before each; the one behind the last holds their number in all.
+        firsts: int64 [ranges], first row of each.
+        listed: int64 [1], how many ranges there are now, up to the length of `firsts`; it is not checked.
+        meta: int32 [rows, 4], the column `meta`.
+        committed: int64 [pages], rows committed of each page, from its first row on.
+        rows: int64 [count], overwritten; -1 where the ranges are empty, or hold hardly a row that anchors one.
+        given_up: int64 [1], grows by how many are -1.
+        window: The transition.
+        page_rows: Rows of a page.
+
+    Raises:
+        FieldError: Wrong tensors.
+        ConfigError: No room for a range, or a page of no rows.
+    """
+    check(state, "state", "int64", (2,))
+    check(firsts, "firsts", "int64", (None,), like=state)
+    check(starts, "starts", "int64", (len(firsts) + 1,), like=state)
+    check(listed, "listed", "int64", (1,), like=state)
+    check(meta, "meta", "int32", (None, words.META_BYTES // 4), like=state)
+    check(committed, "committed", "int64", (None,), like=state)
+    check(rows, "rows", "int64", (None,), like=state)
+    check(given_up, "given_up", "int64", (1,), like=state)
+    if len(firsts) == 0 or page_rows < 1 or len(rows) > LARGEST_PART:
+        raise ConfigError(
+            f"Expected room for at least one range, page_rows of at least 1 and at most {LARGEST_PART} samples, got "
+            f"{len(firsts)}, {page_rows} and {len(rows)}"
+        )
+    launch(
+        _anchors,
+        tiles(len(rows), _BLOCK),
+        state,
+        starts,
+        firsts,
+        listed,
+        meta,
+        committed,
+        rows,
+        given_up,
+        len(rows),
+        num_warps=4,
+        N=window.n_step,
+        BOOTSTRAP=int(window.newest == "bootstrap"),
+        PAGE_ROWS=page_rows,
+        STEPS=len(firsts).bit_length(),
+        TRIES=MOST_TRIES,
+        BLOCK=_BLOCK,
+    )
+
+
+def keys(
+    rows: Any,
+    meta: Any,
+    names: Any,
+    streams: Any,
+    ids: Any,
+    versions: Any,
+    episodes: Any,
+    steps: Any,
+    *,
+    page_rows: int,
+) -> None:
+    """Ids, versions, episode numbers and steps of rows.
+
+    Args:
+        rows: int64 [count], -1 for none (id -1, zeros).
+        meta: int32 [rows, 4], the column `meta`.
+        names: int64 [pages], the id of each page's first row.
+        streams: int64 [pages], number of each page's stream.
+        ids: int64 [count], overwritten.
+        versions: The same.
+        episodes: The same.
+        steps: The same.
+        page_rows: Rows of a page.
+
+    Raises:
+        FieldError: Wrong tensors.
+    """
+    check(rows, "rows", "int64", (None,))
+    check(meta, "meta", "int32", (None, words.META_BYTES // 4), like=rows)
+    check(names, "names", "int64", (None,), like=rows)
+    check(streams, "streams", "int64", (len(names),), like=rows)
+    made = {"ids": ids, "versions": versions, "episodes": episodes, "steps": steps}
+    for name, tensor in made.items():
+        check(tensor, name, "int64", (len(rows),), like=rows)
+    launch(
+        _keys,
+        tiles(len(rows), _BLOCK),
+        rows,
+        meta,
+        names,
+        streams,
+        *made.values(),
+        len(rows),
+        num_warps=4,
+        PAGE_ROWS=page_rows,
+        BLOCK=_BLOCK,
+    )

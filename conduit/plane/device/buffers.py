@@ -1,0 +1,366 @@
+"""From a draw to a batch on the device.
+
+The host draws as it does for itself (the same rows, in the same order), and what follows from `meta` alone is made on the way. Then
+one copy brings row numbers, flags, returns and keys to the device, and launches gather the fields: near rows where they are, far
+ones from copies. All of a batch is one piece of device memory that torch's allocator takes back when nobody refers to it any more,
+in the order of the stream; the pinned memory on the host is used again once the batch's event has passed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from conduit.errors import SchemaMismatch
+from conduit.jit import entry
+from conduit.kernels import augment, cpu, rows, staging
+from conduit.kernels.plan import NEXT, Output, Plan
+from conduit.kernels.transforms import FLOATS, Transform
+from conduit.kernels.windows import Transition
+from conduit.plane.batch import Batch, Buffer, Scratch, offsets_of, spans_of
+from conduit.plane.device.interface import Device, Event, Tensor
+from conduit.plane.device.residence import Residence
+from conduit.plane.transforming import Transforming
+from conduit.schema import Schema
+from conduit.store.table import TableView
+
+Array = np.ndarray[Any, Any]
+Spans = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
+
+KEYS = ("ids", "versions", "episodes", "steps")
+"""Names of a batch's keys."""
+_INT64 = np.dtype(np.int64)
+_AGAIN = 1 << 10
+"""Attempts of draws after a batch's first ones: other random bits than theirs."""
+
+
+def can_gather(plan: Plan) -> str:
+    """What of a plan's outputs the device cannot make out of stored rows, or an empty string."""
+    if plan.ragged:
+        return f"ragged fields ({plan.ragged[0].field.name!r})"
+    for output in plan.outputs:
+        if output.classes or output.normalise is not None or output.name == f"_{output.field.name}":
+            return f"one_hot and normalise ({output.name!r})"
+        if output.transform.is_clipped and output.transform.dtype not in FLOATS:
+            return f"clipped integers ({output.name!r})"
+    return ""
+
+
+def check_plan(plan: Plan, schema: Schema) -> None:
+    """Refuse a plan that was made for another schema: it would read other bytes than it means.
+
+    Raises:
+        SchemaMismatch: A field of it is another one, or none, of the schema.
+    """
+    for field in (*(item.field for item in plan.outputs), *(item.field for item in plan.ragged)):
+        name = field.name
+        have = schema[name] if name in schema.names else None
+        if have != field:
+            raise SchemaMismatch(
+                f"Expected a plan that was made for this table's schema ({schema.fingerprint}), got one of {field} where the "
+                f"table has {have}: make it with this schema - at `{name}`"
+            )
+
+
+def _torch_dtype(name: str) -> Any:
+    import torch
+
+    return getattr(torch, name)
+
+
+def view_of(memory: Tensor, offset: int, dtype: str, shape: tuple[int, ...]) -> Tensor:
+    """An array [*shape] of a dtype, by torch's name, that begins at a byte of some memory, uint8 [size]."""
+    kind = _torch_dtype(dtype)
+    size = kind.itemsize * int(np.prod(shape, dtype=np.int64))
+    return memory[offset : offset + size].view(kind).view(shape)
+
+
+class DeviceBatch(Batch):
+    """A batch on a device. It was made on the stream that was current when it was asked for.
+
+    Use it on that stream, or tell the allocator of another one by `tensor.record_stream`. Its memory is its own: it is free again
+    when nothing made from it is alive any more.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, values: dict[str, Tensor], keys: dict[str, Tensor], schema: Schema) -> None:
+        self._values = values
+        self._keys = keys
+        self._schema = schema
+
+    def _key(self, name: str) -> Tensor:
+        return self._keys[name]
+
+    def release(self) -> None:
+        """Nothing: the memory is free when the last tensor is gone."""
+
+
+class DeviceBuffer(Buffer):
+    """Pinned memory for one batch at a time, and what is launched for it.
+
+    Args:
+        device: The device.
+        table: The table.
+        plan: The loader's.
+        transforming: The loader's.
+        sampler: The loader's.
+        seed: The loader's.
+        block: Rows that the host draws, or makes, at a time.
+        residence: Where the device reads rows; None: the host makes the whole batch, the device gets a copy.
+        ages: int64 [AGES], the loader's count of stale rows.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        table: TableView,
+        plan: Plan,
+        transforming: Transforming,
+        sampler: Any,
+        seed: int,
+        block: int,
+        residence: Residence | None,
+        ages: Array,
+    ) -> None:
+        check_plan(plan, table.layout.schema)
+        self._device, self._table, self._plan, self._residence = device, table, plan, residence
+        self._sampler = sampler
+        self.scratch = Scratch(plan, ages)
+        names = {output.name for output in plan.outputs}
+        made = (
+            plan
+            if residence is None
+            else replace(plan, outputs=(), names=tuple(n for n in plan.names if n not in names))
+        )
+        sent: Spans = spans_of(made)
+        self._kinds = [] if residence is None else sorted({output.rows for output in plan.outputs})
+        self._pairs = [] if residence is None else stack_pairs(plan)
+        self._moves = residence is not None and any(output.shift is not None for output in plan.outputs)
+        for kind in self._kinds:
+            shape = self.scratch.index[kind].shape
+            sent |= {f"near {kind}": (_INT64, shape), f"far {kind}": (_INT64, shape)}
+        sent["shift"] = np.dtype(np.int32), (plan.batch_size if self._pairs else 0,)
+        sent["state"] = _INT64, (2 if self._moves else 0,)
+        self._sent = sent
+        self._sent_at, self._sent_bytes = offsets_of(sent)
+        self._pinned = device.pinned(self._sent_bytes)
+        memory = self._pinned.numpy()
+        super().__init__(table, made, self.scratch, transforming, sampler, block, memory=memory)
+        spans = (
+            {}
+            if residence is None
+            else {
+                output.name: (output.numpy_dtype, (plan.batch_size, *output.lanes, *output.shape))
+                for output in plan.outputs
+            }
+        )
+        self._made_at, self._made_bytes = offsets_of(spans)
+        self._event: Event | None = None
+        self._number = 0
+        if residence is not None:
+            self._describe(residence, memory, seed)
+
+    def _array(self, memory: Array, name: str) -> Array:
+        dtype, shape = self._sent[name]
+        return np.ndarray(shape, dtype, memory, self._sent_at[name])
+
+    def _describe(self, residence: Residence, memory: Array, seed: int) -> None:
+        """The words of the staging, and pinned memory for far rows."""
+        plan, table, size = self._plan, self._table, self._plan.batch_size
+        self._state = self._array(memory, "state")
+        if self._moves:
+            self._state[0] = np.uint64(seed % 2**64).astype(np.int64)
+        indices = np.zeros((len(self._kinds), staging.X_WORDS), np.int64)
+        listed: dict[str, Array] = {}
+        for words, kind in zip(indices, self._kinds, strict=True):
+            index = self.scratch.index[kind]
+            listed[kind] = np.zeros(index.shape, np.int64)
+            words[:] = (
+                index.ctypes.data,
+                index[:1].size,
+                self._array(memory, f"near {kind}").ctypes.data,
+                self._array(memory, f"far {kind}").ctypes.data,
+                listed[kind].ctypes.data,
+            )
+        spans: Spans = {
+            output.name: (np.dtype(output.field.numpy_dtype), (size * output.lane_count, *output.field.shape))
+            for output in plan.outputs
+        }
+        self._far_at, far_bytes = offsets_of(spans)
+        self._far_pinned = self._device.pinned(far_bytes)
+        far = self._far_pinned.numpy().ctypes.data
+        copies = np.zeros((len(plan.outputs), rows.D_WORDS), np.int64)
+        for words, output in zip(copies, plan.outputs, strict=True):
+            column = table.columns[output.field.name]
+            raw = Output(output.name, output.field, output.rows, output.lanes, Transform(output.field.dtype))
+            at = listed[output.rows].ctypes.data
+            words[:] = rows.describe(
+                raw, column.ctypes.data, column.strides[0], far + self._far_at[output.name], at, size
+            )
+        self._numbers, self._lists = np.zeros(size, np.int64), np.zeros((4, size), np.int64)
+        self._lists[0] = np.arange(size)
+        self._staging = np.zeros(staging.G_WORDS, np.int64)
+        for offset, value in (
+            (staging.G_JOB, self.job_address),
+            (staging.G_PLACES, residence.places.ctypes.data),
+            (staging.G_PAGE_ROWS, table.layout.page_rows),
+            (staging.G_INDICES, indices.ctypes.data),
+            (staging.G_INDEX_COUNT, len(indices)),
+            (staging.G_COPIES, copies.ctypes.data),
+            (staging.G_COPY_COUNT, len(copies)),
+            (staging.G_NUMBERS, self._numbers.ctypes.data),
+            (staging.G_FAR, self._lists[1].ctypes.data),
+        ):
+            self._staging[offset // 8] = value
+        if self._pairs:
+            for offset, value in (
+                (staging.G_STACK, self.scratch.index["stack"].ctypes.data),
+                (staging.G_FOLLOWING_STACK, self.scratch.index["following_stack"].ctypes.data),
+                (staging.G_STACK_SIZE, self.scratch.index["stack"].shape[1]),
+                (staging.G_SHIFT, self._array(memory, "shift").ctypes.data),
+            ):
+                self._staging[offset // 8] = value
+        self._own = indices, listed, copies
+
+    def is_free(self) -> bool:
+        """True when the device has read everything of the last batch."""
+        return self._event is None or self._event.passed()
+
+    def wait(self) -> None:
+        """Wait until it is free."""
+        if self._event is not None:
+            self._event.wait()
+
+    def fill(self) -> bool:
+        """Draw a batch, and make on the host what the device cannot read by itself; False when there is nothing to draw."""
+        residence = self._residence
+        if residence is None:
+            return super().fill()
+        if entry(cpu.deliver)(self.job_address) < 0:
+            return False
+        residence.settle(self.scratch.pages, self.scratch.generations)
+        self._numbers[:] = -1
+        self._staging[staging.G_USED // 8] = 0
+        everyone, _, lost, scratch = (self._lists[i].ctypes.data for i in range(4))
+        words = self._staging.ctypes.data
+        left = entry(staging.stage)(words, everyone, len(self._numbers), lost)
+        attempt = _AGAIN
+        while left > 0:
+            attempt = entry(staging.draw_again)(self.job_address, lost, left, attempt, scratch)
+            if attempt < 0:
+                return False
+            again = self._lists[2, :left].copy()
+            residence.settle(self.scratch.pages[again], self.scratch.generations[again])
+            left = entry(staging.stage)(words, again.ctypes.data, left, lost)
+        self._finish(self.arrays)
+        return True
+
+    @property
+    def far(self) -> int:
+        """Samples of the last batch whose rows the host copied."""
+        return int(self._staging[staging.G_USED // 8]) if self._residence is not None else self._plan.batch_size
+
+    def send(self, number: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Launch what makes the batch that was drawn, without waiting.
+
+        Args:
+            number: Of the batch.
+
+        Returns:
+            Its values and its keys by name, on the device.
+        """
+        if self._moves:
+            self._state[1] = number
+        memory = self._device.empty(self._sent_bytes + self._made_bytes)
+        self._device.upload(memory[: self._sent_bytes], self._pinned)
+        tensors = {
+            name: view_of(memory, self._sent_at[name], dtype.name, shape) for name, (dtype, shape) in self._sent.items()
+        }
+        for names, starts in self.narrowed:
+            for name in names:
+                tensors[name] = tensors[name][: starts[-1]]
+        for name in self.brains:
+            tensors[name] = tensors[name].view(_torch_dtype("bfloat16"))
+        if self._residence is not None:
+            for output in self._plan.outputs:
+                shape = (self._plan.batch_size, *output.lanes, *output.shape)
+                at = self._sent_bytes + self._made_at[output.name]
+                tensors[output.name] = view_of(memory, at, output.transform.dtype, shape)
+            used = self.far
+            if used < self._plan.batch_size or self._plan.batch_size == 0:
+                self._gather(self._residence.columns, "near", tensors)
+            if used:
+                self._gather_far(used, tensors)
+        self._event = self._device.record()
+        if self._residence is not None:
+            self._residence.batched(self._event)
+        return {name: tensors[name] for name in self._plan.names}, {name: tensors[name] for name in KEYS}
+
+    def _gather_far(self, used: int, tensors: dict[str, Tensor]) -> None:
+        """Bring the copies of far rows to the device, and gather from them."""
+        columns: dict[str, Tensor] = {}
+        for output in self._plan.outputs:
+            count = used * output.lane_count
+            size, at = count * output.field.row_bytes, self._far_at[output.name]
+            memory = self._device.empty(size)
+            self._device.upload(memory, self._far_pinned[at : at + size])
+            columns[output.name] = view_of(memory, 0, output.field.dtype, (count, *output.field.shape))
+        self._gather(columns, "far", tensors)
+
+    def _gather(self, columns: dict[str, Tensor], way: str, tensors: dict[str, Tensor]) -> None:
+        """Launch the gathers of one way; near columns are named by field, far ones by output."""
+        from conduit.kernels.gpu import frames
+        from conduit.kernels.gpu.gather import MOST_FIELDS, Gather, gather
+
+        near = way == "near"
+        paired = {name for pair in self._pairs for name in pair} if near else set()
+        items = []
+        for output in self._plan.outputs:
+            column = columns[output.field.name if near else output.name]
+            index, out = tensors[f"{way} {output.rows}"], tensors[output.name]
+            if output.shift is not None:
+                pick = augment.pick_of(output, self._table.layout.schema.names)
+                frames.moved_images(
+                    column,
+                    index,
+                    tensors["state"],
+                    out,
+                    transform=output.transform,
+                    shift=output.shift,
+                    pick=pick,
+                    name=output.name,
+                )
+            elif output.name not in paired:
+                items.append(Gather(column, index, out, output.transform, output.name))
+        for first in range(0, len(items), MOST_FIELDS):
+            gather(items[first : first + MOST_FIELDS])
+        for name, following in self._pairs if near else ():
+            output = next(output for output in self._plan.outputs if output.name == name)
+            window = self._plan.window
+            frames.frame_stacks(
+                columns[output.field.name],
+                tensors["near stack"],
+                tensors["near following_stack"],
+                tensors["shift"],
+                tensors[name],
+                tensors[following],
+                transform=output.transform,
+                n_step=window.n_step if isinstance(window, Transition) else 1,
+                name=name,
+            )
+
+
+def stack_pairs(plan: Plan) -> list[tuple[str, str]]:
+    """Outputs whose stack, and that of the next observation, are made by one launch that reads each frame once."""
+    outputs = {output.name: output for output in plan.outputs}
+    return [
+        (name, NEXT + name)
+        for name, output in outputs.items()
+        if output.rows == "stack"
+        and output.shift is None
+        and NEXT + name in outputs
+        and outputs[NEXT + name].field is output.field
+    ]

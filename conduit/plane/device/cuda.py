@@ -1,0 +1,220 @@
+"""A CUDA device, through torch: the current stream is torch's, memory comes from torch's allocators."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from conduit.errors import ConfigError, DeviceError, LostDevice, MissingDevice, MissingExtra
+from conduit.plane.device.interface import Device, Event, Stream, Tensor
+
+_PORTABLE, _MAPPED = 1, 2
+_ALREADY_REGISTERED = 712
+
+
+@contextlib.contextmanager
+def _guarded(place: str) -> Iterator[None]:
+    """What torch says of a device that does not work any more, in this package's words."""
+    import torch
+
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, DeviceError | torch.OutOfMemoryError) or "CUDA" not in str(error):
+            raise
+        raise LostDevice(
+            f"Expected {place} to go on working, it reported: {error}. Batches made since are not to be trusted; start a new "
+            "process, and look at the driver's log (dmesg, nvidia-smi) before you go on"
+        ) from error
+
+
+class _CudaEvent(Event):
+    def __init__(self, event: Any, place: str) -> None:
+        self._event, self._place = event, place
+
+    def passed(self) -> bool:
+        with _guarded(self._place):
+            return bool(self._event.query())
+
+    def wait(self) -> None:
+        with _guarded(self._place):
+            self._event.synchronize()
+
+    def before(self, stream: Any) -> None:
+        """Make a stream wait for it, on the device."""
+        stream.wait_event(self._event)
+
+
+class _CudaStream(Stream):
+    def __init__(self, place: str) -> None:
+        import torch
+
+        self._place = place
+        self._stream: Any = torch.cuda.Stream(device=place)  # type: ignore[no-untyped-call]
+
+    def copy(self, pairs: Sequence[tuple[Tensor, Tensor]], after: Event | None) -> Event:
+        import torch
+
+        with _guarded(self._place), torch.cuda.stream(self._stream):
+            if isinstance(after, _CudaEvent):
+                after.before(self._stream)
+            for target, source in pairs:
+                target.copy_(source, non_blocking=True)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(self._stream)
+        return _CudaEvent(event, self._place)
+
+    def close(self) -> None:
+        with _guarded(self._place):
+            self._stream.synchronize()
+
+
+class CudaDevice(Device):
+    """One CUDA device.
+
+    Args:
+        place: "cuda", or "cuda:0" and so on; "cuda" is the current device.
+
+    Raises:
+        MissingExtra: torch or Triton is not installed, or too old.
+        MissingDevice: There is no such device.
+        ConfigError: Another kind of device.
+    """
+
+    def __init__(self, place: str) -> None:
+        try:
+            import torch
+        except ImportError as error:
+            raise MissingExtra(f'Expected torch to be installed for device="{place}": pip install torch') from error
+        kind, _, number = place.partition(":")
+        if kind != "cuda" or (number and not number.isdecimal()):
+            raise ConfigError(f"Expected device 'cpu', 'cuda' or 'cuda:0' and so on, got {place!r}")
+        if not torch.cuda.is_available():
+            built = (
+                f"torch {torch.__version__} was built without CUDA"
+                if torch.version.cuda is None
+                else "it finds no driver"
+            )
+            raise MissingDevice(
+                f"Expected a CUDA device for device={place!r}, torch finds none ({built}): install a torch built for CUDA and "
+                "the NVIDIA driver, look at CUDA_VISIBLE_DEVICES, or use device='cpu'"
+            )
+        count = torch.cuda.device_count()
+        index = int(number) if number else torch.cuda.current_device()
+        if index >= count:
+            raise MissingDevice(f"Expected one of {count} CUDA devices (cuda:0 to cuda:{count - 1}), got {place!r}")
+        from conduit.kernels.gpu import launching
+
+        if launching.is_interpreted():
+            raise ConfigError(
+                f"Expected Triton to compile for device={place!r}, it interprets: unset TRITON_INTERPRET and start anew"
+            )
+        self.place = f"cuda:{index}"
+
+    def free_bytes(self) -> int:
+        """As the driver counts them."""
+        import torch
+
+        with _guarded(self.place):
+            return int(torch.cuda.mem_get_info(self.place)[0])
+
+    def empty(self, size: int) -> Tensor:
+        """From torch's caching allocator, whose blocks begin at multiples of 512."""
+        import torch
+
+        return torch.empty(size, dtype=torch.uint8, device=self.place)
+
+    def pinned(self, size: int) -> Tensor:
+        """From torch's pinned allocator, whose blocks are whole pages."""
+        import torch
+
+        with _guarded(self.place):
+            return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+    def upload(self, target: Tensor, source: Tensor) -> None:
+        """On the current stream of the device."""
+        import torch
+
+        with _guarded(self.place), torch.cuda.device(self.place):
+            target.copy_(source, non_blocking=True)
+
+    def record(self) -> Event:
+        """On the current stream of the device."""
+        import torch
+
+        with _guarded(self.place):
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(torch.cuda.current_stream(self.place))
+        return _CudaEvent(event, self.place)
+
+    def stream(self) -> Stream:
+        """A CUDA stream."""
+        return _CudaStream(self.place)
+
+    def register(self, address: int, size: int) -> str:
+        """cudaHostRegister, portable and mapped; the driver locks the memory, which takes about as long as a copy."""
+        import torch
+
+        if size < 1:
+            # it would leave an error behind that later calls report
+            return "no bytes"
+        with torch.cuda.device(self.place):
+            code = int(torch.cuda.cudart().cudaHostRegister(address, size, _PORTABLE | _MAPPED))  # type: ignore[no-untyped-call]
+        if code == 0:
+            return ""
+        # the error stays behind and the next launch would report it as its own: take it away
+        with contextlib.suppress(RuntimeError):
+            torch.zeros(1, device=self.place).add_(1)
+        known = (
+            "another library of this process has registered it" if code == _ALREADY_REGISTERED else f"CUDA error {code}"
+        )
+        return f"{size:,} bytes cannot be registered: {known} (the limit on locked memory, `ulimit -l`, may be too low)"
+
+    def unregister(self, address: int) -> None:
+        """cudaHostUnregister, after everything that was launched."""
+        import torch
+
+        with torch.cuda.device(self.place):
+            torch.cuda.synchronize()
+            torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
+
+    def mapped(self, address: int, size: int) -> Tensor:
+        """The device reads registered memory under the host's address, as on all systems with one address space."""
+        import torch
+
+        return torch.as_tensor(_Memory(address, size), device=self.place)
+
+    def guard(self) -> contextlib.AbstractContextManager[None]:
+        """What torch and Triton raise as RuntimeError and CUDA reported."""
+        return _guarded(self.place)
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """A CUDA graph; what it needs beside is compiled and allocated by running the work before."""
+        import torch
+
+        with _guarded(self.place), torch.cuda.device(self.place):
+            beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            beside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(beside):
+                work()
+            torch.cuda.current_stream().wait_stream(beside)
+            graph = torch.cuda.CUDAGraph()
+            # what other threads do meanwhile, such as asking events, is no part of it
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                work()
+            graph.replay()
+        replay: Callable[[], None] = graph.replay
+        return replay
+
+
+class _Memory:
+    """Memory as CUDA's array interface describes it."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }

@@ -1,0 +1,261 @@
+"""Draws made by the device itself out of the pool: one graph from the random numbers to the batch's arrays.
+
+The host only brings the pool, and the list of what is in it, up to date (`refresh`); it knows nothing of the rows that are drawn.
+As long as the pool holds the whole table the rows are those of a loader on the CPU with the same seed; otherwise draws are uniform
+over what the pool holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from conduit.errors import ConfigError
+from conduit.kernels.cpu import GENERATION_MASK, ROW_BITS
+from conduit.kernels.plan import Plan
+from conduit.kernels.windows import Transition
+from conduit.plane.batch import offsets_of, spans_of
+from conduit.plane.device.buffers import KEYS, Spans, check_plan, stack_pairs, view_of
+from conduit.plane.device.interface import Device, Event, Tensor
+from conduit.plane.device.mirror import Mirror
+from conduit.plane.device.residence import BASE, GENERATION, ROWS
+from conduit.store.table import TableView
+from conduit.store.words import (
+    KIND_MASK,
+    OPEN,
+    PAGE_COMMITTED,
+    PAGE_ENDED,
+    PAGE_ENVS,
+    PAGE_FIRST,
+    PAGE_STATE,
+    PAGE_STREAM,
+)
+
+Array = np.ndarray[Any, Any]
+
+_INT64 = np.dtype(np.int64)
+_RING = 3
+_LACKS = "draws of the device are of uniformly drawn transitions without random_shift and max_staleness, out of a pool"
+
+
+class Draws:
+    """Batches drawn by the device, in arrays that stay where they are: each draw overwrites the one before.
+
+    Use `replay`, or put `launch` into a graph of your own, and call `launched` after each launch of it. All of it is in the order of
+    the current stream, and nothing of it waits.
+
+    Attributes:
+        outputs: {name: tensor} of the batch; its rows are zeros where nothing was drawn, and ids -1.
+        ids, versions, episodes, steps: int64 [B].
+        given_up: int64 [1], rows that were not drawn so far since the pool held none, or hardly one that begins a window.
+    """
+
+    def __init__(self, device: Device, table: TableView, plan: Plan, mirror: Mirror, seed: int, number: int) -> None:
+        check_plan(plan, table.layout.schema)
+        window = plan.window
+        if not isinstance(window, Transition) or any(output.shift is not None for output in plan.outputs):
+            raise ConfigError(f"Expected a plan that the device can draw for, got {window}: {_LACKS}")
+        self._device, self._table, self._plan, self._mirror, self._window = device, table, plan, mirror, window
+        size, slots = plan.batch_size, mirror.slots
+        heads: Spans = dict.fromkeys(("firsts", "committed", "envs", "names", "streams"), (_INT64, (slots,)))
+        heads |= {"starts": (_INT64, (slots + 1,)), "listed": (_INT64, (1,)), "state": (_INT64, (2,))}
+        self._heads_at, self._heads_bytes = offsets_of(heads)
+        self._ring = [device.pinned(self._heads_bytes) for _ in range(_RING)]
+        self._events: list[Event | None] = [None] * _RING
+        self._turn = 0
+        # the state stands behind what `refresh` overwrites
+        self._listed_bytes = self._heads_at["state"]
+        memory = device.empty(self._heads_bytes)
+        self._heads = {
+            name: view_of(memory, self._heads_at[name], dtype.name, shape) for name, (dtype, shape) in heads.items()
+        }
+        self._head_memory = memory
+        self._spans = heads
+        self._shown: bytes = b""
+        made: Spans = {
+            **spans_of(plan),
+            **dict.fromkeys(("rows", "following", "used"), (_INT64, (size,))),
+            "returns": (np.dtype("float32" if plan.reward is None else plan.reward.dtype), (size,)),
+            "discounts": (np.dtype(np.float32), (size,)),
+            "ended": (np.dtype(bool), (size,)),
+            "cut": (np.dtype(bool), (size,)),
+            "given up": (_INT64, (1,)),
+            "stack": (_INT64, (size, window.stack)),
+            "following stack": (_INT64, (size, window.stack)),
+            "shift": (np.dtype(np.int32), (size,)),
+        }
+        at, end = offsets_of(made)
+        memory = device.empty(end)
+        memory.zero_()
+        types = {output.name: output.transform.dtype for output in plan.outputs}
+        self._made = {
+            name: view_of(memory, at[name], types.get(name, dtype.name), shape) for name, (dtype, shape) in made.items()
+        }
+        # what a transition makes is written where the batch has it
+        for name, output in (
+            ("discount", "discounts"),
+            ("n_steps", "used"),
+            ("terminated", "ended"),
+            ("truncated", "cut"),
+        ):
+            if name in plan.names:
+                self._made[output] = self._made[name]
+        if any(item.name == "reward" for item in plan.computed):
+            self._made["returns"] = self._made["reward"]
+        self.outputs = {name: self._made[name] for name in plan.names}
+        self.ids, self.versions, self.episodes, self.steps = (self._made[key] for key in KEYS)
+        self.given_up = self._made["given up"]
+        self.refresh()
+        self.seek(seed, number)
+        self._replay: Callable[[], None] | None = None
+        self._seed, self._number = seed, number
+
+    def seek(self, seed: int, number: int) -> None:
+        """Make the draw of this seed and number the next one; it waits for the device."""
+        from conduit.kernels.gpu.philox import make_state
+
+        self._heads["state"].copy_(make_state(seed, number, self._device.place))
+
+    def refresh(self) -> None:
+        """Bring the pool and the list of what is in it up to date, in the order of the current stream."""
+        self._mirror.refresh()
+        self._show()
+
+    def _show(self) -> None:
+        """Bring the device's list of what is in the pool up to date."""
+        self._seen = self._mirror.refreshed
+        turn = self._turn % _RING
+        event = self._events[turn]
+        if event is not None:
+            event.wait()
+        pinned = self._ring[turn]
+        self._list(pinned.numpy())
+        shown = pinned.numpy()[: self._listed_bytes].tobytes()
+        if shown == self._shown:
+            return
+        self._shown = shown
+        self._device.upload(self._head_memory[: self._listed_bytes], pinned[: self._listed_bytes])
+        self._events[turn] = self._device.record()
+        self._turn += 1
+
+    def _list(self, memory: Array) -> None:
+        """Write down the pages in place and the rows in them that may be drawn, as conduit.sampling.pages would."""
+        heads = {
+            name: np.ndarray(shape, dtype, memory, self._heads_at[name]) for name, (dtype, shape) in self._spans.items()
+        }
+        places, words = self._mirror.places, self._mirror.words
+        rows = self._table.layout.page_rows
+        pages = np.flatnonzero(places[:, BASE] >= 0)
+        slots = places[pages, BASE] // rows
+        block = words[pages]
+        envs, have = block[:, PAGE_ENVS // 8], places[pages, ROWS]
+        need = 1 if self._window.newest == "bootstrap" else self._window.n_step
+        committed = np.minimum(block[:, PAGE_COMMITTED // 8], rows)
+        growing = (block[:, PAGE_STATE // 8] & KIND_MASK) == OPEN
+        goes_on = ~growing & (block[:, PAGE_ENDED // 8] == 0)
+        ends = committed - goes_on * self._table.layout.table.future_ticks * envs
+        ends = np.where(growing | (have < committed), np.minimum(ends, have - need * envs), ends)
+        begins = np.maximum(block[:, PAGE_FIRST // 8], 0)
+        counts = np.maximum(ends - begins, 0)
+        for name in ("firsts", "committed", "envs", "names", "streams", "starts"):
+            heads[name][:] = 0
+        heads["committed"][slots], heads["envs"][slots] = have, envs
+        heads["names"][slots] = ((places[pages, GENERATION] & GENERATION_MASK) << ROW_BITS) | (pages * rows)
+        heads["streams"][slots] = block[:, PAGE_STREAM // 8]
+        listed = np.flatnonzero(counts)
+        heads["firsts"][: len(listed)] = (places[pages, BASE] + begins)[listed]
+        heads["starts"][1 : len(listed) + 1] = np.cumsum(counts[listed])
+        heads["listed"][0] = len(listed)
+
+    def launch(self) -> None:
+        """Launch a draw: kernels only, so it may be captured."""
+        from conduit.kernels.gpu import draws, frames, philox, transitions
+        from conduit.kernels.gpu.gather import MOST_FIELDS, Gather, gather
+
+        heads, made, columns = self._heads, self._made, self._mirror.columns
+        plan, window, page_rows = self._plan, self._window, self._table.layout.page_rows
+        meta = columns["meta"]
+        lists = heads["starts"], heads["firsts"], heads["listed"]
+        draws.anchors(
+            heads["state"],
+            *lists,
+            meta,
+            heads["committed"],
+            made["rows"],
+            self.given_up,
+            window=window,
+            page_rows=page_rows,
+        )
+        stacked = window.stack > 1
+        summed = any(item.name == "reward" for item in plan.computed)
+        transitions.transitions(
+            made["rows"],
+            meta,
+            heads["committed"],
+            heads["envs"],
+            made["following"],
+            made["discounts"],
+            made["used"],
+            made["ended"],
+            made["cut"],
+            window=window,
+            page_rows=page_rows,
+            reward=columns["reward"] if summed else None,
+            returns=made["returns"] if summed else None,
+            reward_transform=plan.reward,
+            stack=made["stack"] if stacked else None,
+            following_stack=made["following stack"] if stacked else None,
+            shift=made["shift"] if stacked else None,
+        )
+        index = {"anchor": "rows", "following": "following", "stack": "stack", "following_stack": "following stack"}
+        pairs = stack_pairs(plan)
+        paired = {name for pair in pairs for name in pair}
+        items = [
+            Gather(
+                columns[output.field.name], made[index[output.rows]], made[output.name], output.transform, output.name
+            )
+            for output in plan.outputs
+            if output.name not in paired
+        ]
+        for first in range(0, len(items), MOST_FIELDS):
+            gather(items[first : first + MOST_FIELDS])
+        for name, following in pairs:
+            output = next(output for output in plan.outputs if output.name == name)
+            frames.frame_stacks(
+                columns[output.field.name],
+                made["stack"],
+                made["following stack"],
+                made["shift"],
+                made[name],
+                made[following],
+                transform=output.transform,
+                n_step=window.n_step,
+                name=name,
+            )
+        keys = (made[key] for key in KEYS)
+        draws.keys(made["rows"], meta, heads["names"], heads["streams"], *keys, page_rows=page_rows)
+        philox.advance(heads["state"])
+
+    def launched(self) -> None:
+        """A draw was launched in the current stream: the pool's pages are kept until it has passed."""
+        self._mirror.batched(self._device.record())
+
+    def replay(self) -> dict[str, Tensor]:
+        """Draw the next batch by one launch of a graph, which is captured the first time.
+
+        Returns:
+            `outputs`.
+        """
+        if self._replay is None:
+            self._replay = self._device.capture(self.launch)
+            self.seek(self._seed, self._number)
+            self.given_up.zero_()
+        if self._seen != self._mirror.refreshed:
+            # the loader's `next` has moved the pool on: slots of the list may be filled with other pages
+            self._show()
+        with self._device.guard():
+            self._replay()
+        self.launched()
+        return self.outputs

@@ -1,0 +1,137 @@
+"""The machine's own memory as a device: every step is what a CUDA device does, run by the host and by Triton's interpreter.
+
+Slow, and meant for machines without a GPU: to try what a program does with batches on a device, and to test it. The current
+stream is the calling thread; another stream is a thread of its own, so copies into the pool do run beside.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+
+from conduit.errors import MissingDevice
+from conduit.plane.device.interface import Device, Event, Stream, Tensor
+
+_ALIGNMENT = 128
+
+
+class _Done(Event):
+    """An event of the calling thread: what came before it is done."""
+
+    def passed(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        return
+
+
+class _Work(Event):
+    def __init__(self, future: Future[None]) -> None:
+        self._future = future
+
+    def passed(self) -> bool:
+        return self._future.done() and self._future.result() is None
+
+    def wait(self) -> None:
+        self._future.result()
+
+
+class _Thread(Stream):
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "conduit-copies")
+
+    def copy(self, pairs: Sequence[tuple[Tensor, Tensor]], after: Event | None) -> Event:
+        def work() -> None:
+            if after is not None:
+                after.wait()
+            for target, source in pairs:
+                target.copy_(source)
+
+        return _Work(self._thread.submit(work))
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+
+class HostDevice(Device):
+    """Host memory, used as a device.
+
+    Args:
+        memory: Bytes that `free_bytes` begins with: what a pool may take.
+
+    Raises:
+        MissingDevice: Triton would not interpret: set TRITON_INTERPRET=1 before it is first imported.
+    """
+
+    place = "cpu"
+
+    def __init__(self, memory: int = 1 << 30) -> None:
+        from conduit.kernels.gpu.launching import is_interpreted
+
+        if not is_interpreted():
+            raise MissingDevice(
+                "Expected Triton to interpret kernels on host memory, it compiles them for a GPU: set TRITON_INTERPRET=1 in the "
+                'environment before Triton is first imported, or use device="cuda"'
+            )
+        self._memory = memory
+        self.registered: dict[int, int] = {}
+
+    def free_bytes(self) -> int:
+        """What is left of `memory`."""
+        return self._memory
+
+    def _aligned(self, size: int) -> Tensor:
+        import torch
+
+        whole = torch.empty(size + _ALIGNMENT, dtype=torch.uint8)
+        start = -whole.data_ptr() % _ALIGNMENT
+        return whole[start : start + size]
+
+    def empty(self, size: int) -> Tensor:
+        """Host memory."""
+        return self._aligned(size)
+
+    def pinned(self, size: int) -> Tensor:
+        """Host memory."""
+        return self._aligned(size)
+
+    def upload(self, target: Tensor, source: Tensor) -> None:
+        """A copy."""
+        target.copy_(source)
+
+    def record(self) -> Event:
+        """An event that has passed: the calling thread has done what it was told."""
+        return _Done()
+
+    def stream(self) -> Stream:
+        """A thread that copies."""
+        return _Thread()
+
+    def register(self, address: int, size: int) -> str:
+        """Noted in `registered`."""
+        if size < 1 or address in self.registered:
+            return f"{size} bytes at {address:#x} cannot be registered, or are already"
+        self.registered[address] = size
+        return ""
+
+    def unregister(self, address: int) -> None:
+        """Taken out of `registered`."""
+        del self.registered[address]
+
+    def mapped(self, address: int, size: int) -> Tensor:
+        """The same memory; the caller keeps it alive."""
+        import torch
+
+        return torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=torch.uint8)
+
+    def guard(self) -> AbstractContextManager[None]:
+        """Nothing: memory reports nothing."""
+        return nullcontext()
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """The work itself: there is nothing to capture."""
+        work()
+        work()
+        return work

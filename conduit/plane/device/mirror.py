@@ -1,0 +1,260 @@
+"""The pool: pages of a table mirrored into a slab on the device, page by page, beside the batches.
+
+The slab has a column for each of the table's, of as many pages (slots) as fit. A page that writers are filling is mirrored in
+parts of at least an eighth; a slot's rows are told of only after their copy is done and the page was found in the same
+generation behind it, so what a writer overwrote during the copy is dropped and never read. The newest pages are in the pool: one
+that would push out the oldest must be younger than it. Nothing in here waits for the device, except `close`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from conduit.errors import CapacityError, ConfigError
+from conduit.jit import entry
+from conduit.plane.device.interface import Device, Event, Tensor, columns_in
+from conduit.plane.device.registration import Registration
+from conduit.plane.device.residence import BASE, GENERATION, ROWS, Residence, column_places, no_places
+from conduit.store import protocol
+from conduit.store.declaration import align, parse_bytes
+from conduit.store.table import TableView
+from conduit.store.words import (
+    GENERATION_SHIFT,
+    KIND_MASK,
+    LINE,
+    OPEN,
+    PAGE_AGE,
+    PAGE_COMMITTED,
+    PAGE_STATE,
+    PAGE_TAIL,
+    SEALED,
+)
+
+Array = np.ndarray[Any, Any]
+
+_PARTS = 8
+"""An open page is mirrored whenever this part of it is new: each time costs a copy per column."""
+MOST_FLYING = 16
+"""Pages whose copies are under way at a time: enough for the bus, few enough that the newest soon have their turn."""
+_NEWEST = np.iinfo(np.int64).max
+
+
+@dataclass(slots=True)
+class _Copy:
+    """A copy under way: into a slot, rows up to `rows` and from `tail` on."""
+
+    page: int
+    slot: int
+    generation: int
+    rows: int
+    tail: int
+    event: Event
+
+
+class Mirror(Residence):
+    """Pages in device memory.
+
+    Args:
+        device: The device.
+        table: The table.
+        size: Bytes that the slab may take, as a number or as "8 GiB".
+        registration: The table's memory where it is registered: copies from it need no help of the host.
+
+    Attributes:
+        slots: Pages that fit.
+        words: int64 [pages, 16], the pages' words (store.words.PAGE_* // 8) at the last refresh.
+        slot_of: int64 [pages], the slot that holds or is being filled with a page, or -1.
+        dropped: Copies that were dropped since a writer took the page meanwhile.
+        copied: Pages, or parts of them, that have been mirrored.
+        refreshed: Calls of `refresh`: what was known of the slots before the last one is out of date.
+
+    Raises:
+        CapacityError: A slab without room for a page, or larger than the device's free memory.
+        ConfigError: No size.
+    """
+
+    def __init__(self, device: Device, table: TableView, size: str | int, registration: Registration | None) -> None:
+        from conduit.kernels.gpu.launching import LARGEST
+
+        self._table = table
+        self._registration = registration
+        self._page_rows = table.layout.page_rows
+        sources = column_places(table)
+        page_bytes = sum(self._page_rows * stride for _, stride, _, _ in sources.values())
+        fits = _slots(size, page_bytes, len(sources), device)
+        self.slots = min(table.layout.pages, fits, LARGEST // self._page_rows)
+        places, end = {}, 0
+        for name, (_, stride, dtype, shape) in sources.items():
+            places[name] = end, stride, dtype, shape
+            end = align(end + self.slots * self._page_rows * stride)
+        self._memory = device.empty(end)
+        self.columns = columns_in(self._memory, 0, places, self.slots * self._page_rows)
+        # copied as bytes, padding included: rows that lie apart would be gathered by the host first
+        self._targets = _rows_in(self._memory, places, self.slots * self._page_rows)
+        self._sources = _rows_in(_host_memory(table), sources, table.layout.rows)
+        self.places = no_places(table.layout.pages)
+        self.slot_of = np.full(table.layout.pages, -1, np.int64)
+        self._page_of = np.full(self.slots, -1, np.int64)
+        self._ages = np.zeros(self.slots, np.int64)
+        self.words = table.pages()
+        self._stream = device.stream()
+        self._flying: list[_Copy] = []
+        self._read: Event | None = None
+        self.dropped = self.copied = self.refreshed = 0
+
+    def refresh(self) -> None:
+        """Tell of copies that are done, forget pages that writers took, begin copies of what is new."""
+        self.refreshed += 1
+        entry(protocol.copy_words)(self._table.address, self.words.ctypes.data)
+        self._land()
+        states = self.words[:, PAGE_STATE // 8]
+        kinds, generations = states & KIND_MASK, states >> GENERATION_SHIFT
+        lives = (kinds == OPEN) | (kinds == SEALED)
+        gone = (self.places[:, BASE] >= 0) & ~(lives & (generations == self.places[:, GENERATION]))
+        under_way = {copy.page for copy in self._flying}
+        for page in np.flatnonzero(gone).tolist():
+            self.places[page, BASE] = -1
+            if page not in under_way:
+                self._free(page)
+        # the newest first: those being written, then by age
+        ages = np.where(kinds == OPEN, _NEWEST, self.words[:, PAGE_AGE // 8])
+        committed = np.minimum(self.words[:, PAGE_COMMITTED // 8], self._page_rows)
+        have = np.where(self.places[:, BASE] >= 0, self.places[:, ROWS], 0)
+        least = np.where(kinds == OPEN, max(1, self._page_rows // _PARTS), 1)
+        wanted = lives & (committed - have >= least)
+        in_place = self.slot_of >= 0
+        self._ages[self.slot_of[in_place]] = ages[in_place]
+        candidates = np.flatnonzero(wanted)
+        for page in candidates[np.argsort(-ages[candidates], kind="stable")].tolist():
+            if len(self._flying) >= MOST_FLYING:
+                return
+            if page not in under_way and not self._begin(
+                page, int(generations[page]), int(committed[page]), int(ages[page])
+            ):
+                return
+
+    def _land(self) -> None:
+        """Tell of copies that are done, in the order of their stream."""
+        while self._flying and self._flying[0].event.passed():
+            copy = self._flying.pop(0)
+            state = entry(protocol.load_after)(self._state_address(copy.page))
+            # relaxed, behind an acquire fence: had a writer touched what was copied, another state would be seen
+            if state >> GENERATION_SHIFT != copy.generation or state & KIND_MASK not in (OPEN, SEALED):
+                self.dropped += 1
+                self.places[copy.page, BASE] = -1
+                self._free(copy.page)
+                continue
+            self.places[copy.page] = copy.slot * self._page_rows, copy.generation, copy.rows, copy.tail
+            self.copied += 1
+
+    def _state_address(self, page: int) -> int:
+        return self._table.segment.base + self._table.layout.blocks + page * LINE
+
+    def _free(self, page: int) -> None:
+        self._page_of[self.slot_of[page]] = -1
+        self.slot_of[page] = -1
+
+    def _slot(self, page: int, age: int) -> int:
+        """A slot for a page: its own, a free one, or that of the oldest page if this one is younger; or -1."""
+        if self.slot_of[page] >= 0:
+            return int(self.slot_of[page])
+        free = np.flatnonzero(self._page_of < 0)
+        if len(free):
+            return int(free[0])
+        busy = [copy.slot for copy in self._flying]
+        ages = self._ages.copy()
+        ages[busy] = _NEWEST
+        oldest = int(ages.argmin())
+        if ages[oldest] >= age:
+            return -1
+        out = int(self._page_of[oldest])
+        self.places[out, BASE] = -1
+        self._free(out)
+        return oldest
+
+    def _begin(self, page: int, generation: int, committed: int, age: int) -> bool:
+        """Begin to copy what is new of a page; False when the pool is full of younger ones."""
+        slot = self._slot(page, age)
+        if slot < 0:
+            return False
+        # kept finals were stored before the commit that was seen, but some may belong to a later one and not be whole: they are
+        # copied anew each time, and those of rows that are told of are
+        block = self.words[page]
+        tail = max(committed, self._page_rows - int(block[PAGE_TAIL // 8]))
+        known = self.places[page, BASE] >= 0 and self.places[page, GENERATION] == generation
+        parts = ((int(self.places[page, ROWS]) if known else 0, committed), (tail, self._page_rows))
+        first, base = page * self._page_rows, slot * self._page_rows
+        pairs = [
+            (self._targets[name][base + begin : base + end], source[first + begin : first + end])
+            for begin, end in parts
+            if end > begin
+            for name, source in self._sources.items()
+        ]
+        self.slot_of[page], self._page_of[slot], self._ages[slot] = slot, page, age
+        event = self._stream.copy(pairs, self._read)
+        self._flying.append(_Copy(page, slot, generation, committed, tail, event))
+        return True
+
+    def settle(self, pages: Array, generations: Array) -> None:
+        """`places` says it already."""
+
+    def batched(self, event: Event) -> None:
+        """Slots that are filled from now on wait for it on the device."""
+        self._read = event
+
+    def fill(self) -> None:
+        """Mirror until nothing is left to do, waiting for the device: for tests and for a quiet start."""
+        while True:
+            self.refresh()
+            if not self._flying:
+                return
+            self._flying[-1].event.wait()
+
+    def close(self) -> None:
+        """Wait for the copies and for what reads the pool."""
+        self._stream.close()
+        if self._read is not None:
+            self._read.wait()
+        self._flying = []
+        self.columns, self._targets, self._memory = {}, {}, None
+        self.places[:, BASE] = -1
+        if self._registration is not None:
+            self._registration.close()
+
+
+def _slots(size: str | int, page_bytes: int, columns: int, device: Device) -> int:
+    """How many pages fit into a pool; checked against the device's free memory."""
+    if isinstance(size, bool) or not isinstance(size, int | str):
+        raise ConfigError(f"Expected a size such as '8 GiB', or bytes, got {size!r} - at pool")
+    wanted = parse_bytes(size) if isinstance(size, str) else size
+    slots: int = (wanted - columns * 128) // page_bytes
+    if slots < 1:
+        raise CapacityError(
+            f"Expected a pool of at least one page of this table, {page_bytes + columns * 128:,} bytes, got {wanted:,}: raise "
+            "it, or create the table with a smaller page_rows - at pool"
+        )
+    free = device.free_bytes()
+    if wanted > free:
+        raise CapacityError(
+            f"Expected a pool of at most the {free:,} bytes that are free on {device.place}, got {wanted:,}: lower it, or "
+            "open the loader before other things take the memory - at pool"
+        )
+    return int(slots)
+
+
+def _host_memory(table: TableView) -> Tensor:
+    """The table's segment as a torch tensor, uint8, without a copy."""
+    import torch
+
+    return torch.from_numpy(table.segment.root)
+
+
+def _rows_in(memory: Tensor, places: dict[str, tuple[int, int, str, tuple[int, ...]]], rows: int) -> dict[str, Tensor]:
+    """{column: uint8 [rows, bytes from row to row]}."""
+    return {
+        name: memory[offset : offset + rows * stride].view(rows, stride)
+        for name, (offset, stride, *_) in places.items()
+    }

@@ -1,0 +1,123 @@
+"""Draws made by the device: the rows of a loader on the CPU, in arrays that stay where they are."""
+
+import pytest
+import torch
+
+import conduit
+from conduit.errors import ConfigError
+from tests.gpu.device.conftest import SMALL, Source
+
+WINDOWS = [
+    conduit.Transition(),
+    conduit.Transition(n_step=3, gamma=0.9, stack=2),
+    conduit.Transition(n_step=2, stack=3, padding="zero", newest="bootstrap"),
+]
+
+
+def assert_drawn(draws, batch):
+    for name, want in batch.items():
+        assert torch.equal(draws.outputs[name].cpu(), want), name
+    for key in ("ids", "versions", "episodes", "steps"):
+        assert torch.equal(getattr(draws, key).cpu(), getattr(batch, key)), key
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+@pytest.mark.parametrize("envs", [None, 2])
+def test_the_device_draws_the_rows_that_a_loader_on_the_cpu_draws(make, device, window, envs):
+    engine = make(SMALL, max_stack=3, max_n_step=3, num_envs=envs or 1)
+    source = Source(engine, envs=envs)(150)
+    options = {"batch_size": 40, "seed": 11, "window": window, "transform": {"obs": conduit.scale(0.5)}}
+    with (
+        engine.loader("replay", **options) as loader,
+        engine.loader("replay", device=device, pool="1 MiB", **options) as other,
+    ):
+        other.residence.fill()
+        draws = other.draws()
+        places = {name: value.data_ptr() for name, value in draws.outputs.items()}
+        for _ in range(3):
+            other.residence.fill()
+            draws.refresh()
+            assert draws.replay() is draws.outputs
+            assert_drawn(draws, loader.next())
+            source(60)
+        assert draws.given_up.item() == 0
+        assert places == {name: value.data_ptr() for name, value in draws.outputs.items()}
+
+
+def test_draws_without_a_refresh_go_on_over_the_same_rows(make, device):
+    engine = make(SMALL)
+    source = Source(engine)(100)
+    options = {"batch_size": 30, "seed": 4}
+    with (
+        engine.loader("replay", **options) as loader,
+        engine.loader("replay", device=device, pool="1 MiB", **options) as other,
+    ):
+        other.residence.fill()
+        draws = other.draws()
+        wanted = [loader.next() for _ in range(3)]
+        kept = [{name: value.clone() for name, value in batch.items()} for batch in wanted]
+        source(1000)
+        for batch in kept:
+            draws.replay()
+            assert all(torch.equal(draws.outputs[name].cpu(), value) for name, value in batch.items())
+
+
+def test_draws_beside_batches_of_the_loader_are_of_whole_rows(make, device):
+    """`next` moves the pool on, and fills slots that draws knew as another page's."""
+    engine = make(SMALL, capacity=400)
+    source = Source(engine)(390)
+    with engine.loader("replay", batch_size=40, seed=4, device=device, pool=6000) as loader:
+        loader.residence.fill()
+        draws = loader.draws()
+        for _ in range(4):
+            source(100)
+            loader.next()
+            loader.residence.fill()
+            draws.replay()
+            assert loader.valid(draws.ids).all()
+            # obs[0] = 3 * action
+            assert torch.equal(draws.outputs["obs"][:, 0], 3.0 * draws.outputs["action"].float())
+
+
+def test_a_pool_that_holds_a_part_draws_from_all_of_that_part(make, device):
+    engine = make(SMALL, capacity=400)
+    Source(engine)(390)
+    with engine.loader("replay", batch_size=400, seed=4, device=device, pool=6000) as loader:
+        loader.residence.fill()
+        held = loader.residence.slot_of >= 0
+        assert 0 < held.sum() < len(held)
+        draws = loader.draws()
+        draws.replay()
+        pages = (draws.ids & ((1 << 40) - 1)) // 48
+        assert set(pages.unique().tolist()) <= set(held.nonzero()[0].tolist())
+        assert loader.valid(draws.ids).all()
+        assert len(draws.outputs["action"].unique()) > 50
+
+
+def test_an_empty_pool_gives_zeros_and_says_so(make, device):
+    engine = make(SMALL)
+    Source(engine)(1)
+    with engine.loader("replay", batch_size=5, device=device, pool="1 MiB") as loader:
+        draws = loader.draws()
+        draws.replay()
+        assert draws.given_up.item() == 5
+        assert (draws.ids == -1).all()
+        assert not draws.outputs["obs"].any()
+
+
+def test_what_the_device_cannot_draw_is_refused(make, device):
+    engine = make(SMALL, priorities=conduit.Priorities(), max_length=3)
+    Source(engine)(50)
+    for options, message in (
+        ({}, "Expected a loader that draws uniformly out of a pool"),
+        ({"pool": "1 MiB", "sampling": conduit.Prioritised()}, "got PrioritisedSampler"),
+        (
+            {"pool": "1 MiB", "window": conduit.Sequence(3)},
+            "Expected a plan that the device can draw for, got Sequence",
+        ),
+    ):
+        with (
+            engine.loader("replay", batch_size=5, device=device, **options) as loader,
+            pytest.raises(ConfigError, match=message),
+        ):
+            loader.draws()
