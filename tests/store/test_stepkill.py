@@ -571,7 +571,14 @@ class PassingTheGates(Scene):
         super().__init__(engine)
         # loaded once, and not again in every process that is killed
         Gate(self.view, 1, 1)
-        for compiled in (limiter.grant, writing.commit, limiter.reserve, limiter.deliver, protocol.claim, writing.turn):
+        for compiled in (
+            limiter.grant,
+            committing.commit,
+            limiter.reserve,
+            limiter.deliver,
+            protocol.claim,
+            turning.turn,
+        ):
             stepping.native(compiled)
         self.keep()
 
