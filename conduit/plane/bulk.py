@@ -16,7 +16,7 @@ from conduit.errors import ConfigError, FieldError
 from conduit.field import Field
 from conduit.jit import entry
 from conduit.plane.stream import Stream
-from conduit.plane.values import checked
+from conduit.plane.values import checked, checked_observation
 from conduit.store import staging, writing
 from conduit.store.words import W_STRICT
 
@@ -72,7 +72,7 @@ class Bulk:
             stream.check_hands_over()
             if not np.isin(self._places, ended).all() or (np.diff(self._places) <= 0).any():
                 raise FieldError("Expected ascending places of steps that end an episode", at="places")
-            self._finals = stream.checked_final(finals, (len(self._places),))
+            self._finals = checked_observation(stream.schema, finals, (len(self._places),))
         if stream.words[W_STRICT // 8] and len(self._places) < len(ended):
             lacking = int(ended[~np.isin(ended, self._places)][0])
             raise FieldError(

@@ -12,7 +12,7 @@ from conduit.errors import Closed, ConfigError, FieldError
 from conduit.field import Field
 from conduit.jit import entry
 from conduit.plane.stream import Stream
-from conduit.plane.values import checked, checked_lengths, checked_values
+from conduit.plane.values import checked, checked_lengths, checked_observation, checked_values
 from conduit.store import committing, interpreter
 from conduit.store.words import W_BASE, W_BEYOND, W_LOCAL
 
@@ -134,7 +134,7 @@ class _Staged(_Views):
     def _set_final(self, row: int, observation: Any) -> None:
         self._check()
         self._stream.check_hands_over()
-        self._stream.keep_final(row, self._stream.checked_final(observation), self._row + self._rows)
+        self._stream.keep_final(row, checked_observation(self._stream.schema, observation), self._row + self._rows)
 
     def _finish(self, ticks: int) -> int:
         """Commit; returns -1, or the row that lacks its final observation (nothing is committed then)."""
@@ -405,7 +405,7 @@ class Bare(_Views):
         # not `self.row`: a page is not turned under values that have been assigned
         words = stream.words
         row = self.row if words[W_BEYOND // 8] else words[W_BASE // 8] + words[W_LOCAL // 8]
-        stream.keep_final(row + env, stream.checked_final(observation), row + stream.envs)
+        stream.keep_final(row + env, checked_observation(stream.schema, observation), row + stream.envs)
 
     def close(self) -> None:
         """Hand the writer back to its other forms; idempotent."""

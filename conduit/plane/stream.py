@@ -17,7 +17,7 @@ from conduit.errors import Busy, Closed, ConfigError, FieldError, SpaceTimeout
 from conduit.jit import entry
 from conduit.plane.limiting import check_rows, limits_of, seat_line, why_not_inserted
 from conduit.plane.tally import Tally
-from conduit.plane.values import checked, checked_ragged, checked_values
+from conduit.plane.values import checked_observation
 from conduit.store import committing, limiter, protocol, spans, staging, turning, writing
 from conduit.store.queue import QueueView
 from conduit.store.table import TableView
@@ -346,7 +346,7 @@ class Stream:
 
         Args:
             ticks: Uncommitted ticks.
-            arrays: From `checked_final`, [envs, *shape] each; a ragged one as a list.
+            arrays: From `checked_bootstrap`, [envs, *shape] each; a ragged one as a list.
 
         Raises:
             FieldError: The page has no room left.
@@ -402,37 +402,15 @@ class Stream:
                 "rollout_length=<ticks> and a schema with observation fields",
                 at="bootstrap",
             )
-        whole = self.checked_final(observation, self.lead, "bootstrap")
+        whole = checked_observation(self.schema, observation, self.lead, "bootstrap")
         return whole if self.lead else {name: [value] for name, value in whole.items()}
-
-    def checked_final(self, observation: Any, lead: tuple[int, ...] = (), at: str = "final") -> dict[str, Array]:
-        """A nested final observation as {observation name: array [*lead, *shape]} of the fields' dtypes.
-
-        With a leading axis, a ragged observation is a list of one array per environment; None stands for none.
-
-        Raises:
-            FieldError: A key or value does not fit; the path begins with `at`.
-        """
-        flat = self.schema.flatten_observation(observation)
-        return {name: self._checked_observation(name, value, lead, f"{at}.{name}") for name, value in flat.items()}
-
-    def _checked_observation(self, name: str, value: Any, lead: tuple[int, ...], at: str) -> Any:
-        field = self.schema[name]
-        if not field.ragged:
-            return checked(field, value, lead, at=at)
-        if not lead:
-            return checked_ragged(field, value, at)
-        if isinstance(value, list | tuple) or getattr(value, "dtype", None) == np.dtype(object):
-            # environments that did not end have none
-            value = [np.empty((0, *field.shape[1:]), field.numpy_dtype) if one is None else one for one in value]
-        return checked_values(field, value, lead[0], at)
 
     def keep_final(self, row: int, arrays: Mapping[str, Any], behind: int) -> None:
         """Keep the final observation of an uncommitted physical row.
 
         Args:
             row: Physical row whose episode ends with it.
-            arrays: From `checked_final`, for one row.
+            arrays: From `checked_observation`, for one row.
             behind: Physical row behind those that are being written.
 
         Raises:

@@ -8,6 +8,7 @@ import numpy as np
 
 from conduit.errors import FieldError
 from conduit.field import Field, dtype_name
+from conduit.schema import Schema
 from conduit.store.weights import as_array
 
 Array = np.ndarray[Any, Any]
@@ -94,6 +95,37 @@ def checked_values(field: Field, value: Any, num_envs: int | None, at: str | Non
     if len(value) != num_envs:
         raise FieldError(f"Expected {num_envs} arrays, one per environment, got {len(value)}", at=at)
     return [checked_ragged(field, value[env], f"{at}[{env}]") for env in range(num_envs)]
+
+
+def checked_observation(
+    schema: Schema, observation: Any, lead: tuple[int, ...] = (), at: str = "final"
+) -> dict[str, Any]:
+    """A nested final observation as {observation name: array [*lead, *shape]} of the fields' dtypes.
+
+    With a leading axis, a ragged observation is a list of one array per environment; None stands for none.
+
+    Args:
+        schema: The table's.
+        observation: What came.
+        lead: Leading axes.
+        at: Path that errors' paths begin with.
+
+    Raises:
+        FieldError: A key or value does not fit.
+    """
+    flat = schema.flatten_observation(observation)
+    return {name: _checked_part(schema[name], value, lead, f"{at}.{name}") for name, value in flat.items()}
+
+
+def _checked_part(field: Field, value: Any, lead: tuple[int, ...], at: str) -> Any:
+    if not field.ragged:
+        return checked(field, value, lead, at=at)
+    if not lead:
+        return checked_ragged(field, value, at)
+    if isinstance(value, list | tuple) or getattr(value, "dtype", None) == np.dtype(object):
+        # environments that did not end have none
+        value = [np.empty((0, *field.shape[1:]), field.numpy_dtype) if one is None else one for one in value]
+    return checked_values(field, value, lead[0], at)
 
 
 def _converted(field: Field, value: Any, shape: tuple[int, ...], at: str) -> Array:

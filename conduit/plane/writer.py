@@ -22,7 +22,7 @@ from conduit.plane.placement import Placement, Pool, Request, place
 from conduit.plane.rows import Bare, Slab, Step
 from conduit.plane.stream import Autoreset, OnFull, Stream
 from conduit.plane.tally import Tally
-from conduit.plane.values import checked, checked_values, flags
+from conduit.plane.values import checked, checked_observation, checked_values, flags
 from conduit.schema import Schema
 from conduit.store import descriptions, interpreter, objects
 from conduit.store.table import TableView
@@ -330,10 +330,7 @@ class Writer:
             else checked(field, value, stream.lead)
             for field, value in zip(fields, values, strict=False)
         }
-        terminated, truncated = (
-            flags(value, self.num_envs, name)
-            for name, value in zip(("terminated", "truncated"), values[-2:], strict=True)
-        )
+        terminated, truncated = self._flags(values)
         finals = self._checked_finals(np.flatnonzero(terminated | truncated).tolist(), final)
         items = [
             sum(map(len, given[name]))
@@ -359,7 +356,11 @@ class Writer:
         """A tick's values as arrays [*lead, *shape], and its flags as bool [envs]."""
         stream = self._stream
         arrays = [checked(field, value, stream.lead) for field, value in zip(self._schema.fields, values, strict=False)]
-        return arrays, [
+        return arrays, self._flags(values)
+
+    def _flags(self, values: tuple[Any, ...]) -> list[Array]:
+        """A tick's flags, terminated and truncated, as bool [envs]."""
+        return [
             flags(value, self.num_envs, name)
             for name, value in zip(("terminated", "truncated"), values[-2:], strict=True)
         ]
@@ -368,7 +369,7 @@ class Writer:
         """Environments whose flags say that their episode ends."""
         if values[-2] is False and values[-1] is False:
             return []
-        ends = [flags(value, self.num_envs, "flag") for value in values[-2:]]
+        ends = self._flags(values)
         return np.flatnonzero(ends[0] | ends[1]).tolist()
 
     def _checked_finals(self, ended: list[int], final: Any) -> dict[int, Mapping[str, Any]]:
@@ -378,15 +379,15 @@ class Writer:
         if final is not None:
             stream.check_hands_over()
             if self.num_envs is None:
-                finals = {env: stream.checked_final(final) for env in ended}
+                finals = {env: checked_observation(self._schema, final) for env in ended}
             elif isinstance(final, list) or (isinstance(final, np.ndarray) and final.dtype == object):
                 if len(final) != stream.envs:
                     raise FieldError(
                         f"Expected {stream.envs} entries, one per environment, got {len(final)}", at="final"
                     )
-                finals = {env: stream.checked_final(final[env]) for env in ended if final[env] is not None}
+                finals = {env: checked_observation(self._schema, final[env]) for env in ended if final[env] is not None}
             else:
-                whole = stream.checked_final(final, stream.lead)
+                whole = checked_observation(self._schema, final, stream.lead)
                 finals = {env: {name: array[env] for name, array in whole.items()} for env in ended}
         if stream.words[W_STRICT // 8]:
             for env in ended:

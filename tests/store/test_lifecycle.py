@@ -239,7 +239,7 @@ def test_clean_leaves_an_engine_alone_that_took_the_name_of_the_one_it_meant(eng
 
 POINTS = {
     "before the lock": (segment, "try_lock"),
-    "before the memory": (segment, "_allocate"),
+    "before the memory": (segment, "allocate"),
     "in the memory": (os, "posix_fallocate"),
     "before the header": (segment, "_write_header"),
     "in the header": (segment.time, "time_ns"),
