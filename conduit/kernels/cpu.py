@@ -234,7 +234,7 @@ def _count_deliveries(job, table, slots):  # type: ignore[no-untyped-def]
                 _uncount(job, sampled)
                 return False
             _gather(job, slots, left, attempt)
-            _write_meta(job, table, slots, left)
+            write_meta(job, slots, left)
             left = _keep_overwritten_first(job, table, slots, left)
     for slot in range(first, peek_i64(job + J_BATCH)):
         generation = ~peek_i64(generations + 8 * slot)

@@ -43,6 +43,11 @@ class DeviceLoader(Loader):
                 f"Expected no batch_transforms for batches on {device.place}, they run on the host: call "
                 "conduit.kernels.gpu.returns.trace, or torch, on the batch"
             )
+        if table.layout.table.max_times_sampled is not None:
+            raise ConfigError(
+                f"Expected a table without max_times_sampled for batches on {device.place}, table {table.layout.name!r} has it: "
+                "its deliveries are counted by the host, use device='cpu'"
+            )
         self.device = device
         self.residence: Residence | None = None
         self._pool = pool
