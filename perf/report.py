@@ -112,7 +112,9 @@ def _losses(result: Mapping[str, Any], rows: list[Verdict]) -> str:
         )
     cold = {name: _median_cold(rounds) for name, rounds in result["cold"].items()}
     ours = cold.get("conduit")
-    quicker = {name: value for name, value in cold.items() if value is not None and ours is not None and value < ours}
+    quicker = {
+        name: value for name, value in cold.items() if value is not None and ours is not None and value < 0.97 * ours
+    }
     if quicker:
         named = ", ".join(f"{name} {value:.1f} s" for name, value in sorted(quicker.items(), key=lambda item: item[1]))
         lines.append(f"* Cold start: a learner's first batch takes {ours:.1f} s; sooner: {named}.")
