@@ -280,6 +280,8 @@ class Suite:
                 try:
                     with Process(PEERS[name], self.venvs, self.log) as process:
                         if process.ask("cannot", case=case)["why"] is None:
+                            process.ask("open", case=case, seed=1, rows=1 << 11)  # loads and compiles what it needs
+                            process.ask("close")
                             said = process.ask("open", case=case, seed=1, rows=self.effort.rows)
                             found[case][name] = said["bytes"] / said["rows"]
                 except Refused as error:
