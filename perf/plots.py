@@ -57,7 +57,7 @@ def _bars(result: Mapping[str, Any], panels: list[tuple[str, Any, Any]], title: 
         unit = 1 if data["kind"] == "concurrent" else data["unit_rows"]
         rates = {n: unit / c * 1e9 for n in names if (c := costs(figures, n)) is not None}
         order = sorted(rates, key=lambda name: float(np.median(rates[name])))
-        middles = [float(np.median(rates[name])) for name in order]
+        middles = [unit / float(np.median(costs(figures, name))) * 1e9 for name in order]  # as the tables have them
         axis.barh(order, middles, color=[colours[name] for name in order], height=0.75)
         for at, name in enumerate(order):
             low, high = np.percentile(rates[name], (25, 75))

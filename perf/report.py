@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from perf.measure import Spread
+from perf.peers.cases import CASES
 from perf.plots import plot
 from perf.verdicts import Verdict, costs, verdicts
 
@@ -112,17 +113,19 @@ def _losses(result: Mapping[str, Any], rows: list[Verdict]) -> str:
         )
     cold = {name: _median_cold(rounds) for name, rounds in result["cold"].items()}
     ours = cold.get("conduit")
-    quicker = {name: value for name, value in cold.items() if value is not None and ours is not None and value < ours}
+    quicker = {
+        name: value for name, value in cold.items() if value is not None and ours is not None and value < 0.97 * ours
+    }
     if quicker:
         named = ", ".join(f"{name} {value:.1f} s" for name, value in sorted(quicker.items(), key=lambda item: item[1]))
         lines.append(f"* Cold start: a learner's first batch takes {ours:.1f} s; sooner: {named}.")
-    for case, data in result["cases"].items():
-        held = data["memory"]
-        if case in ("small-batch", "pixels-batch", "humanoid-batch") and "conduit" in held:
-            less = {name: value for name, value in held.items() if 1 < value < 0.97 * held["conduit"]}
+    for case, held in result["memory"].items():
+        if "conduit" in held:
+            less = {name: value for name, value in held.items() if _least(case) <= value < 0.97 * held["conduit"]}
             if less:
                 named = ", ".join(f"{name} {value:,.0f}" for name, value in less.items())
-                lines.append(f"* Memory, {data['workload']}: {held['conduit']:,.0f} bytes a transition; less: {named}.")
+                where = result["cases"][case]["workload"] if case in result["cases"] else case
+                lines.append(f"* Memory, {where}: {held['conduit']:,.0f} bytes a transition; less: {named}.")
     lines.append("* " + LAG)
     if not slower:
         lines.insert(
@@ -205,22 +208,23 @@ def _visible(result: Mapping[str, Any]) -> str:
 def _memory(result: Mapping[str, Any]) -> str:
     names = [name for name, facts in result["peers"].items() if "missing" not in facts]
     lines = []
-    for case in ("small-batch", "humanoid-batch", "pixels-batch", "frames-batch", "tokens-batch"):
+    for case, held in result["memory"].items():
         data = result["cases"].get(case)
-        if data is not None and data["memory"]:
-            cells = []
-            for name in names:
-                held = data["memory"].get(name)
-                # a table of a few MiB is lost in what the process held before
-                large = held is not None and held * data["rows"][name] > 8 << 20
-                why = next(iter(data["figures"].values())).get(name, {}).get("cannot")
-                cells.append(f"{held:,.0f}" if large else "cannot" if why else "too small to tell")
-            lines.append((data["workload"], *cells))
+        cells = [
+            "cannot" if n not in held else f"{held[n]:,.0f}" if held[n] >= _least(case) else "no copy of the rows"
+            for n in names
+        ]
+        lines.append((data["workload"] if data else case, *cells))
     text = (
-        "Growth of the process's resident memory, shared pages counted in full, per transition that the table then held. "
+        "Growth of a fresh process's resident memory, shared pages counted in full, while the table is made and filled, per row held. "
         "Everybody but Conduit stores the next observation beside the observation here."
     )
     return f"## Memory per transition\n\n{text} Bytes.\n\n" + table(("", *names), lines) if lines else ""
+
+
+def _least(case: str) -> int:
+    """Bytes of a row as it comes; who grows by less has kept the caller's arrays. Token rows may be compressed."""
+    return 0 if CASES[case].kind == "tokens" else CASES[case].workload.row_bytes
 
 
 def _median_cold(rounds: list[dict[str, Any]]) -> float | None:

@@ -23,6 +23,7 @@ from perf.rooflines import memcpy
 
 _LEAST_COPY = 1 << 20
 _MOST_UNITS = 1 << 15
+MEMORY_CASES = ("small-batch", "pixels-batch", "frames-batch", "tokens-batch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,14 @@ class Suite:
     def run(self, cases: Iterable[str] = tuple(CASES), *, cold: bool = True) -> dict[str, Any]:
         """All figures, as data: see docs/benchmarks.md for what becomes of them."""
         begun = time.perf_counter()
-        result: dict[str, Any] = {"machine": machine.describe(), "peers": {}, "cases": {}, "cold": {}, "loads": []}
+        result: dict[str, Any] = {
+            "machine": machine.describe(),
+            "peers": {},
+            "cases": {},
+            "cold": {},
+            "memory": {},
+            "loads": [],
+        }
         self._running: dict[str, Process] = {}
         with contextlib.ExitStack() as stack:
             stack.callback(lambda: [process.close() for process in self._running.values()])
@@ -80,6 +88,7 @@ class Suite:
                 result["cases"][name] = self._case(CASES[name])
         if cold:
             result["cold"] = self._cold(result["peers"])
+            result["memory"] = self.memory(result["peers"])
         result["seconds"] = round(time.perf_counter() - begun)
         return result
 
@@ -105,7 +114,7 @@ class Suite:
         if self.effort.rows is not None:
             case = shrunk(case, self.effort.rows)
         out: dict[str, Any] = {"title": case.title, "kind": case.kind, "workload": case.workload.name}
-        out |= {"unit_rows": case.unit_rows, "unit_bytes": case.unit_bytes, "memory": {}, "compared": {}}
+        out |= {"unit_rows": case.unit_rows, "unit_bytes": case.unit_bytes, "compared": {}}
         refused: dict[str, str] = {}
         rows: dict[int, Rows] = {}
         seed = int(np.random.default_rng().integers(1 << 31))
@@ -143,7 +152,6 @@ class Suite:
         said = process.ask("open", case=case.name, seed=seed, rows=self.effort.rows)
         held = said["rows"]
         if held:
-            out["memory"][name] = said["bytes"] / held
             out.setdefault("rows", {})[name] = held
         if case.kind in ("write", "concurrent", "visible"):
             return
@@ -260,6 +268,26 @@ class Suite:
                     found[name].append({"failed": str(error)})
         self.say("cold starts")
         return {name: rounds[1:] for name, rounds in found.items()}
+
+    def memory(self, peers: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+        """Bytes per row by case and library, each in a process of its own: none has memory left over from other cases."""
+        found: dict[str, dict[str, float]] = {}
+        for case in MEMORY_CASES:
+            found[case] = {}
+            for name in peers:
+                if "missing" in peers[name]:
+                    continue
+                try:
+                    with Process(PEERS[name], self.venvs, self.log) as process:
+                        if process.ask("cannot", case=case)["why"] is None:
+                            process.ask("open", case=case, seed=1, rows=1 << 11)  # loads and compiles what it needs
+                            process.ask("close")
+                            said = process.ask("open", case=case, seed=1, rows=self.effort.rows)
+                            found[case][name] = said["bytes"] / said["rows"]
+                except Refused as error:
+                    self.say(f"memory, {case}, {name}: {error}")
+            self.say(f"memory, {case}: " + ", ".join(f"{n} {v:,.0f}" for n, v in found[case].items()))
+        return found
 
     @staticmethod
     def _line(case: Case, figures: Mapping[str, Any]) -> str:

@@ -88,7 +88,7 @@ def test_the_page_is_written_from_the_figures(result, tmp_path):
         assert f"benchmarks/{picture.name}" in page
 
 
-@pytest.mark.parametrize("name", ["small-batch", "pixels-batch", "sequences-batch", "tokens-batch"])
+@pytest.mark.parametrize("name", ["small-batch", "sequences-batch", "tokens-batch"])
 def test_a_batch_with_one_wrong_value_refuses_the_timing(name):
     server = Server(ConduitEngine())
     server.adapter.start()

@@ -159,6 +159,7 @@ class ConduitEngine(Adapter):
 
     def close(self) -> None:
         self.stack.close()
+        self.writer = self.loader = None  # they keep the memory mapped
 
 
 def _written(name: str) -> int:
