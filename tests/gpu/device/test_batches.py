@@ -52,7 +52,7 @@ POOLS = {"whole table": "1 MiB", "three pages": 200_000, "registered": None}
 
 @pytest.mark.parametrize(
     ("window", "pool"),
-    [(window, pool) for window in WINDOWS for pool in POOLS if pool == "three pages" or window in WINDOWS[1:4:2]],
+    [(window, "three pages") for window in WINDOWS] + [(None, "whole table"), (WINDOWS[1], "registered")],
     ids=str,
 )
 def test_batches_equal_the_cpus_while_pages_are_overwritten(make, device, window, pool):
@@ -206,7 +206,7 @@ def test_pages_under_a_batch_are_leased_until_its_event_has_passed(make, device)
     engine = make(capacity=400, page_rows=100)
     source = Source(engine)(250)
     with engine.loader("replay", batch_size=16, device=device) as loader:
-        loader.next()
+        batch = loader.next()
         residence = loader.residence
         held = np.flatnonzero(residence.places[:, BASE] >= 0).tolist()
         assert held
@@ -214,6 +214,7 @@ def test_pages_under_a_batch_are_leased_until_its_event_has_passed(make, device)
         source(600)
         pages = engine._views["replay"].pages()
         assert all(pages[page, 0] >> 16 == residence.places[page, 1] for page in held), "a leased page was reused"
+        batch["obs"].cpu()  # waits for the device
         residence.refresh()
         assert (residence.places[:, BASE] < 0).all()
         source(600)
