@@ -40,11 +40,13 @@ X_WORDS = 5
     G_FOLLOWING_STACK,
     G_STACK_SIZE,
     G_SHIFT,
-) = range(0, 112, 8)
+    G_NEAR,
+) = range(0, 120, 8)
 """Words of a staging: the delivery's job; places of pages; rows per page; index arrays (X_*), back to back; operations that copy far
 rows, back to back; number of each slot's copy, int64 [batch], -1 for none; scratch for numbers, int64 [batch]; copies so far; the
-table's rows of both stacks, their size, and int32 [batch] for how far the second lies behind the first (0: not wanted)."""
-G_WORDS = 14
+table's rows of both stacks, their size, and int32 [batch] for how far the second lies behind the first (0: not wanted);
+int64 [batch], 1 for each slot that is near."""
+G_WORDS = 15
 
 
 @inner
@@ -140,6 +142,7 @@ def stage(staging, slots, count, lost):  # type: ignore[no-untyped-def]
             poke_i64(numbers + 8 * far, number)
             poke_i64(lost + 8 * far, slot)
             far += 1
+        poke_i64(peek_i64(staging + G_NEAR) + 8 * slot, near)
         _translate(staging, slot, near, number, peek_i64(place + PL_BASE) - first)
         if peek_i64(staging + G_SHIFT) != 0:
             poke_u32(peek_i64(staging + G_SHIFT) + 4 * slot, _shift(staging, slot))

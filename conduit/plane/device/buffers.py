@@ -200,7 +200,8 @@ class DeviceBuffer(Buffer):
             words[:] = rows.describe(
                 raw, column.ctypes.data, column.strides[0], far + self._far_at[output.name], at, size
             )
-        self._numbers, self._lists = np.zeros(size, np.int64), np.zeros((4, size), np.int64)
+        self._numbers, self._near = np.zeros((2, size), np.int64)
+        self._lists = np.zeros((4, size), np.int64)
         self._lists[0] = np.arange(size)
         self._staging = np.zeros(staging.G_WORDS, np.int64)
         for offset, value in (
@@ -213,6 +214,7 @@ class DeviceBuffer(Buffer):
             (staging.G_COPY_COUNT, len(copies)),
             (staging.G_NUMBERS, self._numbers.ctypes.data),
             (staging.G_FAR, self._lists[1].ctypes.data),
+            (staging.G_NEAR, self._near.ctypes.data),
         ):
             self._staging[offset // 8] = value
         if self._pairs:
@@ -261,7 +263,7 @@ class DeviceBuffer(Buffer):
     @property
     def far(self) -> int:
         """Samples of the last batch whose rows the host copied."""
-        return int(self._staging[staging.G_USED // 8]) if self._residence is not None else self._plan.batch_size
+        return self._plan.batch_size - (int(self._near.sum()) if self._residence is not None else 0)
 
     def send(self, number: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Launch what makes the batch that was drawn, without waiting.
@@ -289,11 +291,12 @@ class DeviceBuffer(Buffer):
                 shape = (self._plan.batch_size, *output.lanes, *output.shape)
                 at = self._sent_bytes + self._made_at[output.name]
                 tensors[output.name] = view_of(memory, at, output.transform.dtype, shape)
-            used = self.far
-            if used < self._plan.batch_size or self._plan.batch_size == 0:
+            far = self.far
+            if far < self._plan.batch_size:
                 self._gather(self._residence.columns, "near", tensors)
-            if used:
-                self._gather_far(used, tensors)
+            if far:
+                # some copies may be of samples that were drawn again since, and are near now
+                self._gather_far(int(self._staging[staging.G_USED // 8]), tensors)
         self._event = self._device.record()
         if self._residence is not None:
             self._residence.batched(self._event)
