@@ -23,6 +23,8 @@ import numba
 from numba.core import caching, sigutils
 from numba.core.ccallback import CFunc
 
+from conduit.errors import ConfigError
+
 KERNEL_MODULES = (
     "conduit.jit",
     "conduit.store.atomics",
@@ -163,8 +165,14 @@ def _use_cache(compiled: Any, function: Callable[..., Any]) -> None:
 
 @functools.cache
 def entry(dispatcher: Any) -> Callable[..., int]:
-    """The compiled entry point of a declared kernel; compiled or loaded from the cache at the first call."""
+    """The compiled entry point of a declared kernel; compiled or loaded from the cache at the first call.
+
+    Raises:
+        ConfigError: numba's compiler is switched off.
+    """
     args, _ = sigutils.normalize_signature(_SIGNATURES[dispatcher])
+    if numba.config.DISABLE_JIT:
+        raise ConfigError("Expected numba's compiler, it is switched off by NUMBA_DISABLE_JIT: unset that variable")
     _use_cache(dispatcher, dispatcher.py_func)
     dispatcher.compile(_SIGNATURES[dispatcher])
     return dispatcher.overloads[args].entry_point  # type: ignore[no-any-return]

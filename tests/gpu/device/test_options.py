@@ -193,8 +193,6 @@ def test_registered_memory_is_read_under_its_own_address():
 
 
 def test_a_table_that_counts_deliveries_is_refused(make, device):
-    from dataclasses import replace
-
-    engine = make(replace(SMALL, max_times_sampled=3))
+    engine = make(SMALL, max_times_sampled=3)
     with pytest.raises(ConfigError, match="without max_times_sampled for batches on"):
         engine.loader("replay", batch_size=4, device=device)
