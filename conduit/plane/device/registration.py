@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 from conduit.plane.device.interface import Device, Tensor
@@ -19,8 +20,10 @@ class _Held:
         self.holders = 1
 
 
-_held: dict[int, _Held] = {}
-_mutex = threading.Lock()
+_held: dict[tuple[int, str], _Held] = {}
+"""By address and device: memory that one device has registered is refused to another one of the same process."""
+# a registration may be collected while this thread holds it
+_mutex = threading.RLock()
 
 
 class Registration:
@@ -38,15 +41,16 @@ class Registration:
         self.start = min(table.layout.columns.values())
         self.size = align(table.layout.end, _PAGE) - self.start
         self._address = table.segment.base + self.start
+        self._key = self._address, device.place
         self._open = False
         self.refused = ""
         with _mutex:
-            held = _held.get(self._address)
+            held = _held.get(self._key)
             if held is None:
                 self.refused = device.register(self._address, self.size)
                 if self.refused:
                     return
-                _held[self._address] = _Held(device)
+                _held[self._key] = _Held(device)
             else:
                 held.holders += 1
             self._open = True
@@ -61,11 +65,12 @@ class Registration:
             if not self._open:
                 return
             self._open = False
-            held = _held[self._address]
+            held = _held[self._key]
             held.holders -= 1
             if held.holders == 0:
-                del _held[self._address]
+                del _held[self._key]
                 held.device.unregister(self._address)
 
     def __del__(self) -> None:
-        self.close()
+        if not sys.is_finalizing():  # the kernel undoes it then
+            self.close()
