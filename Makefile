@@ -5,19 +5,23 @@ PYTHON ?= python3
 VENV ?= .venv
 # More for the command behind a target: make test ARGS="-k schema -x", make demo ARGS="--seed 3".
 ARGS ?=
+# The other libraries' environments, for `make benchmarks`.
+PEERS_VENVS ?= .peers
 
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo check test perf torture clean
+.PHONY: help install demo check test perf benchmarks perf-compare torture clean
 
 help:
 	@echo "make demo      train DQN on CartPole with actors in their own processes"
 	@echo "make test      run the tests"
 	@echo "make check     lint, formatting, types"
 	@echo "make perf      measure against the bars, then the benchmarks"
+	@echo "make benchmarks      all libraries by turns: writes docs/benchmarks.md (30 minutes, 8 GB of environments)"
+	@echo "make perf-compare BASE=<commit>   this tree against another commit, by turns"
 	@echo "make torture   the long runs under random kills"
 	@echo "make clean     remove the virtual environment, caches and build results"
 
@@ -48,6 +52,15 @@ test: $(VENV)/installed
 perf: $(VENV)/installed-peers
 	$(BIN)/python -m perf.bars engine $(ARGS)
 	$(BIN)/python -m pytest perf --benchmark-enable --benchmark-only
+
+# What does not install is told, left out, and said on the page.
+benchmarks: $(VENV)/installed-peers
+	-$(BIN)/python -m perf.peers.setup --folder $(PEERS_VENVS)
+	$(BIN)/python -m perf.benchmarks --venvs $(PEERS_VENVS) $(ARGS)
+
+perf-compare: $(VENV)/installed
+	@test -n "$(BASE)" || { echo "expected a commit: make perf-compare BASE=main"; exit 2; }
+	$(BIN)/python -m perf.compare $(BASE) $(ARGS)
 
 torture: $(VENV)/installed
 	$(BIN)/python -m pytest -m torture --timeout=0 -o faulthandler_timeout=0 $(ARGS)

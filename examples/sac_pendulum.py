@@ -1,13 +1,24 @@
-"""SAC on Pendulum-v1."""
+"""SAC on Pendulum-v1: an actor and a learner in processes of their own, held to one update per step by a limiter; resumable.
 
+`python examples/sac_pendulum.py --checkpoints runs/sac` begins, or goes on from the newest checkpoint there, after a kill too. The
+same algorithm in one process over plain numpy arrays is examples/reference/sac_pendulum_numpy.py.
+"""
+
+import contextlib
 import copy
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
 
+import gymnasium
 import numpy as np
 import torch
 from torch import nn
-from training import follow, run
+from training import follow, mean_return, mlp, pack, run, unpack
+
+import conduit
 
 NAME = "Pendulum-v1"
 STEPS = 6_000
@@ -27,36 +38,25 @@ class Settings:
     evaluate_every: int = 250
 
 
-class Agent:
+class Agent(nn.Module):
     """Policy, two critics, their targets, and the temperature. Acts, learns from a batch, evaluates itself; knows of no buffer."""
 
     def __init__(self, seed: int, settings: Settings) -> None:
+        super().__init__()
         torch.manual_seed(seed)
         self.settings = settings
         self.random = torch.Generator().manual_seed(seed)
-        width = settings.hidden
-
-        def network(inputs: int, outputs: int) -> nn.Sequential:
-            return nn.Sequential(
-                nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, outputs)
-            )
-
-        self.policy = network(3, 2)
-        self.critics = nn.ModuleList([network(4, 1), network(4, 1)])
+        self.policy = mlp(3, settings.hidden, 2)
+        self.critics = nn.ModuleList(mlp(4, settings.hidden, 1) for _ in range(2))
         self.targets = copy.deepcopy(self.critics)
-        self.log_temperature = torch.zeros((), requires_grad=True)
-        rate = settings.learning_rate
-        self.optimizers = {
-            "policy": torch.optim.Adam(self.policy.parameters(), lr=rate, fused=True),
-            "critics": torch.optim.Adam(self.critics.parameters(), lr=rate, fused=True),
-            "temperature": torch.optim.Adam([self.log_temperature], lr=rate),
-        }
+        self.log_temperature = nn.Parameter(torch.zeros(()))
+        self.optimizer = torch.optim.Adam(self.parameters(), lr=settings.learning_rate)
 
     def _sample(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Actions in (-1, 1) [n, 1] and their log probabilities [n]."""
         mean, log_std = self.policy(obs).chunk(2, dim=1)
         log_std = log_std.clamp(-10, 2)
-        noise = torch.empty_like(mean).normal_(generator=self.random)
+        noise = torch.randn(mean.shape, generator=self.random)
         raw = mean + log_std.exp() * noise
         logp = -0.5 * noise.square() - log_std - 0.919 - 2 * (0.693 - raw - nn.functional.softplus(-2 * raw))
         return raw.tanh(), logp.sum(1)
@@ -67,15 +67,12 @@ class Agent:
         return 2 * self.policy(torch.from_numpy(obs)).chunk(2, dim=1)[0].tanh().numpy(), None
 
     @torch.no_grad()
-    def act(self, obs: np.ndarray, *, at_random: bool) -> np.ndarray:
+    def act(self, obs: np.ndarray) -> np.ndarray:
         """Actions to take, float32 [n, 1] in [-2, 2]."""
-        if at_random:
-            return torch.empty(len(obs), 1).uniform_(-2, 2, generator=self.random).numpy()
         return 2 * self._sample(torch.from_numpy(obs))[0].numpy()
 
     def _values(self, critics: nn.ModuleList, obs: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
-        inputs = torch.cat([obs, action], dim=1)
-        return torch.stack([critic(inputs).squeeze(1) for critic in critics])
+        return torch.stack([critic(torch.cat([obs, action], dim=1)).squeeze(1) for critic in critics])
 
     def learn(self, batch: Mapping[str, torch.Tensor]) -> None:
         """One gradient step of everything."""
@@ -84,22 +81,68 @@ class Agent:
             later, logp = self._sample(batch["next_obs"])
             value = self._values(self.targets, batch["next_obs"], later).amin(0) - temperature * logp
             goal = batch["reward"] / 8 + self.settings.gamma * value * ~batch["terminated"]
-        self._descend("critics", (self._values(self.critics, obs, action) - goal).square().mean())
+        self.optimizer.zero_grad()
+        (self._values(self.critics, obs, action) - goal).square().mean().backward()
+        self.critics.requires_grad_(requires_grad=False)  # what the policy likes must not change what they say
         fresh, logp = self._sample(obs)
-        self._descend("policy", (temperature * logp - self._values(self.critics, obs, fresh).amin(0)).mean())
-        self._descend("temperature", -(self.log_temperature * (logp.detach() - 1.0)).mean())
+        (temperature * logp - self._values(self.critics, obs, fresh).amin(0)).mean().backward()
+        self.critics.requires_grad_(requires_grad=True)
+        (-self.log_temperature * (logp.detach() - 1.0)).mean().backward()
+        self.optimizer.step()
         follow(self.targets, self.critics, self.settings.target_rate)
 
-    def _descend(self, which: str, loss: torch.Tensor) -> None:
-        optimizer = self.optimizers[which]
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+
+def play(engine: str, seed: int, settings: Settings) -> None:
+    """The actor's process: a step after the other with the newest weights, as fast as the limiter allows."""
+    torch.set_num_threads(1)
+    agent, env = Agent(seed, settings), gymnasium.make(NAME)
+    with contextlib.suppress(conduit.errors.Closed), conduit.attach(engine) as client:
+        policy = client.policy()
+        with client.writer("replay", policy=policy, timeout=60.0) as writer:
+            env.action_space.seed(seed)
+            obs, _ = env.reset(seed=seed)
+            while True:
+                if (weights := policy.poll()) is not None:
+                    agent.policy.load_state_dict(weights.state_dict())
+                action = agent.act(obs[None])[0] if policy.held else env.action_space.sample()
+                after, reward, terminated, truncated, _ = env.step(action)
+                ended = terminated or truncated
+                final = after if ended else None
+                writer.append(
+                    obs=obs, action=action, reward=reward, terminated=terminated, truncated=truncated, final=final
+                )
+                obs = env.reset()[0] if ended else after
 
 
-def train(seed: int, steps: int, settings: Settings | None = None) -> Iterator[tuple[int, float]]:
-    raise NotImplementedError
+def begin(agent: Agent, checkpoints: str | None) -> tuple[conduit.Engine, int]:
+    """A new engine, or one from the newest checkpoint with the agent as it was then; and the updates done."""
+    name, settings = f"sac-{os.getpid()}", agent.settings
+    if checkpoints and any(Path(checkpoints).glob("[0-9]*")):
+        engine = conduit.Engine.restore(checkpoints, name, limiter="keep")
+        return engine, unpack(engine.restored.extra["agent"], agent)
+    schema = conduit.Schema.from_example(
+        {"obs": np.zeros(3, "f4"), "action": np.zeros(1, "f4"), "reward": np.float32(0)}
+    )
+    limiter = conduit.SampleToInsertRatio(settings.batch_size, settings.warmup, error_buffer=4 * settings.batch_size)
+    table = conduit.Table(schema, settings.capacity, limiter=limiter)
+    return conduit.Engine.create(name, {"replay": table}, policies={"policy": agent.policy.state_dict()}), 0
+
+
+def train(seed: int, steps: int, checkpoints: str | None = None) -> Iterator[tuple[int, float]]:
+    """Train for so many steps; yields (steps so far, mean return of an evaluation without noise)."""
+    settings = Settings()
+    agent = Agent(seed, settings)
+    engine, updates = begin(agent, checkpoints)
+    with engine, engine.loader("replay", batch_size=settings.batch_size, seed=seed, name="learner") as loader:
+        get_context("spawn").Process(target=play, args=(engine.name, seed + updates, settings), daemon=True).start()
+        for step in range(settings.warmup + updates + 1, steps + 1):
+            agent.learn(loader.next())
+            engine.policy().publish(agent.policy.state_dict())
+            if step % settings.evaluate_every == 0:
+                yield step, mean_return(agent.greedy, seed=1_000_000 * seed + step, name=NAME)
+                if checkpoints:
+                    engine.checkpoint(checkpoints, extra={"agent": pack(agent, step - settings.warmup)})
 
 
 if __name__ == "__main__":
-    run(train, __doc__, STEPS)
+    run(train, __doc__, STEPS, checkpoints=True)

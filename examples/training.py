@@ -1,6 +1,7 @@
 """What the examples that train share: environments, exploration, greedy evaluation, steps of a network and of its target, a command line."""
 
 import argparse
+import io
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -49,6 +50,12 @@ def mean_return(
     return float(returns.mean())
 
 
+def mlp(inputs: int, width: int, outputs: int) -> nn.Sequential:
+    """Two hidden layers of this width with ReLU."""
+    hidden = (nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
+    return nn.Sequential(*hidden, nn.Linear(width, outputs))
+
+
 def descend(optimizer: torch.optim.Optimizer, network: nn.Module, loss: torch.Tensor) -> None:
     """One gradient step, the gradient's norm clipped to 10."""
     optimizer.zero_grad()
@@ -61,6 +68,21 @@ def descend(optimizer: torch.optim.Optimizer, network: nn.Module, loss: torch.Te
 def follow(target: nn.Module, online: nn.Module, rate: float) -> None:
     """Move the target network's weights towards the online ones, by this part of the way."""
     torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), rate)
+
+
+def pack(agent: Any, updates: int) -> bytes:
+    """All that an agent (a module with an `optimizer`) goes on learning from after so many updates."""
+    content = io.BytesIO()
+    torch.save((agent.state_dict(), agent.optimizer.state_dict(), updates), content)
+    return content.getvalue()
+
+
+def unpack(content: bytes, agent: Any) -> int:
+    """Put an agent where it was when it was packed; returns the updates it had done."""
+    network, optimizer, updates = torch.load(io.BytesIO(content))
+    agent.load_state_dict(network)
+    agent.optimizer.load_state_dict(optimizer)
+    return updates
 
 
 def run(train: Callable[..., Iterator[tuple[int, float]]], doc: str, steps: int, *, checkpoints: bool = False) -> None:

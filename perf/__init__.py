@@ -11,5 +11,12 @@ figure of one run is never compared with a figure of another.
     subjects     Conduit doing the same work
     processes    the other processes: flat-out writers, attach probes
     bars         one module per issue's table
+    suite        every case on every library, interleaved; `python -m perf.benchmarks` writes docs/benchmarks.md from it
+    peers        the libraries' adapters and environments
+    machine      what a figure was measured on
+    verdicts     ratios against the best peer, and their bars
+    report, plots  the page and its pictures
+    gate         a smoke alarm for slow-downs of hot paths, run with the tests
+    compare      this tree against another commit
     layout_study packed records or one array per field, independent of the store
 """

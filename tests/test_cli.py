@@ -173,7 +173,7 @@ def test_the_help_names_every_command_and_loads_nothing_heavy():
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, env=environment(), check=True
     )
-    commands = ("demo", "status", "import", "export", "checkpoint", "checkpoints", "clean", "doctor")
+    commands = ("demo", "status", "import", "export", "checkpoint", "checkpoints", "clean", "doctor", "bench")
     assert all(f" {command} " in done.stdout for command in commands)
     loaded = set(re.findall(r"'(\w+)'", done.stdout))
     assert "conduit" in loaded
@@ -275,6 +275,30 @@ def test_status_shows_what_waits_in_a_queue_and_who_has_claimed_what(engine_name
         assert re.search(r"queue +4 rows waiting, 2 in unfinished rollouts of 4 ticks, 4 claimed", text)
         assert re.search(rf"claims +4 rows by process {os.getpid()}", text)
         claim.ack()
+
+
+def test_status_shows_what_a_limiter_is_against_and_a_frozen_table(engine_name):
+    table = conduit.Table(conduit.Schema([conduit.Field("x", "int64")]), 100, limiter=conduit.Queue(4))
+    with conduit.Engine.create(engine_name, {"t": table}) as engine:
+        writer = engine.writer("t")
+        for number in range(4):
+            writer.append(x=number)
+        engine.freeze("t")
+        (found,) = one(engine_name)["tables"]
+        assert found["frozen"]
+        assert (found["limiter"]["inserted"], found["limiter"]["max_diff"], found["limiter"]["sampling"]) == (
+            4,
+            4.0,
+            None,
+        )
+        assert found["limiter"]["inserting"].endswith("1 more sample frees it")
+        text = ok("status", engine_name)
+        assert re.search(r"frozen +it takes no rows", text)
+        assert re.search(r"limiter +1 samples per insert from 1 row on, range 0 to 4", text)
+        assert "inserting is blocked by max_diff" in text
+        engine.limiter("t").change(conduit.MinSize(2))
+        (found,) = one(engine_name)["tables"]
+        assert (found["limiter"]["min_diff"], found["limiter"]["inserting"]) == (None, None)
 
 
 def test_rates_are_measured_over_the_interval_and_left_out_when_it_is_0(cast, engine_name):
@@ -537,13 +561,30 @@ def test_the_demo_runs_through_the_command_line_and_says_in_its_exit_code_that_i
     assert (result["solved"], result["interrupted"], result["plot"]) == (False, False, None)
 
 
+# --- bench
+
+
+def test_bench_compares_then_measures_both_and_says_in_its_exit_code_whether_one_is_slow():
+    done = run("bench", "--seconds", "0", "--json")
+    assert done.stderr == ""
+    document = json.loads(done.stdout)
+    assert len(document["rows"]) == 5
+    for row in document["rows"]:
+        assert row["conduit_per_s"] > 0
+        assert row["plain_per_s"] > 0
+        assert row["low"] <= row["ratio"] <= row["high"]
+    assert done.returncode == any(row["verdict"] == "slow" for row in document["rows"])
+
+
 # --- the documentation
 
 
 def test_every_key_and_state_is_documented(cast, engine_name, light):
     cast.start("owner", engine_name)
     documents = [ok("--version", "--json"), one(engine_name), ok("doctor", "--json", env=light)]
+    bench = json.loads(run("bench", "--seconds", "0", "--json").stdout)
     documents[-1]["checks"] = [one | {"details": {}} for one in documents[-1]["checks"]]
+    documents.append(bench)
     keys = {"conduit", "interval_s", "engines", "removed", "why", *inspect.State.__args__}
 
     def gather(value):
@@ -555,7 +596,7 @@ def test_every_key_and_state_is_documented(cast, engine_name, light):
                 gather(item)
 
     gather(documents)
-    gather(documents[-1]["versions"])
+    gather(documents[2]["versions"])
     text = re.sub(r"^```.*?^```$", "", DOCS.read_text(), flags=re.MULTILINE | re.DOTALL)
     documented = set(re.findall(r"[\w-]+", " ".join(re.findall(r"`([^`]+)`", text))))
     assert not keys - documented

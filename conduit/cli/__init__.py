@@ -1,4 +1,4 @@
-"""The command `conduit`: demo, status, import, export, checkpoint, checkpoints, clean, doctor.
+"""The command `conduit`: demo, status, import, export, checkpoint, checkpoints, clean, doctor, bench.
 
     output    numbers and sizes as text, JSON, the console
     status    what engines look like
@@ -8,6 +8,7 @@
     offline   tables from and to files and datasets
     checkpoints  checkpoints made and looked at
     progress  a bar for what takes long
+    bench     how fast it is here
 
 Each command imports what it needs when it runs. With `--json` standard output holds one JSON document and nothing else;
 its keys are documented in docs/cli.md and stay. Exit codes: 0 done; 1 the answer is no (each command says which question);
@@ -230,6 +231,33 @@ def doctor(json: Json = False) -> None:
     else:
         show(checks)
     raise typer.Exit(0 if healthy(checks) else 1)
+
+
+@app.command()
+def bench(
+    seconds: Annotated[
+        float, typer.Option(min=0.0, max=600.0, help="How long to measure; making the tables comes on top.")
+    ] = 20.0,
+    json: Json = False,
+) -> None:
+    """Measure Conduit beside a plain numpy ring, by turns.
+
+    Exit code 1 when a row is slower than expected.
+    """
+    import time
+
+    from conduit.cli.bench import as_json, measure, progress, show
+    from conduit.cli.output import write_json
+
+    begun = time.monotonic()
+    with progress() as told:
+        results = measure(seconds, told)
+    spent = round(time.monotonic() - begun, 1)
+    if json:
+        write_json(as_json(results, spent))
+    else:
+        show(results, spent)
+    raise typer.Exit(1 if any(one.verdict == "slow" for one in results) else 0)
 
 
 def main() -> None:

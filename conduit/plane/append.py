@@ -42,7 +42,8 @@ def generate_append(schema: Schema, *, rollouts: bool) -> Callable[..., None]:
         f"def append(_self, *, {arguments}terminated=False, truncated=False, final=None, {option}**_rest):",
         *head,
         f"_values = ({values}terminated, truncated)",
-        f"if final is not None or {test}_self._append(_self._words, _values) < -1:",
+        # a strict writer's compiled call refuses a step that ends an episode, so it may try although a final is given
+        f"if (final is not None and not _self._strict) or {test}_self._append(_self._words, _values) < -1:",
         f"    _self._append_exactly(_values, final, {given})",
     ]
     scope = {"_missing": MISSING}

@@ -133,6 +133,7 @@ class Writer:
         self._stream = stream
         self._schema = schema
         self._words = stream.array
+        self._strict = bool(stream.words[W_STRICT // 8])
         place(placement, Request(table.layout.name, stream.number, stream.envs, schema.row_bytes), pools)
         ticks = ingestion.publish_every(table.layout.name, stream.envs)
         if not isinstance(ticks, int) or ticks < 1:

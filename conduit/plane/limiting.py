@@ -16,7 +16,6 @@ from conduit.store.counting import Counts
 from conduit.store.limits import Limiter, Limits, checked_limiter
 from conduit.store.locks import LOCK_LIMITS, try_lock, unlock
 from conduit.store.table import TableView
-from conduit.store.words import LINE, T_SEATS
 
 _CHANGE_TIMEOUT = 2.0
 _changing = threading.Lock()
@@ -26,7 +25,7 @@ def seat_line(table: TableView) -> int:
     """Address of this participant's seat line, 0 where the table has no limiter."""
     if table.layout.limits is None:
         return 0
-    return int(table.descriptor[T_SEATS // 8]) + LINE * table.check_open().number
+    return entry(kernels.use_seat)(table.address, table.check_open().number)
 
 
 def limits_of(table: TableView) -> Limits:

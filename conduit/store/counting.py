@@ -55,6 +55,7 @@ from conduit.store.words import (
     TABLE_BASE_INSERTED,
     TABLE_BASE_SAMPLED,
     TABLE_EPOCH,
+    TABLE_SEATS,
     TABLE_SHRUNK,
 )
 
@@ -168,7 +169,8 @@ def count_seats(table):  # type: ignore[no-untyped-def]
     reserved = load_relaxed(peek_i64(table + T_CONTROL) + TABLE_BASE_SAMPLED)
     delivered = reserved
     outstanding = 0
-    for number in range(peek_i64(table + T_SEAT_COUNT)):
+    used = load_acquire(peek_i64(table + T_CONTROL) + TABLE_SEATS)
+    for number in range(min(used, peek_i64(table + T_SEAT_COUNT))):
         seat = seats + LINE * number
         published = load_acquire(seat + SEAT_INSERTED)
         outstanding += load_relaxed(seat + SEAT_GRANTED) - published

@@ -1,6 +1,6 @@
 """The files of a checkpoint: `.npy` with a header of one memory page, written and read in large blocks past the page cache.
 
-A file is written in sequence, a block at a time: blocks are filled and hashed by the caller's thread and written by two others.
+A file is written in sequence, a block at a time: blocks are filled and hashed by the caller's thread and written by a few others.
 Its header, which says how many rows there are, comes last. Its digest is XXH3-128 of the bytes behind the header, followed by
 the header. Where the file system knows no O_DIRECT, writes and reads go through its cache.
 """
@@ -29,9 +29,9 @@ Array = np.ndarray[Any, Any]
 
 HEADER = 4096
 """Bytes of a file's header: a multiple of what O_DIRECT asks for."""
-BLOCK = 4 << 20
-_THREADS = 2
-_AHEAD = 4
+BLOCK = 8 << 20
+_THREADS = 4
+_AHEAD = 6
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 

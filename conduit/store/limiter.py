@@ -15,6 +15,7 @@ import numpy as np
 
 from conduit.jit import inner, kernel
 from conduit.store.atomics import (
+    compare_and_swap,
     fence_acquire,
     fence_full,
     fetch_add,
@@ -30,14 +31,17 @@ from conduit.store.counting import count_pages, count_seats
 from conduit.store.protocol import wake
 from conduit.store.words import (
     LIMITS_BYTES,
+    LINE,
     PAGE_COMMITTED,
     SEAT_DELIVERED,
     SEAT_GRANTED,
     SEAT_RESERVED,
     T_CONTROL,
     T_LIMITS,
+    T_SEATS,
     TABLE_DATA,
     TABLE_LIMITS,
+    TABLE_SEATS,
     TABLE_SHRUNK,
     TABLE_SPACE,
     W_BLOCK,
@@ -54,6 +58,16 @@ they were at its last look. I only grows, and the size only shrinks when TABLE_S
 G_WORDS = 5
 
 _ATTEMPTS = 8
+
+
+@kernel("int64(int64, int64)")
+def use_seat(table, number):  # type: ignore[no-untyped-def]
+    """Have a seat line looked at by everybody; before anything is reserved in it. Returns its address."""
+    at = peek_i64(table + T_CONTROL) + TABLE_SEATS
+    while True:
+        used = load_acquire(at)
+        if used > number or compare_and_swap(at, used, number + 1) == used:
+            return peek_i64(table + T_SEATS) + LINE * number
 
 
 @inner

@@ -79,6 +79,8 @@ TABLE_SPACE = 2 * LINE
 TABLE_STREAMS = 3 * LINE
 TABLE_SHRUNK = 3 * LINE + 8
 """How often rows have gone (evicted, deleted, reset); whoever remembers a table's size asks whether it still is the same."""
+TABLE_SEATS = 3 * LINE + 16
+"""Seat lines that have ever been used, from the first on: only these are looked at."""
 TABLE_RECOVERED = 3 * LINE + 24
 """Pages taken back from dead writers."""
 TABLE_RECENT_LEAF = 4 * LINE

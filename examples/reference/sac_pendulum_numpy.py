@@ -24,10 +24,11 @@ def train(seed: int, steps: int, settings: Settings | None = None) -> Iterator[t
         "next_obs": np.zeros((size, 3), np.float32),
         "terminated": np.zeros(size, bool),
     }
+    env.action_space.seed(seed)
     obs, _ = env.reset(seed=seed)
     written, ended = 0, False
     while written < steps:
-        action = agent.act(obs, at_random=written < settings.warmup)
+        action = agent.act(obs) if written > settings.warmup else env.action_space.sample()
         after, reward, terminated, truncated, _ = env.step(action)
         if not ended:  # after an end, a step only resets the environment
             values = (obs[0], action[0], reward[0], after[0], terminated[0])
@@ -37,7 +38,7 @@ def train(seed: int, steps: int, settings: Settings | None = None) -> Iterator[t
             if written > settings.warmup:
                 rows = rng.integers(0, min(written, size), settings.batch_size)
                 agent.learn({name: torch.from_numpy(column[rows]) for name, column in columns.items()})
-            if written % settings.evaluate_every == 0:
+            if written > settings.warmup and written % settings.evaluate_every == 0:
                 yield written, mean_return(agent.greedy, seed=1_000_000 * seed + written, name=NAME)
         obs, ended = after, bool(terminated[0] | truncated[0])
 

@@ -44,13 +44,10 @@ def _pinging_process(name: str, ticks: list[Tick], times: Any, ready: Any) -> No
 
 
 def _append(writer: Any, ticks: Sequence[Tick]) -> None:
+    """The next observation is handed over as the final one: it is used where an episode ended."""
     append = writer.append
-    if writer.num_envs is None:
-        for obs, action, reward, ended, following in ticks:
-            append(obs=obs, action=action, reward=reward, terminated=ended, final=following if ended else None)
-        return
     for obs, action, reward, ended, following in ticks:
-        append(obs=obs, action=action, reward=reward, terminated=ended, final=following if ended.any() else None)
+        append(obs=obs, action=action, reward=reward, terminated=ended, final=following)
 
 
 class ConduitEngine(Adapter):

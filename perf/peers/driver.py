@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -59,6 +59,8 @@ class Peer:
 
 
 _TORCH = "torch==2.13.0"
+# its compiled half loads with the torch that it was built for only
+_TORCHRL = ("torchrl==0.14.1", "tensordict==0.14.3", "numpy==2.4.6", "torch==2.14.1")
 PEERS: Mapping[str, Peer] = {
     peer.name: peer
     for peer in (
@@ -67,8 +69,8 @@ PEERS: Mapping[str, Peer] = {
         Peer("cpprb", "cpprb_buffer", ("cpprb==11.0.0", "numpy==2.4.6", _TORCH)),
         Peer("sb3", "sb3", ("stable-baselines3==2.9.2", "numpy==2.4.6", _TORCH), note="Stable-Baselines3"),
         Peer("tianshou", "tianshou_buffer", ("tianshou==2.0.1", "numpy==2.4.6", _TORCH)),
-        Peer("torchrl tensor", "torchrl_tensor", ("torchrl==0.14.1", "tensordict==0.14.3", "numpy==2.4.6", _TORCH)),
-        Peer("torchrl memmap", "torchrl_memmap", ("torchrl==0.14.1", "tensordict==0.14.3", "numpy==2.4.6", _TORCH)),
+        Peer("torchrl tensor", "torchrl_tensor", _TORCHRL),
+        Peer("torchrl memmap", "torchrl_memmap", _TORCHRL),
         Peer("rllib", "rllib", ("ray[rllib]==2.60.0", _TORCH), note="episode buffers of Ray RLlib"),
         Peer(
             "reverb",
@@ -100,7 +102,7 @@ def missing(peer: Peer, venvs: Path) -> str | None:
     return f"no environment in {venvs}: python -m perf.peers.setup {peer.name.split()[0]}"
 
 
-def _environment() -> dict[str, str]:
+def _environment(root: Path = ROOT) -> dict[str, str]:
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu", "RAY_DEDUP_LOGS": "0", "PYTHONWARNINGS": "ignore"}
     # no user's own site-packages, and nothing of pytest's or coverage's in the child
@@ -108,7 +110,7 @@ def _environment() -> dict[str, str]:
         **os.environ,
         **threads,
         **quiet,
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": str(root),
         "PYTHONNOUSERSITE": "1",
         "CUDA_VISIBLE_DEVICES": "",
     }
@@ -120,15 +122,15 @@ class Process:
 
     Attributes:
         peer: Which.
+        root: The tree whose code it runs.
         facts: Its answer to hello: versions.
-        failed: Why it is out for the present case; None while it takes part.
     """
 
     peer: Peer
     venvs: Path
     log: Path | None = None
+    root: Path = ROOT
     facts: dict[str, Any] = field(default_factory=dict)
-    failed: str | None = None
 
     def __post_init__(self) -> None:
         self._log = self.log.open("ab") if self.log is not None else None
@@ -137,11 +139,10 @@ class Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log if self._log is not None else subprocess.DEVNULL,
-            cwd=ROOT,
-            env=_environment(),
+            cwd=self.root,
+            env=_environment(self.root),
             start_new_session=True,  # its writers are stopped and killed with it
         )
-        self._stopped = False
         try:
             self.facts = self.ask("hello")
         except BaseException:
@@ -332,6 +333,3 @@ def turn_order(round_number: int, names: list[str]) -> list[str]:
     """Whose turn it is, in an order that rotates from round to round."""
     shift = round_number % max(1, len(names))
     return [*names[shift:], *names[:shift]]
-
-
-Say = Callable[[str], None]

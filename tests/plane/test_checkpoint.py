@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import conduit
-from conduit.errors import Busy, CheckpointError, ConfigError, EngineExists, NoSpace
+from conduit.errors import Busy, CheckpointError, Closed, ConfigError, EngineExists, NoSpace
 from conduit.plane.checkpointing import checkpoints, waits
 from conduit.store import saving
 from conduit.store.cut import cut_table
@@ -418,6 +418,15 @@ def test_a_checkpoint_of_an_attached_client_does_not_wait_for_a_stopped_writer_n
         assert checkpoints(path)[0].rows == {"replay": engine._views["replay"].rows_visible()}
 
 
+def test_a_closed_engine_makes_no_checkpoint_and_leaves_nothing(engine, tmp_path):
+    with conduit.attach(engine.name) as client:
+        engine.close()
+        for one in (engine, client):
+            with pytest.raises(Closed):
+                one.checkpoint(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_one_checkpoint_at_a_time_in_a_folder(engine, tmp_path):
     inside, go_on = threading.Event(), threading.Event()
 
@@ -457,7 +466,7 @@ def killed_rounds(engine, folder, rounds, seed):
             time.sleep(chance.random() * 0.15)
             puppet.kill()
         found = checkpoints(folder, verify=True)
-        assert 1 <= len(found) <= 3
+        assert 1 <= len(found) < 10  # more than 2 where one was killed before it removed older ones
         assert [one.problem for one in found] == [None] * len(found)
         with restored(folder, engine.name) as again:
             assert again.restored.skipped == ()
@@ -596,10 +605,16 @@ with conduit.Engine.create(sys.argv[1], {"replay": conduit.Table(schema, 4000)},
     print(os.listdir("/tmp/full"))
     with conduit.Engine.restore("/tmp/full", sys.argv[1] + "-again", backing="memfd") as again:
         print(again.restored.tables["replay"].rows)
+    mount(b"tmpfs", b"/dev/shm", 0, b"size=300k")
+    try:
+        conduit.Engine.restore("/tmp/full", sys.argv[1] + "-again")
+    except NoSpace as error:
+        print(error)
+    print(os.listdir("/dev/shm"))
 """
 
 
-def test_a_full_disk_leaves_the_last_good_checkpoint(engine_name):
+def test_a_full_disk_leaves_the_last_good_checkpoint_and_full_memory_restores_nothing(engine_name):
     """SB3#238: a buffer half saved to a full disk."""
     from tests.store.test_segment import NAMESPACE
 
@@ -616,7 +631,9 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(engine_name):
     assert done.stderr == ""
     lines = done.stdout.splitlines()
     assert "Expected room for a checkpoint in /tmp/full" in lines[0]
-    assert lines[1:] == ["['0000000001']", "501"]
+    assert lines[1:3] == ["['0000000001']", "501"]
+    assert f"bytes free in /dev/shm for engine '{engine_name}-again'" in lines[3]
+    assert lines[4:] == ["[]"]
 
 
 def test_a_full_file_system_error_is_told_as_no_space():
