@@ -14,7 +14,7 @@ from conduit.plane.attaching import attach
 FORMATS = ("npz", "parquet", "minari")
 
 
-def bring(name: str, table: str, source: str, columns: Sequence[str], *, freeze: bool, quiet: bool) -> Loaded:
+def bring(name: str, table: str, source: str, columns: Sequence[str], *, freeze: bool = False, quiet: bool) -> Loaded:
     """Load a source into a table, with a bar.
 
     Args:
