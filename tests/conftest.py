@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import os
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,10 @@ PREFIX = f"cdt.{os.getuid()}."
 
 _numbers = itertools.count()
 _left_by: dict[str, str] = {}
+
+# A shell that starts this in the background has it ignore Ctrl-C, and so would every process that a test starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _segments() -> set[str]:
