@@ -27,6 +27,7 @@ from perf.workloads import ATARI, CARTPOLE, Workload, ticks
 TITLE = "queues, limits, checkpoints, offline data"
 
 TICKS, ENVS = 128, 64
+_ROUNDS = 5
 FIELDS = ("obs", "action", "reward", "terminated", "truncated")
 
 
@@ -208,7 +209,7 @@ def checkpoint(size: int = 4 << 30) -> Iterator[Bar]:
                         terminated=np.zeros(envs, bool),
                     )
             made, plain = [], []
-            for _ in range(3):
+            for _ in range(_ROUNDS):
                 plain.append(checkpoints.plain_write(path / "plain", size, direct=True))
                 started = time.perf_counter()
                 where = engine.checkpoint(path)
@@ -222,17 +223,17 @@ def checkpoint(size: int = 4 << 30) -> Iterator[Bar]:
         rates = Spread.of(np.array([stored / one for one in made]) / (size / np.array(plain)))
         yield Bar(
             f"checkpoint of {stored / 2**30:.1f} GiB",
-            f"{rates.median:.2f}x of plain writes ({stored / min(made) / 1e9:.2f} GB/s)",
+            f"{rates.median:.2f}x (IQR {rates.q25:.2f}-{rates.q75:.2f}) of plain writes ({stored / min(made) / 1e9:.2f} GB/s)",
             ">= 0.7x",
             rates.median >= 0.7,
             (
-                f"best of 3 of dd bs=16M conv=fsync oflag=direct, in turns: {size / min(plain) / 1e9:.2f} GB/s; through the page "
+                f"best of {_ROUNDS} of dd bs=16M conv=fsync oflag=direct, in turns: {size / min(plain) / 1e9:.2f} GB/s; through the page "
                 f"cache (no oflag=direct): {size / cached / 1e9:.2f} GB/s. Each with fsync; what is removed afterwards is not counted",
             ),
         )
         yield from pauses
         restored, read = [], []
-        for _ in range(3):
+        for _ in range(_ROUNDS):
             read.append(checkpoints.plain_read(files, direct=True))
             checkpoints.forget(files)
             started = time.perf_counter()
@@ -242,12 +243,12 @@ def checkpoint(size: int = 4 << 30) -> Iterator[Bar]:
         speed = Spread.of(np.array(read) / np.array(restored))
         yield Bar(
             "restore of it",
-            f"{speed.median:.2f}x of plain reads ({stored / min(restored) / 1e9:.2f} GB/s)",
+            f"{speed.median:.2f}x (IQR {speed.q25:.2f}-{speed.q75:.2f}) of plain reads ({stored / min(restored) / 1e9:.2f} GB/s)",
             ">= 0.7x",
             speed.median >= 0.7,
             (
                 "the files are dropped from the page cache first (posix_fadvise DONTNEED). Plain reads go into one buffer of "
-                f"16 MiB, in turns, best of 3: {stored / min(read) / 1e9:.2f} GB/s past the cache, {stored / cached / 1e9:.2f} "
+                f"16 MiB, in turns, best of {_ROUNDS}: {stored / min(read) / 1e9:.2f} GB/s past the cache, {stored / cached / 1e9:.2f} "
                 "GB/s through it; a restore also allocates the memory, and compares digests",
             ),
         )
