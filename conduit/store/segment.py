@@ -29,7 +29,7 @@ from conduit.errors import (
     Leftover,
     NoSpace,
 )
-from conduit.store.allocation import allocate, fill_while_allocating
+from conduit.store.allocation import allocate, fill_and_allocate
 from conduit.store.layout import HEADER_BYTES, MAGIC, VERSION, SegmentLayout, SegmentSpec, lay_out
 from conduit.store.locks import LOCK_CREATOR, LOCK_SPAN, held, try_lock
 from conduit.store.names import (
@@ -195,7 +195,7 @@ def create(
         name: Engine name.
         spec: What is in it.
         backing: Where its memory comes from.
-        fill: What fills it before anybody can attach (allocation.fill_while_allocating); when it raises, nothing is left behind.
+        fill: What fills it before anybody can attach (allocation.fill_and_allocate); when it raises, nothing is left behind.
 
     Raises:
         EngineExists, Leftover: The name is taken by a living or by a dead engine.
@@ -218,7 +218,7 @@ def create(
             else:
                 os.ftruncate(fd, layout.size)
                 segment = Segment(name, backing, fd, lock_fd, layout)
-                fill_while_allocating(fd, layout.size, name, backing, fill(segment))
+                fill_and_allocate(fd, layout.size, name, backing, fill(segment))
         except BaseException:
             unlink_segment(name)
             os.close(lock_fd)
