@@ -93,6 +93,11 @@ def save(
             rows, files, episode = rows + len(steps), files + 1, int(numbers[-1])
             if progress is not None:
                 progress(rows, max(rows, scan.rows))
+        if files == 0 and scan.missing:
+            raise SourceError(
+                f"Expected steps of table {table!r} that stay until they are read, writers overwrote all {scan.missing} rows "
+                "first: make the table larger, or save while they are slower"
+            )
         if files == 0:
             raise SourceError(f"Expected table {table!r} to have steps, it is empty")
         making.rename(target)

@@ -213,6 +213,7 @@ def test_an_export_of_several_files_comes_back_with_its_episodes_whole(make, tmp
 
 def test_an_export_while_writers_write_is_a_run_of_each_history(make, tmp_path):
     import threading
+    import time
 
     engine = make(conduit.Table(CARTPOLE, capacity=2000, page_rows=50, num_envs=2))
     stop = threading.Event()
@@ -224,7 +225,9 @@ def test_an_export_while_writers_write_is_a_run_of_each_history(make, tmp_path):
                     return
                 obs = np.full((2, 4), n, np.float32)
                 writer.append(obs=obs, action=np.full(2, n), reward=np.zeros(2), terminated=np.full(2, n % 10 == 9))
+                time.sleep(pause)
 
+    pause = 0.0001  # flat out it would overwrite the whole table between two looks of this thread
     thread = threading.Thread(target=write)
     thread.start()
     try:
