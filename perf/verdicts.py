@@ -31,8 +31,8 @@ REASONS: Mapping[tuple[str, str], str] = {
     (
         "small-batch",
         "",
-    ): "The call that resolves a row's window is the same for all windows and costs about 3 of 17 microseconds; a "
-    "special case for transitions of one step would give them back.",
+    ): "Both wait for memory; Conduit also checks each row against being overwritten and reads its meta. Transitions of "
+    "one step are resolved a chunk at a time.",
     (
         "concurrent",
         "",

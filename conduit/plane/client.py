@@ -5,11 +5,12 @@ Closing it closes its writers and consumers and gives its seat back; batches tha
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -33,7 +34,7 @@ from conduit.plane.writer import Writer, writer_type
 from conduit.sampling.prioritised import Prioritised
 from conduit.schema import Schema
 from conduit.store import removal
-from conduit.store.loaders import take_name
+from conduit.store.loaders import NamedLoader, take_name
 from conduit.store.participants import Participants
 from conduit.store.saving import save
 from conduit.store.segment import Segment
@@ -234,8 +235,7 @@ class Client:
             make = _device_loader(device, pool)
         elif pool is not None:
             raise ConfigError(f"Expected pool only with a device such as 'cuda', got {pool!r} with device='cpu'")
-        place = None if name is None else take_name(self._segment, view.check_open(), name, table, seed)
-        try:
+        with self._named(name, view, seed) as (place, start):
             return make(
                 view,
                 batch_size=batch_size,
@@ -245,7 +245,7 @@ class Client:
                 batch_transforms=batch_transforms,
                 max_staleness=max_staleness,
                 policy=policy,
-                seed=place.seed if place is not None else 0 if seed is None else seed,
+                seed=start,
                 place=place,
                 format=format,
                 buffers=buffers,
@@ -256,9 +256,18 @@ class Client:
                 ragged=ragged,
                 shard=shard,
             )
+
+    @contextlib.contextmanager
+    def _named(self, name: str | None, view: TableView, seed: int | None) -> Iterator[tuple[NamedLoader | None, int]]:
+        """A loader's name, or None, and the seed that it begins with; the name is let go if the loader cannot be opened."""
+        if name is None:
+            yield None, 0 if seed is None else seed
+            return
+        place = take_name(self._segment, view.check_open(), name, view.layout.name, seed)
+        try:
+            yield place, place.seed
         except BaseException:
-            if place is not None:
-                place.release()
+            place.release()
             raise
 
     def mix(
@@ -314,9 +323,7 @@ class Client:
         if not isinstance(tables, Mapping) or not tables:
             raise ConfigError(f"Expected {{table: weight}} of at least one table, got {tables!r}")
         views = {table: self._view(table) for table in tables}
-        first = next(iter(views.values()))
-        place = None if name is None else take_name(self._segment, first.check_open(), name, first.layout.name, seed)
-        try:
+        with self._named(name, next(iter(views.values())), seed) as (place, start):
             return MixedLoader(
                 views,
                 tables,
@@ -329,7 +336,7 @@ class Client:
                 else batch_transforms,
                 max_staleness=max_staleness,
                 policy=policy,
-                seed=place.seed if place is not None else 0 if seed is None else seed,
+                seed=start,
                 place=place,
                 format=format,
                 buffers=buffers,
@@ -340,10 +347,6 @@ class Client:
                 ragged=ragged,
                 counts=counts,
             )
-        except BaseException:
-            if place is not None:
-                place.release()
-            raise
 
     def scan(self, table: str) -> Scan:
         """Every step that a table has now, once, environment by environment in the order of time; iterating yields columns."""

@@ -94,7 +94,7 @@ class Part(Loader):
             self._gate.deliver()
         self._batches += 1
         self._rows += rows
-        self.sampler.advance()
+        self.sampler.batch += 1
 
     def arrays_of(self, index: int) -> Mapping[str, Array]:
         """A buffer's arrays."""

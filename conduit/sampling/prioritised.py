@@ -148,10 +148,6 @@ class PrioritisedSampler:
     def batch(self, number: int) -> None:
         self._uniform.batch = number
 
-    def advance(self) -> None:
-        """Go on to the next batch."""
-        self._uniform.advance()
-
     @property
     def candidates(self) -> int:
         """Rows that the last draw chose among."""

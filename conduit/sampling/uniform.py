@@ -192,10 +192,6 @@ class Uniform:
     def batch(self, number: int) -> None:
         self._words[S_BATCH // 8] = number
 
-    def advance(self) -> None:
-        """Go on to the next batch."""
-        self._words[S_BATCH // 8] += 1
-
     def finish(self, arrays: dict[str, np.ndarray[Any, Any]], first: int = 0, count: int | None = None) -> None:
         """Nothing is left to do for a batch of equal probabilities."""
 

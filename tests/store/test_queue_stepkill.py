@@ -1,8 +1,6 @@
 """SIGKILL at every instruction boundary of a queue's paths: no row is lost, none comes again after its acknowledgement."""
 
 import os
-import random
-from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
@@ -38,7 +36,7 @@ from conduit.testing.stepping import (
     call_native_5,
     finish,
 )
-from tests.store.test_stepkill import CHILD, DEAD, PAGE_ROWS, SCHEMA, Scene, StoreWriter, store_observation
+from tests.store.test_stepkill import CHILD, DEAD, PAGE_ROWS, SCHEMA, Scene, StoreWriter, store_observation, sweep
 
 pytestmark = pytest.mark.skipif(bool(reason := stepping.why_not()), reason=str(reason))
 
@@ -258,27 +256,7 @@ SCENES = {
 @pytest.mark.parametrize("name", SCENES)
 def test_a_death_at_any_instruction_loses_no_row_and_repeats_none_that_is_done(engine, name, boundaries):
     kind, step = SCENES[name]
-    step = step if boundaries == "some" else 1
-    scene = kind(engine)
-    boundary = random.randrange(step)
-    killed = 0
-    met = Counter[str]()
-    complete = False
-    while not complete:
-        scene.restore()
-        taken = stepping.Traced(scene.program).kill_after(boundary)
-        complete = taken < boundary
-        killed += not complete
-        met[scene.at_death()] += 1
-        try:
-            scene.check()
-        except AssertionError as error:
-            error.add_note(f"killed after {taken} instructions")
-            raise
-        boundary += step
-    print(f"{name}: killed at {killed} boundaries, of {taken}; met at death: {dict(met)}")
-    if step == 1:
-        assert met.keys() >= scene.must_meet
+    sweep(kind(engine), name, 1 if boundaries == "all" else step)
 
 
 def test_a_consumer_that_dies_holding_a_page_of_an_earlier_generation_changes_nothing_in_it(engine):

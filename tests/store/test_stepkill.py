@@ -730,12 +730,8 @@ SCENES = {
 """Each with the step between the boundaries that the normal run takes, from a random one on."""
 
 
-@pytest.mark.parametrize("boundaries", ["some", pytest.param("all", marks=pytest.mark.torture)])
-@pytest.mark.parametrize("name", SCENES)
-def test_a_death_at_any_instruction_leaks_nothing_and_tears_nothing(engine, name, boundaries, record_property):
-    kind, step = SCENES[name]
-    step = step if boundaries == "some" else 1
-    scene = kind(engine)
+def sweep(scene, name, step):
+    """Kill a scene's program at every `step`-th boundary and check what is left; returns how often it was killed."""
     boundary = random.randrange(step)
     killed = 0
     met = Counter[str]()
@@ -752,7 +748,14 @@ def test_a_death_at_any_instruction_leaks_nothing_and_tears_nothing(engine, name
             error.add_note(f"killed after {taken} instructions")
             raise
         boundary += step
-    record_property("boundaries", killed)
     print(f"{name}: killed at {killed} boundaries, of {taken}; met at death: {dict(met)}")
     if step == 1:
         assert met.keys() >= scene.must_meet
+    return killed
+
+
+@pytest.mark.parametrize("boundaries", ["some", pytest.param("all", marks=pytest.mark.torture)])
+@pytest.mark.parametrize("name", SCENES)
+def test_a_death_at_any_instruction_leaks_nothing_and_tears_nothing(engine, name, boundaries, record_property):
+    kind, step = SCENES[name]
+    record_property("boundaries", sweep(kind(engine), name, 1 if boundaries == "all" else step))
