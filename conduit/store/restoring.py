@@ -143,6 +143,11 @@ def _sink(fd: int, pieces: list[_Piece], row_bytes: int, stride: int) -> Sink:
     """
     starts = [piece.start for piece in pieces]
     scratch = threading.local()
+    one_at_a_time = threading.Lock()  # as the kernel has it, but who waits for the kernel's lock spins
+
+    def write(data: Array, at: int) -> None:
+        with one_at_a_time:
+            write_all(fd, data, at)
 
     def apart(rows: Array) -> Array:
         """Rows, uint8 [n, row_bytes], with zeros between them."""
@@ -154,19 +159,19 @@ def _sink(fd: int, pieces: list[_Piece], row_bytes: int, stride: int) -> Sink:
 
     def store(target: int, offset: int, data: Array) -> None:
         if row_bytes == stride:
-            write_all(fd, data, target + offset)
+            write(data, target + offset)
             return
         row, skip = divmod(offset, row_bytes)
         at = target + row * stride
         if skip:
             count = min(len(data), row_bytes - skip)
-            write_all(fd, data[:count], at + skip)
+            write(data[:count], at + skip)
             data, at = data[count:], at + stride
         whole = len(data) // row_bytes
         if whole:
             rows = apart(data[: whole * row_bytes].reshape(whole, row_bytes))
-            write_all(fd, rows.reshape(-1), at)
-        write_all(fd, data[whole * row_bytes :], at + whole * stride)
+            write(rows.reshape(-1), at)
+        write(data[whole * row_bytes :], at + whole * stride)
 
     def put(place: int, data: Array) -> None:
         at = 0

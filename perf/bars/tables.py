@@ -195,19 +195,10 @@ def checkpoint(size: int = 4 << 30) -> Iterator[Bar]:
     frames = Workload("84x84", ATARI.parts, rows=size // sum(part.row_bytes for part in ATARI.parts))
     table = conduit.Table(subjects.schema(frames), capacity=frames.rows, num_envs=envs)
     name = f"perf-{os.getpid()}-checkpoint"
-    rng = np.random.default_rng()
     with tempfile.TemporaryDirectory(prefix="conduit-perf-", dir=os.environ.get("CONDUIT_PERF_DISK")) as folder:
         path = Path(folder)
         with conduit.Engine.create(name, {subjects.TABLE: table}) as engine:
-            with engine.writer(subjects.TABLE, num_envs=envs) as writer:
-                images = rng.integers(0, 256, (8, envs, 84, 84), np.uint8)
-                for tick in range(frames.rows // envs):
-                    writer.append(
-                        obs=images[tick % 8],
-                        action=np.full(envs, tick),
-                        reward=np.zeros(envs, np.float32),
-                        terminated=np.zeros(envs, bool),
-                    )
+            _fill(engine, frames.rows // envs, envs)
             made, plain = [], []
             for _ in range(_ROUNDS):
                 plain.append(checkpoints.plain_write(path / "plain", size, direct=True))
@@ -218,6 +209,7 @@ def checkpoint(size: int = 4 << 30) -> Iterator[Bar]:
             cached = checkpoints.plain_write(path / "plain", size // 8, direct=False) * 8
             pauses = _pauses(engine, name, path, envs)
             where = engine.checkpoint(path, keep=1)
+        del engine  # its memory lives as long as it does
         files = [one for one in where.rglob("*.npy") if one.stat().st_size > checkpoints.BLOCK]
         stored = sum(one.stat().st_size for one in where.rglob("*.npy"))
         rates = Spread.of(np.array([stored / one for one in made]) / (size / np.array(plain)))
@@ -237,9 +229,7 @@ def checkpoint(size: int = 4 << 30) -> Iterator[Bar]:
             read.append(checkpoints.plain_read(files, direct=True))
             checkpoints.forget(files)
             checkpoints.warm_memory(stored)
-            started = time.perf_counter()
-            with conduit.Engine.restore(where) as engine:
-                restored.append(time.perf_counter() - started)
+            restored.append(_restore(where))
         cached = checkpoints.plain_read(files, direct=False)
         speed = Spread.of(np.array(read) / np.array(restored))
         yield Bar(
@@ -250,10 +240,30 @@ def checkpoint(size: int = 4 << 30) -> Iterator[Bar]:
             (
                 "the files are dropped from the page cache first (posix_fadvise DONTNEED). Plain reads go into one buffer of "
                 f"16 MiB, in turns, best of {_ROUNDS}: {stored / min(read) / 1e9:.2f} GB/s past the cache, {stored / cached / 1e9:.2f} "
-                "GB/s through it; a restore also allocates the memory, and compares digests. As much shared memory is reserved and freed "
+                "GB/s through it; a restore also allocates the memory, and compares digests. As much shared memory is written and freed "
                 "before each restore: a virtual machine whose host has taken free memory back waits for it otherwise",
             ),
         )
+
+
+def _fill(engine: Any, count: int, envs: int) -> None:
+    """Append `count` ticks of random frames."""
+    images = np.random.default_rng().integers(0, 256, (8, envs, 84, 84), np.uint8)
+    with engine.writer(subjects.TABLE, num_envs=envs) as writer:
+        for tick in range(count):
+            writer.append(
+                obs=images[tick % 8],
+                action=np.full(envs, tick),
+                reward=np.zeros(envs, np.float32),
+                terminated=np.zeros(envs, bool),
+            )
+
+
+def _restore(where: Path) -> float:
+    """Seconds that a restore takes; its memory is free again afterwards."""
+    started = time.perf_counter()
+    with conduit.Engine.restore(where):
+        return time.perf_counter() - started
 
 
 def _pauses(engine: Any, name: str, path: Path, envs: int) -> list[Bar]:
