@@ -41,10 +41,9 @@ def generate_append(schema: Schema, *, rollouts: bool) -> Callable[..., None]:
     lines = [
         f"def append(_self, *, {arguments}terminated=False, truncated=False, final=None, {option}**_rest):",
         *head,
-        f"_values = ({values}terminated, truncated)",
-        # a strict writer's compiled call refuses a step that ends an episode, so it may try although a final is given
-        f"if (final is not None and not _self._tries_first) or {test}_self._append(_self._words, _values) < -1:",
-        f"    _self._append_exactly(_values, final, {given})",
+        f"_values = ({values}terminated, truncated, final)",
+        f"if {test}_self._append(_self._words, _values) < -1:",
+        f"    _self._append_exactly(_values, {given})",
     ]
     scope = {"_missing": MISSING}
     exec("\n    ".join(lines), scope)  # noqa: S102 - made of the schema's checked names only

@@ -27,7 +27,16 @@ from conduit.schema import Schema
 from conduit.store import descriptions, interpreter, objects
 from conduit.store.table import TableView
 from conduit.store.weights import PolicySlot
-from conduit.store.words import W_FIELD_COUNT, W_FIELDS, W_FINISHES, W_OBJECTS, W_PUBLISH_EVERY, W_STRICT, W_VERSION
+from conduit.store.words import (
+    W_FIELD_COUNT,
+    W_FIELDS,
+    W_FINAL,
+    W_FINISHES,
+    W_OBJECTS,
+    W_PUBLISH_EVERY,
+    W_STRICT,
+    W_VERSION,
+)
 
 Array = np.ndarray[Any, Any]
 
@@ -84,8 +93,6 @@ class Writer:
         self._stream = stream
         self._schema = schema
         self._words = stream.array
-        # room for ragged values is found with those of the finals, so there the exact path comes first
-        self._tries_first = bool(stream.words[W_STRICT // 8]) and not schema.ragged_names
         place(placement, Request(table.layout.name, stream.number, stream.envs, schema.row_bytes), pools)
         ticks = ingestion.publish_every(table.layout.name, stream.envs)
         if not isinstance(ticks, int) or ticks < 1:
@@ -105,6 +112,9 @@ class Writer:
         stream.words[W_OBJECTS // 8] = descriptions.known_objects().ctypes.data
         # a list may change under a call that has let go of the interpreter lock
         large = schema.row_bytes * stream.envs > _LARGE and (num_envs is None or not schema.ragged_names)
+        lists = num_envs is not None and not large and table.layout.limits is None
+        self._final = descriptions.describe_final(schema, self._described, lists=lists)
+        stream.words[W_FINAL // 8] = 0 if self._final is None else self._final.ctypes.data
         kernel = objects.append_large_row if large else objects.append_row
         self._append: Callable[..., int] = entry(kernel if table.layout.limits is None else objects.append_limited_row)
         self._store_row: Callable[..., int] = entry(objects.store_row)
@@ -133,7 +143,8 @@ class Writer:
             priority: Real, or real [num_envs], finite and at least 0: the priority of the new rows, in a table that has
                 priorities; default the largest of late.
             final: True final observation of environments that ended with this step, structured like the observation:
-                arrays [num_envs, ...] that are used where an episode ended, or a list or object array with None elsewhere.
+                arrays [num_envs, ...] that are used where an episode ended, or a list or object array with None elsewhere
+                (a tuple too, where the observation is one array).
             bootstrap: In a queue of rollouts: the observation after this step, structured like the observation,
                 [num_envs, ...]. The rollout ends with this step, the last of it or not (`ticks_left`); no episode does.
 
@@ -248,15 +259,15 @@ class Writer:
 
     # -- the exact path behind the generated append
 
-    def _append_exactly(self, values: tuple[Any, ...], final: Any, priority: Any, bootstrap: Any = None) -> None:
+    def _append_exactly(self, values: tuple[Any, ...], priority: Any, bootstrap: Any = None) -> None:
         """Turn pages, convert values, keep final observations, explain; all is checked before the page is turned."""
         stream = self._stream
-        table, envs = stream.table, stream.envs
+        table, envs, final = stream.table, stream.envs, values[-1]
         stream.check()
         leaves = None if priority is None else self._checked_priority(priority)
         behind = None if bootstrap is None else stream.checked_bootstrap(bootstrap)
         if self._schema.ragged_names:
-            self._append_ragged(values, final, leaves, behind)
+            self._append_ragged(values, leaves, behind)
             return
         code = self._store_row(self._words, values)
         if code == objects.NEED_PAGE:
@@ -317,9 +328,7 @@ class Writer:
         leaves.fill(np.reshape(priority, 1) if self.num_envs is None else priority, self._stream.envs)
         return leaves.array
 
-    def _append_ragged(
-        self, values: tuple[Any, ...], final: Any, leaves: Array | None, behind: Mapping[str, Any] | None
-    ) -> None:
+    def _append_ragged(self, values: tuple[Any, ...], leaves: Array | None, behind: Mapping[str, Any] | None) -> None:
         """The same for a schema with ragged fields, whose room depends on the values and the final observations."""
         stream = self._stream
         table, envs = stream.table, stream.envs
@@ -331,7 +340,7 @@ class Writer:
             for field, value in zip(fields, values, strict=False)
         }
         terminated, truncated = self._flags(values)
-        finals = self._checked_finals(np.flatnonzero(terminated | truncated).tolist(), final)
+        finals = self._checked_finals(np.flatnonzero(terminated | truncated).tolist(), values[-1])
         items = [
             sum(map(len, given[name]))
             + sum(len(one[name]) for one in finals.values() if name in one)
@@ -362,12 +371,12 @@ class Writer:
         """A tick's flags, terminated and truncated, as bool [envs]."""
         return [
             flags(value, self.num_envs, name)
-            for name, value in zip(("terminated", "truncated"), values[-2:], strict=True)
+            for name, value in zip(("terminated", "truncated"), values[-3:-1], strict=True)
         ]
 
     def _ended(self, values: tuple[Any, ...]) -> list[int]:
         """Environments whose flags say that their episode ends."""
-        if values[-2] is False and values[-1] is False:
+        if values[-3] is False and values[-2] is False:
             return []
         ends = self._flags(values)
         return np.flatnonzero(ends[0] | ends[1]).tolist()
@@ -380,7 +389,7 @@ class Writer:
             stream.check_hands_over()
             if self.num_envs is None:
                 finals = {env: checked_observation(self._schema, final) for env in ended}
-            elif isinstance(final, list) or (isinstance(final, np.ndarray) and final.dtype == object):
+            elif self._is_one_each(final):
                 if len(final) != stream.envs:
                     raise FieldError(
                         f"Expected {stream.envs} entries, one per environment, got {len(final)}", at="final"
@@ -394,6 +403,12 @@ class Writer:
                 if env not in finals:
                     stream.refuse(env)
         return finals
+
+    def _is_one_each(self, final: Any) -> bool:
+        """Whether final observations came one by one; a tuple may also be the observation's own structure."""
+        if isinstance(final, tuple):
+            return self._final is not None
+        return isinstance(final, list) or (isinstance(final, np.ndarray) and final.dtype == object)
 
     # -- life
 

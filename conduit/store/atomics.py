@@ -234,6 +234,23 @@ def prefetch(typingctx: Any, address: Any) -> Any:
     return types.void(types.int64), codegen
 
 
+@intrinsic
+def stream_64_bytes(typingctx: Any, destination: Any, source: Any) -> Any:
+    """Copy 64 bytes past the caches (non-temporal); `destination` is a multiple of 64.
+
+    No order among other stores: `fence_full` has to come between it and the store that publishes what was copied.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        line = ir.VectorType(_I8, 64)
+        value = builder.load(_pointer(builder, args[1], line), align=1)
+        store = builder.store(value, _pointer(builder, args[0], line), align=64)
+        store.set_metadata("nontemporal", builder.module.add_metadata([_I32(1)]))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
 def _caller(arity: int) -> Any:
     signature = types.int64(types.int64, *([types.int64] * arity))
 

@@ -16,7 +16,7 @@ from conduit.schema import Field, Schema
 from conduit.store.arenas import arena_items, check_mean_lengths, row_share
 from conduit.store.limits import Limiter, Limits, checked_limiter
 from conduit.store.statistics import measured
-from conduit.store.words import LINE, META_BYTES, SPAN_BYTES
+from conduit.store.words import CACHE_LINE, LINE, META_BYTES, SPAN_BYTES
 
 MIN_PAGES = 4
 MAX_PAGES = 65536
@@ -44,10 +44,14 @@ def parse_bytes(text: str) -> int:
 
 
 def row_stride(field: Field) -> int:
-    """Bytes from one row of a field to the next; a ragged field has one word per row, its values lie in an arena."""
+    """Bytes from one row of a field to the next; a ragged field has one word per row, its values lie in an arena.
+
+    A large row begins at a multiple of 64 bytes: it then spans no more pieces of 128 bytes than if it began at a multiple of 128,
+    and rows that are a multiple of 64 lie close together, so that those of a tick are one copy.
+    """
     if field.ragged:
         return SPAN_BYTES
-    return field.row_bytes if field.row_bytes < LINE else align(field.row_bytes)
+    return field.row_bytes if field.row_bytes < LINE else align(field.row_bytes, CACHE_LINE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from conduit.field import Field
+from conduit.schema import Schema
 
 Array = np.ndarray[Any, Any]
 
@@ -40,7 +41,7 @@ F_WORDS = 16
 """Words of one field: kind; numpy type number; dimensions and their address; elements; column and its row stride; bytes of a
 row; type of numpy scalars; item size; range of an int; whether float64 arrays are rounded to this float32 field; whether the
 object False leaves the (cleared) rows as they are; of a ragged field its number among the ragged ones, and whether a value is
-a list of one array per environment."""
+a list of one array per environment (of `final`: whether it may be)."""
 
 (
     O_ARRAY,
@@ -53,15 +54,16 @@ a list of one array per environment."""
     O_NUMPY_FALSE,
     O_LIST,
     O_TUPLE,
+    O_NONE,
     O_TAGGED,
-) = range(0, 88, 8)
+) = range(0, 96, 8)
 """Addresses of the types and singletons of this process; whether ints carry a tag word (Python 3.12 on)."""
 
 
 @functools.cache
 def known_objects() -> Array:
     """Addresses of this process's types and singletons (`O_*`), int64."""
-    named = (np.ndarray, float, np.float64, int, True, False, np.True_, np.False_, list, tuple)
+    named = (np.ndarray, float, np.float64, int, True, False, np.True_, np.False_, list, tuple, None)
     return np.array([*(id(item) for item in named), sys.version_info >= (3, 12)], np.int64)
 
 
@@ -111,6 +113,22 @@ def describe_fields(fields: list[tuple[Field, Array]], num_envs: int | None) -> 
 def mark_flags(described: Array) -> None:
     """Say of the last two descriptions that they are the flags, for which the object False means nothing to store."""
     described[-2:, F_FALSE_IS_NOTHING // 8] = 1
+
+
+def describe_final(schema: Schema, described: Array, *, lists: bool) -> Array | None:
+    """What a writer's `final` takes, as the description of a field; None where only the exact path knows.
+
+    Args:
+        schema: The table's.
+        described: From `describe_fields`, in the schema's order.
+        lists: Whether a list, tuple or array of objects with one observation per environment is taken as well.
+    """
+    names = schema.observation_names
+    if schema.ragged_names or len(names) != 1 or "." in names[0]:
+        return None
+    out: Array = described[schema.names.index(names[0])].copy()
+    out[F_LISTED // 8] = lists
+    return out if out[F_KIND // 8] == ARRAY else None
 
 
 def _kind(field: Field, shape: tuple[int, ...]) -> int:

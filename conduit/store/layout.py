@@ -3,7 +3,7 @@
     header | specification (JSON) | participants | hazards | weights slots | tables: control, page blocks, columns
 
 Alignment is decided here and nowhere else: every column begins at a multiple of 128 bytes; a field of 128 bytes or more
-per row has a row stride that is a multiple of 128 (wide loads and PCIe depend on it); smaller fields are packed, since
+per row has a row stride that is a multiple of 64 (wide loads and PCIe depend on it); smaller fields are packed, since
 padding them would only dilute cache lines. A ragged field's column holds spans, and each page has an arena for its values,
 which begins at a multiple of 128 bytes; the values inside it lie close together.
 """
@@ -25,7 +25,7 @@ from conduit.store.statistics import measured, seat_bytes
 from conduit.store.words import LINE, META_BYTES, OWNER_MASK, TABLE_CONTROL_BYTES
 
 MAGIC = 0x3154495544_4E4F43  # "CONDUIT1"
-VERSION = 2
+VERSION = 3
 HEADER_BYTES = 4096
 HAZARDS_PER_PARTICIPANT = 16
 PARTICIPANT_BYTES = LINE

@@ -13,15 +13,14 @@ from conduit.store.atomics import (
     load_acquire,
     load_relaxed,
     peek_i64,
-    peek_u8,
     peek_u32,
     poke_i64,
-    poke_u8,
     poke_u32,
     store_relaxed,
     store_release,
     zero_bytes,
 )
+from conduit.store.copying import copy_rows
 from conduit.store.protocol import block_of, publish_open, seal, side_of
 from conduit.store.removal import mark_deleted
 from conduit.store.spans import copy_values, empty_arenas, keep_values, kept_bytes
@@ -95,36 +94,37 @@ from conduit.store.writing import BEYOND, _publish
 
 
 @inner
-def _copy_row(writer, table, rows, source, destination):  # type: ignore[no-untyped-def]
-    """Copy every column of one physical row to another, and its ragged values to the other's page of `rows` rows."""
+def _copy_rows(writer, table, rows, source, destination, count):  # type: ignore[no-untyped-def]
+    """Copy every column of `count` physical rows to others, and their ragged values to the others' page of `rows` rows."""
     columns = peek_i64(table + T_COLUMNS)
     for i in range(peek_i64(table + T_COLUMN_COUNT)):
         base = peek_i64(columns + 16 * i)
         size = peek_i64(columns + 16 * i + 8)
-        copy_bytes(base + destination * size, base + source * size, size)
+        copy_rows(base + destination * size, size, base + source * size, size, count)
     for column in (T_TERMINATED, T_TRUNCATED):
         base = peek_i64(table + column)
-        poke_u8(base + destination, peek_u8(base + source))
+        copy_bytes(base + destination, base + source, count)
     meta = peek_i64(table + T_META)
-    copy_bytes(meta + destination * META_BYTES, meta + source * META_BYTES, META_BYTES)
+    copy_bytes(meta + destination * META_BYTES, meta + source * META_BYTES, count * META_BYTES)
     if peek_i64(writer + W_ARENA_COUNT) != 0:
-        copy_values(writer, rows, source, destination)
+        for i in range(count):
+            copy_values(writer, rows, source + i, destination + i)
 
 
 @inner
 def _copy_halo(writer, table, old_base, old_local, halo, new_base, rows):  # type: ignore[no-untyped-def]
     """Copy the last `halo` rows and the kept finals they link to; returns the number of finals."""
     meta = peek_i64(table + T_META)
+    first = old_base + old_local - halo
+    _copy_rows(writer, table, rows, first, new_base, halo)
     tail = 0
-    for i in range(halo):
-        source = old_base + old_local - halo + i
-        destination = new_base + i
-        _copy_row(writer, table, rows, source, destination)
-        word = peek_u32(meta + source * META_BYTES + 12)
+    for destination in range(new_base, new_base + halo):
+        word = peek_u32(meta + destination * META_BYTES + 12)
         if word & KEPT:
             tail += 1
             kept = new_base + rows - tail
-            _copy_row(writer, table, rows, source + (word >> LINK_SHIFT), kept)
+            final = first + (destination - new_base) + (word >> LINK_SHIFT)
+            _copy_rows(writer, table, rows, final, kept, 1)
             poke_u32(meta + destination * META_BYTES + 12, ((kept - destination) << LINK_SHIFT) | (word & FLAG_MASK))
     return tail
 

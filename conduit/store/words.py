@@ -11,7 +11,7 @@ State of a page, one word:  generation << 16 | owner << 4 | kind
 
 from __future__ import annotations
 
-LINE = 128
+LINE, CACHE_LINE = 128, 64
 
 FREE, INIT, OPEN, SEALED = 0, 1, 2, 3
 KIND_MASK = 15
@@ -223,7 +223,9 @@ W_GRANTED = 288
 """Rows granted and not published yet."""
 W_BEYOND = 296
 """1: the bare handle has no row to commit, until it asks for one."""
-W_WORDS = 38
+W_FINAL = 304
+"""Address of the description of what `final` takes (as of a field), or 0 where only the exact path knows."""
+W_WORDS = 39
 
 # --- arena of a ragged field, as a writer sees it: private to a process, int64 words
 A_SPANS = 0

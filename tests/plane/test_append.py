@@ -174,7 +174,7 @@ def test_fields_of_128_bytes_and_more_are_stored_at_their_padded_places(make, pa
     ]
     for big, wide, n in ticks:
         writer.append(big=big, wide=wide, n=n)
-    assert engine._views["replay"].columns["big"].strides[0] == 256
+    assert engine._views["replay"].columns["big"].strides[0] == 192
     for k, name in enumerate(("big", "wide", "n")):
         np.testing.assert_array_equal(stored(engine, name), np.concatenate([tick[k] for tick in ticks]))
 
@@ -423,6 +423,62 @@ def test_a_final_observation_handed_over_with_every_step_is_kept_only_where_an_e
     assert (ended <= (step % 4 == 3)).all()
     assert ended.any()
     np.testing.assert_array_equal(batch["next_obs"][:, 0], np.where(ended, -1 - step, step + 1))
+
+
+def objects_of(whole, ended):
+    """As Gymnasium's vector environments hand them over in `infos["final_obs"]`."""
+    out = np.empty(len(whole), object)
+    for env in np.flatnonzero(ended):
+        out[env] = whole[env]
+    return out
+
+
+HANDED_OVER = {
+    "array": lambda whole, ended: whole,
+    "list": lambda whole, ended: [one if end else None for one, end in zip(whole, ended, strict=True)],
+    "tuple": lambda whole, ended: tuple(one if end else None for one, end in zip(whole, ended, strict=True)),
+    "objects": objects_of,
+}
+
+
+@pytest.mark.parametrize("width", [5, 9001], ids=["small", "large"])
+@pytest.mark.parametrize("keep_final", [True, False])
+@pytest.mark.parametrize("way", HANDED_OVER)
+def test_final_observations_may_come_in_any_of_these_ways_and_are_the_ends_own(make, path, way, keep_final, width):
+    envs = 6
+    schema = Schema([Field("obs", "uint8", (width,), observation=True), Field("action", "int64")])
+    engine = make(schema, num_envs=envs)
+    rng = np.random.default_rng(3)
+    behind, rows = {}, []
+    with engine.writer("replay", num_envs=envs, autoreset="same_step", keep_final=keep_final) as writer:
+        for step in range(14):
+            obs, whole = (rng.integers(0, 256, (envs, width), np.uint8) for _ in range(2))
+            ended = rng.random(envs) < 0.3
+            action = np.arange(envs) + envs * step
+            writer.append(obs=obs, action=action, truncated=ended, final=HANDED_OVER[way](whole, ended))
+            behind |= {int(action[env]): whole[env] for env in np.flatnonzero(ended)}
+            rows.append(obs)
+    with engine.loader("replay", batch_size=256, min_rows=1, format="numpy", seed=0) as loader:
+        batch = loader.next()
+    flat = np.concatenate(rows)
+    for place, action in enumerate(batch["action"].tolist()):
+        assert bool(batch["truncated"][place]) == (action in behind)
+        np.testing.assert_array_equal(batch["obs"][place], flat[action])
+        np.testing.assert_array_equal(batch["next_obs"][place], behind.get(action, flat[(action + envs) % len(flat)]))
+    assert batch["truncated"].any()
+
+
+@pytest.mark.parametrize("way", HANDED_OVER)
+def test_a_step_that_ends_an_episode_is_one_compiled_call_like_any_other(make, monkeypatch, way):
+    engine = make(CARTPOLE, num_envs=3)
+    rows = {"obs": np.zeros((3, 4), np.float32), "action": np.zeros(3, np.int64), "reward": np.zeros(3, np.float32)}
+    with engine.writer("replay", num_envs=3, autoreset="same_step") as writer:
+        writer.append(**rows)  # claims the first page
+        monkeypatch.delattr(type(writer).__mro__[1], "_append_exactly")
+        ended = np.array([True, False, True])
+        writer.append(**rows, terminated=ended, final=HANDED_OVER[way](rows["obs"], ended))
+        with pytest.raises(AttributeError):  # and this is how one would see that it was not
+            writer.append(**rows, terminated=ended)
 
 
 @pytest.mark.parametrize("flag", ["terminated", "truncated"])

@@ -85,7 +85,7 @@ def test_padded_rows_and_nested_observations_are_views_too(make):
     claim = engine.consumer("replay").next()
     pixels = claim["obs.pixels"]
     assert pixels.shape == (4, 2, 9, 20)
-    assert pixels.stride() == (512, 256, 20, 1)
+    assert pixels.stride() == (384, 192, 20, 1)
     assert (pixels == torch.arange(4, dtype=torch.uint8)[:, None, None, None]).all()
     assert set(claim.nest()["obs"]) == {"pixels", "speed"}
 
