@@ -76,8 +76,7 @@ class ConduitEngine(Adapter):
             table["max_length"] = LENGTH
             reader["window"] = conduit.Sequence(LENGTH, across=True)
         elif case.kind == "rollout":
-            table |= {"max_length": ROLLOUT, "page_rows": 4 * ROLLOUT * load.lanes}
-            reader["window"] = conduit.Rollout(ROLLOUT, load.lanes)
+            table |= {"kind": "queue", "rollout_length": ROLLOUT}
         elif case.kind == "tokens":
             table["mean_lengths"] = {"tokens": (SHORTEST + LONGEST) / 2}
             reader["ragged"] = "pad"
@@ -94,7 +93,11 @@ class ConduitEngine(Adapter):
         self.stack = contextlib.ExitStack()
         engine = self.stack.enter_context(conduit.Engine.create(self.engine_name, tables=tables))
         self.writer = self.stack.enter_context(engine.writer(TABLE, num_envs=load.num_envs, autoreset="same_step"))
-        self.loader = self.stack.enter_context(engine.loader(TABLE, **reader))
+        self.claim: Any = None
+        if case.kind == "rollout":
+            self.consumer = self.stack.enter_context(engine.consumer(TABLE, timeout=10.0))
+        else:
+            self.loader = self.stack.enter_context(engine.loader(TABLE, **reader))
 
     def write(self, ticks: Sequence[Tick]) -> None:
         if self.case.kind == "tokens":
@@ -103,11 +106,20 @@ class ConduitEngine(Adapter):
             return
         _append(self.writer, ticks)
 
+    def fill(self, rows: Rows, case: Case) -> None:
+        if case.kind != "rollout":  # what a queue holds would come before what is timed
+            super().fill(rows, case)
+
     def sample(self) -> Any:
+        if self.case.kind == "rollout":
+            if self.claim is not None:
+                self.claim.ack()
+            batch = self.claim = self.consumer.next()
+            return batch, batch["obs"], batch["action"], batch["reward"], batch["terminated"]
         batch = self.loader.next()
         if self.case.kind == "tokens":
             return batch["tokens"], batch["tokens_mask"], batch["action"], batch["reward"]
-        if self.case.kind in ("sequences", "rollout"):
+        if self.case.kind == "sequences":
             return batch, batch["obs"], batch["action"], batch["reward"], batch["terminated"]
         if self.case.kind == "priorities":
             return (
@@ -119,9 +131,12 @@ class ConduitEngine(Adapter):
         if self.case.kind == "tokens":
             tokens, mask, action, reward = (value.numpy() for value in batch)
             return {"tokens": tokens, "lengths": mask.sum(1), "action": action, "reward": reward}
+        if self.case.kind == "rollout":
+            return dict(
+                zip(("obs", "action", "reward", "terminated"), (value.numpy() for value in batch[1:]), strict=True)
+            )
         names = [n for n in ("obs", "action", "reward", "terminated", "next_obs", "weights") if n in batch[0]]
-        strip = self.case.kind == "rollout"
-        return {n: batch[0][n].numpy()[0] if strip else batch[0][n].numpy() for n in names}
+        return {n: batch[0][n].numpy() for n in names}
 
     def update(self, batch: Any, priorities: Any) -> None:
         self.loader.update_priorities(batch[0].ids, priorities)
@@ -159,7 +174,7 @@ class ConduitEngine(Adapter):
 
     def close(self) -> None:
         self.stack.close()
-        self.writer = self.loader = None  # they keep the memory mapped
+        self.writer = self.loader = self.consumer = self.claim = None  # they keep the memory mapped
 
 
 def _written(name: str) -> int:

@@ -6,6 +6,7 @@ Whoever's turn it is not is stopped (SIGSTOP), with all its threads, so that no 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -102,7 +103,19 @@ def missing(peer: Peer, venvs: Path) -> str | None:
     return f"no environment in {venvs}: python -m perf.peers.setup {peer.name.split()[0]}"
 
 
-def _environment(root: Path = ROOT) -> dict[str, str]:
+_families = itertools.count()
+
+
+def _end_family(family: str) -> None:
+    """Kills what a peer has left: helpers of some libraries leave the process's group, but keep its environment."""
+    token = f"CONDUIT_PEER={family}".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if token in (folder / "environ").read_bytes().split(b"\0"):
+                os.kill(int(folder.name), signal.SIGKILL)
+
+
+def _environment(family: str, root: Path = ROOT) -> dict[str, str]:
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu", "RAY_DEDUP_LOGS": "0", "PYTHONWARNINGS": "ignore"}
     # no user's own site-packages, and nothing of pytest's or coverage's in the child
@@ -113,6 +126,7 @@ def _environment(root: Path = ROOT) -> dict[str, str]:
         "PYTHONPATH": str(root),
         "PYTHONNOUSERSITE": "1",
         "CUDA_VISIBLE_DEVICES": "",
+        "CONDUIT_PEER": family,
     }
 
 
@@ -133,6 +147,7 @@ class Process:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._family = f"{os.getpid()}-{next(_families)}"
         self._log = self.log.open("ab") if self.log is not None else None
         self._process = subprocess.Popen(
             [str(interpreter(self.peer, self.venvs)), "-m", f"perf.peers.{self.peer.module}"],
@@ -140,7 +155,7 @@ class Process:
             stdout=subprocess.PIPE,
             stderr=self._log if self._log is not None else subprocess.DEVNULL,
             cwd=self.root,
-            env=_environment(self.root),
+            env=_environment(self._family, self.root),
             start_new_session=True,  # its writers are stopped and killed with it
         )
         try:
@@ -197,6 +212,7 @@ class Process:
         """Ends the process and its children; idempotent."""
         self._signal(signal.SIGKILL)
         self._process.wait()
+        _end_family(self._family)
 
     def close(self) -> None:
         """Asks it to leave, and sees to it."""
@@ -221,16 +237,18 @@ class Process:
 
 def cold_start(peer: Peer, venvs: Path) -> dict[str, float]:
     """Seconds from starting a process to its first batch, and what it took."""
+    family = f"{os.getpid()}-{next(_families)}"
     begun = time.perf_counter()
     done = subprocess.run(
         [str(interpreter(peer, venvs)), "-m", f"perf.peers.{peer.module}", "cold"],
         capture_output=True,
         cwd=ROOT,
-        env=_environment(),
+        env=_environment(family),
         timeout=180,
         check=False,
     )
     wall = time.perf_counter() - begun
+    _end_family(family)
     if done.returncode:
         raise Refused(done.stderr.decode(errors="replace").strip().splitlines()[-1])
     said = json.loads(done.stdout.splitlines()[-1])
