@@ -13,11 +13,11 @@ place). The fingerprint covers the order of the fields too, since the layout of 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from conduit.errors import FieldError, MissingExtra, SchemaError
@@ -29,22 +29,34 @@ __all__ = ["DTYPES", "SYSTEM_NAMES", "Casting", "Field", "Schema", "dtype_name"]
 _FORMAT = 1
 
 
-class _FieldDocument(msgspec.Struct, forbid_unknown_fields=True):
-    name: str
-    dtype: str
-    shape: list[int]
-    observation: bool = False
-    casting: Casting = "no"
-    ragged: bool = False
+_KEYS: Mapping[str, type] = {
+    "name": str,
+    "dtype": str,
+    "shape": list,
+    "observation": bool,
+    "casting": str,
+    "ragged": bool,
+}
+"""Keys of a field in a document and the types of their values; the first three are always there."""
 
 
-class _Document(msgspec.Struct, forbid_unknown_fields=True):
-    format: int
-    fields: list[_FieldDocument]
+def _refuse_unless(fits: bool, expected: str, found: object, at: str) -> None:
+    if not fits:
+        raise SchemaError(f"Expected a schema in JSON: {expected}, got {found!r}", at=at)
 
 
-class _DocumentHead(msgspec.Struct):
-    format: int
+def _read_field(entry: Any, at: str) -> Field:
+    """A field out of a document."""
+    _refuse_unless(isinstance(entry, dict), "an object for each field", entry, at)
+    for key in entry:
+        _refuse_unless(key in _KEYS, f"only the keys {', '.join(_KEYS)}", key, at)
+    for key in ("name", "dtype", "shape"):
+        _refuse_unless(key in entry, f"the key {key!r}", sorted(entry), at)
+    for key, value in entry.items():
+        _refuse_unless(type(value) is _KEYS[key], f"`{_KEYS[key].__name__}` as {key!r}", value, at)
+    sizes = entry["shape"]
+    _refuse_unless(all(type(size) is int for size in sizes), "a list of `int` as 'shape'", sizes, at)
+    return Field(**entry)
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -162,25 +174,43 @@ class Schema:
             SchemaError: Not such a document, a format this version does not know, or fields that are not valid.
         """
         try:
-            head = msgspec.json.decode(document, type=_DocumentHead)
-            if head.format != _FORMAT:
-                raise SchemaError(
-                    f"Expected a schema of format {_FORMAT}, got format {head.format}: "
-                    "use one version of conduit-rl in all processes"
-                )
-            read = msgspec.json.decode(document, type=_Document)
-        except msgspec.DecodeError as error:
+            read = json.loads(bytes(document) if isinstance(document, memoryview) else document)
+        except ValueError as error:
             raise SchemaError(f"Expected a schema in JSON: {error}") from error
-        return cls(Field(f.name, f.dtype, f.shape, f.observation, f.casting, f.ragged) for f in read.fields)
+        return cls.from_document(read)
+
+    @classmethod
+    def from_document(cls, document: Any) -> Schema:
+        """Make a schema of what :meth:`to_document` made.
+
+        Raises:
+            SchemaError: As :meth:`from_json`.
+        """
+        _refuse_unless(isinstance(document, dict), "an object", document, "schema")
+        form = document.get("format")
+        _refuse_unless(type(form) is int, "an `int` as 'format'", form, "schema")
+        if form != _FORMAT:
+            raise SchemaError(
+                f"Expected a schema of format {_FORMAT}, got format {form}: use one version of conduit-rl in all processes"
+            )
+        for key in document:
+            _refuse_unless(key in ("format", "fields"), "only the keys format, fields", key, "schema")
+        entries = document.get("fields")
+        _refuse_unless(isinstance(entries, list), "a list as 'fields'", entries, "schema")
+        return cls(_read_field(entry, f"fields[{k}]") for k, entry in enumerate(entries))
 
     def to_json(self) -> bytes:
-        """Write the schema as canonical JSON: the same bytes for equal schemas, on any machine.
+        """Write the schema as canonical JSON: the same bytes for equal schemas, on any machine."""
+        return json.dumps(self.to_document(), separators=(",", ":"), ensure_ascii=False).encode()
+
+    def to_document(self) -> dict[str, Any]:
+        """The schema as what JSON can hold.
 
         Keys with their default value are left out, so that a later key changes no fingerprint of today's schemas.
         """
         fields: list[dict[str, object]] = []
         for item in self.fields:
-            entry: dict[str, object] = {"name": item.name, "dtype": item.dtype, "shape": item.shape}
+            entry: dict[str, object] = {"name": item.name, "dtype": item.dtype, "shape": list(item.shape)}
             if item.observation:
                 entry["observation"] = True
             if item.casting != "no":
@@ -188,7 +218,7 @@ class Schema:
             if item.ragged:
                 entry["ragged"] = True
             fields.append(entry)
-        return msgspec.json.encode({"format": _FORMAT, "fields": fields})
+        return {"format": _FORMAT, "fields": fields}
 
     def difference(self, other: Schema) -> str | None:
         """Name the first difference to another schema, with both sides; None when they are equal."""

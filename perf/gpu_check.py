@@ -2,8 +2,8 @@
 
     python perf/gpu_check.py --out results
 
-It runs from a bare checkout, installed or not, with a Python (3.11 or newer) that has torch 2.11 and Triton 3.6 or newer, numpy, and
-these small wheels: numba (with llvmlite), posix-ipc, msgspec, xxhash, and pytest for the tests. Nothing is downloaded. It ends within
+It runs from a bare checkout, installed or not, with a Python (3.11 or newer) that has torch 2.11 and Triton 3.6 or newer and numpy, and
+these small wheels besides: numba (with llvmlite) and posix-ipc; and pytest for the tests. Nothing is downloaded. It ends within
 five minutes, by a deadline of its own: what was not reached then is missing from the table and said to be.
 
 First come the GPU's own tests, compiled and on the device, file by file side by side; then copy rates, against which everything is

@@ -3,8 +3,10 @@
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,26 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+BLOCKED = """
+import sys
+
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {others!r}:
+            raise ImportError(f"{{name}} is not there")
+
+sys.meta_path.insert(0, Block())
+"""
+
+
+def others():
+    """What Conduit installs besides torch, Triton, numpy and the two wheels that the script may need."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    names = {re.match(r"[\w-]+", line)[0].replace("-", "_") for line in declared}
+    assert {"torch", "triton", "numpy", "numba", "posix_ipc"} < names
+    return sorted(names - {"torch", "triton", "numpy", "numba", "posix_ipc"})
+
+
 def run(tmp_path, *options):
     environment = {key: value for key, value in os.environ.items() if key not in ("TRITON_INTERPRET", "PYTHONPATH")}
     return subprocess.run(
@@ -24,13 +46,25 @@ def run(tmp_path, *options):
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        env=environment | {"OMP_NUM_THREADS": "1"},
+        env=environment | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.environ.get("BESIDES", "")},
         timeout=170,
         check=False,
     )
 
 
-def test_every_part_of_it_runs_in_the_interpreter_and_is_written_down(tmp_path):
+def test_every_part_of_it_runs_in_the_interpreter_without_other_wheels_and_is_written_down(tmp_path, monkeypatch):
+    assert {"msgspec", "xxhash"} <= set(others())
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(BLOCKED.format(others=set(others())))
+    monkeypatch.setenv("BESIDES", str(site))
+    is_there = subprocess.run(
+        [sys.executable, "-c", "import msgspec"],
+        env=os.environ | {"PYTHONPATH": str(site)},
+        capture_output=True,
+        check=False,
+    )
+    assert b"msgspec is not there" in is_there.stderr
     done = run(tmp_path, "--interpret")
     assert done.returncode == 0, done.stdout + done.stderr
     written = json.loads((tmp_path / "gpu_check.json").read_text())

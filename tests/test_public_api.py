@@ -68,7 +68,7 @@ NAMES = {
 
 MEMBERS = {
     "Batch": "episodes get ids items keys nest release steps transform values versions",
-    "BatchTransform": "outputs run",
+    "BatchTransform": "check_device outputs run run_on_device",
     "Claim": (
         "ack batch bootstrap complete delivered_before episodes finals first_tick get give_back ids is_first "
         "items keys mask nest num_envs steps stream ticks transform values versions"
@@ -105,8 +105,8 @@ MEMBERS = {
     "SampleToInsertRatio": "error_buffer limits min_size samples_per_insert",
     "Scan": "",
     "Schema": (
-        "difference fields fingerprint flatten flatten_observation from_example from_json from_spaces names nest "
-        "observation_names ragged_names row_bytes to_json"
+        "difference fields fingerprint flatten flatten_observation from_document from_example from_json "
+        "from_spaces names nest observation_names ragged_names row_bytes to_document to_json"
     ),
     "Sequence": "across burn_in length next_obs overlap pad",
     "Statistics": "fields read stamp update",

@@ -91,6 +91,26 @@ class BatchTransform(ABC):
             draw: Seed of the loader, and number of the batch.
         """
 
+    def check_device(self, place: str) -> None:
+        """Refuse a device that the step cannot work on.
+
+        Raises:
+            ConfigError: It cannot, which is so unless a step says otherwise.
+        """
+        raise ConfigError(
+            f"Expected batch_transforms that work on {place}, this one runs on the host: use device='cpu', or leave it out - "
+            f"at batch_transforms, {self}"
+        )
+
+    def run_on_device(self, values: dict[str, Any], draw: tuple[int, int]) -> None:
+        """Launch it for a batch on a device, without waiting; called where `check_device` has not refused.
+
+        Args:
+            values: {name: tensor} of the batch, those of `outputs` among them, uninitialised; may be changed.
+            draw: As for `run`.
+        """
+        raise NotImplementedError
+
 
 @dataclass(frozen=True, slots=True)
 class Apply(BatchTransform):
@@ -121,6 +141,13 @@ class Apply(BatchTransform):
         made = dict(made)
         values.clear()
         values.update(made)
+
+    def check_device(self, place: str) -> None:
+        """Nothing: the function gets the tensors that are there."""
+
+    def run_on_device(self, values: dict[str, Any], draw: tuple[int, int]) -> None:
+        """As `run`."""
+        self.run(values, {}, draw)
 
 
 def apply(function: Callable[[dict[str, Any]], Mapping[str, Any]]) -> Apply:
@@ -171,7 +198,7 @@ def with_batch_transforms(plan: Plan, steps: Iterable[Any]) -> Plan:
         added += made
         is_open = is_open or isinstance(step, Apply)
     names = (*plan.names, *(item.name for item in added))
-    return replace(plan, computed=(*plan.computed, *added), names=names, batchwise=listed)
+    return replace(plan, names=names, batchwise=listed, added=tuple(added))
 
 
 def as_numpy(values: Mapping[str, Any], name: str, dtype: Any, shape: tuple[int, ...] | None = None) -> Array:

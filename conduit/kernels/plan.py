@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal
 
-import msgspec
 import numpy as np
 
 from conduit.errors import ConfigError
@@ -103,6 +103,7 @@ class Plan:
         reward: Transform of single rewards before they are summed up, where the window sums.
         ragged: Arrays read from ragged fields.
         batchwise: What is done to the whole batch after that, in this order (conduit.kernels.batchwise).
+        added: Arrays that these steps add.
     """
 
     batch_size: int
@@ -113,11 +114,12 @@ class Plan:
     reward: Transform | None = None
     ragged: tuple[Ragged, ...] = ()
     batchwise: tuple[Any, ...] = ()
+    added: tuple[Computed, ...] = ()
 
     @property
     def fingerprint(self) -> str:
         """16 hexadecimal characters: equal plans have equal ones, in every process."""
-        return hashlib.sha256(msgspec.json.encode(describe(self))).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(describe(self)).encode()).hexdigest()[:16]
 
     @property
     def sample_bytes(self) -> int:

@@ -119,16 +119,41 @@ class _Advantages(BatchTransform):
         entry(trace)(job.words.ctypes.data, self.gamma, self.lam, *self._rates())
         return out
 
-    def run(self, values: dict[str, Any], arrays: Mapping[str, Array], draw: tuple[int, int]) -> None:
-        """Fill the arrays from the batch's own."""
+    def _given(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The inputs that lie in the batch."""
         names = {
             "values": self.values,
             "bootstrap": self.bootstrap,
             "final_values": self.final_values,
             "log_ratios": self._ratios(),
         }
-        given = {key: None if name is None else _taken(values, name) for key, name in names.items()}
-        self._compute(values, given, arrays)
+        return {key: None if name is None else _taken(values, name) for key, name in names.items()}
+
+    def run(self, values: dict[str, Any], arrays: Mapping[str, Array], draw: tuple[int, int]) -> None:
+        """Fill the arrays from the batch's own."""
+        self._compute(values, self._given(values), arrays)
+
+    def check_device(self, place: str) -> None:
+        """Nothing: there is a kernel for it."""
+
+    def run_on_device(self, values: dict[str, Any], draw: tuple[int, int]) -> None:
+        """Fill the tensors from the batch's own, in one launch."""
+        self._launch(values, self._given(values), values)
+
+    def _launch(
+        self, batch: Mapping[str, Any], given: Mapping[str, Any], made: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        """As `_compute`, on the device that the batch lies on; without `made` in fresh tensors."""
+        from conduit.kernels.gpu.returns import advantages_of
+
+        assert isinstance(self, Gae | Vtrace)  # noqa: S101 - for the type checker
+        return advantages_of(self, batch, given, made, reward=self.reward, target=self._target)
+
+    def _called(self, batch: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        """Advantages of values that are not in the batch, where the batch lies."""
+        if getattr(_taken(batch, self.reward), "is_cuda", False):
+            return self._launch(batch, given, None)
+        return _like(batch, self.reward, self._compute(batch, given, None))
 
 
 def _taken(values: Mapping[str, Any], name: str) -> Any:
@@ -163,13 +188,13 @@ class Gae(_Advantages):
             final_values: float as `values`, V of the true final observation, read at truncated steps only, or None.
 
         Returns:
-            {"advantages", "returns", "advantage_mask"}, tensors where the batch holds tensors; without gradients.
+            {"advantages", "returns", "advantage_mask"}, tensors where the batch holds tensors, on its device; without gradients.
 
         Raises:
             FieldError: Missing or wrongly shaped inputs.
         """
         given = {"values": values, "bootstrap": bootstrap, "final_values": final_values, "log_ratios": None}
-        return _like(batch, self.reward, self._compute(batch, given, None))
+        return self._called(batch, given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,13 +247,13 @@ class Vtrace(_Advantages):
             final_values: float as `values`, read at truncated steps only, or None.
 
         Returns:
-            {"advantages", "targets", "advantage_mask"}, tensors where the batch holds tensors; without gradients.
+            {"advantages", "targets", "advantage_mask"}, tensors where the batch holds tensors, on its device; without gradients.
 
         Raises:
             FieldError: Missing or wrongly shaped inputs.
         """
         given = {"values": values, "bootstrap": bootstrap, "final_values": final_values, "log_ratios": log_ratios}
-        return _like(batch, self.reward, self._compute(batch, given, None))
+        return self._called(batch, given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +280,15 @@ class ReturnsToGo(BatchTransform):
         job = Job(values, self.reward)
         job.put(G_RETURNS, arrays["returns_to_go"])
         entry(sum_up)(job.words.ctypes.data, self.gamma)
+
+    def check_device(self, place: str) -> None:
+        """Nothing: there is a kernel for it."""
+
+    def run_on_device(self, values: dict[str, Any], draw: tuple[int, int]) -> None:
+        """Fill them in, in one launch."""
+        from conduit.kernels.gpu.returns import returns_to_go
+
+        returns_to_go(self, values, values["returns_to_go"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +320,21 @@ class NormaliseAdvantages(BatchTransform):
         if not np.shares_memory(array, checked_array(values[self.name], self.name, np.float32)):
             raise FieldError("Expected contiguous `float32` to normalise in place", at=self.name)
         entry(standardise)(array.ctypes.data, 0 if flags is None else flags.ctypes.data, array.size, self.eps)
+
+    def check_device(self, place: str) -> None:
+        """Nothing: torch's own operations do it."""
+
+    def run_on_device(self, values: dict[str, Any], draw: tuple[int, int]) -> None:
+        """Do it in place, without waiting."""
+        tensor = _taken(values, self.name)
+        mask = next((values[name] for name in ("advantage_mask", "mask") if name in values), None)
+        wide = tensor.double()
+        weights = wide.new_ones(()) if mask is None or mask.shape != tensor.shape else mask.double()
+        count = weights.expand_as(wide).sum().clamp(min=1.0)
+        mean = (wide * weights).sum() / count
+        deviation = (((wide - mean) ** 2) * weights).sum().div(count).sqrt()
+        changed = (wide - mean) / (deviation + self.eps)
+        tensor.copy_(changed.where(weights.bool(), wide))
 
 
 def gae(

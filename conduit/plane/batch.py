@@ -197,7 +197,7 @@ def spans_of(plan: Plan) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
     """{name: dtype and shape} of every array of a batch, its keys included."""
     size = plan.batch_size
     spans = {item.name: (item.numpy_dtype, (size, *item.lanes, *item.shape)) for item in plan.outputs}
-    spans |= {item.name: (np.dtype(item.dtype), (size, *item.lanes)) for item in plan.computed}
+    spans |= {item.name: (np.dtype(item.dtype), (size, *item.lanes)) for item in (*plan.computed, *plan.added)}
     for item in plan.ragged:
         spans |= item.arrays(size)
     return spans | {name: (np.dtype(np.int64), (size,)) for name in _KEYS}

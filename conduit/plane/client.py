@@ -36,7 +36,6 @@ from conduit.schema import Schema
 from conduit.store import removal
 from conduit.store.loaders import NamedLoader, take_name
 from conduit.store.participants import Participants
-from conduit.store.saving import save
 from conduit.store.segment import Segment
 from conduit.store.statistics import Statistics
 from conduit.store.table import TableView
@@ -503,6 +502,8 @@ class Client:
             ConfigError: Bad options.
             Closed: The client or engine has closed.
         """
+        from conduit.store.saving import save  # most processes make no checkpoints
+
         self._check_open()
         return save(
             self._segment, self._views, Path(path), keep, extra or {}, sys.modules["conduit"].__version__, progress

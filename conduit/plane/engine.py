@@ -9,19 +9,21 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conduit.errors import EngineExists
-from conduit.plane.checkpointing import Restored, restore
 from conduit.plane.client import Client
 from conduit.store import segment as segments
 from conduit.store.declaration import Table
 from conduit.store.layout import specify
 from conduit.store.locks import LOCK_CREATOR, try_lock
 from conduit.store.names import Backing
-from conduit.store.restoring import LimiterPolicy
 from conduit.store.segment import Segment
 from conduit.store.weights import describe
+
+if TYPE_CHECKING:
+    from conduit.plane.checkpointing import Restored
+    from conduit.store.restoring import LimiterPolicy
 
 
 class Engine(Client):
@@ -117,6 +119,9 @@ class Engine(Client):
             EngineExists, Leftover, NoSpace: As `create`; nothing is left behind.
             ConfigError: Bad options.
         """
+        # what checkpoints need is imported where it is used: most processes make and read none
+        from conduit.plane.checkpointing import restore
+
         segment, restored = restore(
             path, name, limiter=limiter, backing=backing, max_participants=max_participants, progress=progress
         )

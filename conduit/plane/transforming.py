@@ -117,6 +117,11 @@ class Transforming:
         for step in self._plan.batchwise:
             step.run(values, arrays, (self._seed, number))
 
+    def finish_on_device(self, values: dict[str, Any], number: int) -> None:
+        """Launch the steps on a whole batch that lies on a device, `values` by name."""
+        for step in self._plan.batchwise:
+            step.run_on_device(values, (self._seed, number))
+
 
 def _check_classes(output: Output, array: Array, index: Array) -> None:
     """Refuse values out of range; those of rows that were overwritten and drawn again are counted too, and are not here."""

@@ -10,11 +10,11 @@ which begins at a multiple of 128 bytes; the values inside it lie close together
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
 from dataclasses import dataclass
-from typing import Literal
-
-import msgspec
+from typing import Any, Literal
 
 from conduit.errors import ConfigError
 from conduit.schema import Field, Schema
@@ -34,10 +34,11 @@ MAX_NAMED_LOADERS = 64
 LOADER_BYTES = 2 * LINE
 
 
-class TableSpec(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class TableSpec:
     """A table as it is written into the segment."""
 
-    schema: msgspec.Raw
+    schema: dict[str, Any]
     pages: int
     page_rows: int
     max_stack: int
@@ -52,7 +53,8 @@ class TableSpec(msgspec.Struct, frozen=True):
     max_times_sampled: int
 
 
-class TensorSpec(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
     """One array of a weights slot: dtype by name, shape."""
 
     name: str
@@ -60,7 +62,8 @@ class TensorSpec(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
 
 
-class SegmentSpec(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class SegmentSpec:
     """All that a segment's layout follows from."""
 
     tables: dict[str, TableSpec]
@@ -166,12 +169,11 @@ def specify(tables: dict[str, Table], policies: dict[str, tuple[TensorSpec, ...]
         pages, page_rows = table.geometry()
         wanted = table.priorities
         priorities = None if wanted is None else (wanted.alpha, wanted.eps, wanted.span)
-        raw = msgspec.Raw(table.schema.to_json())
         windows = (table.max_stack, table.max_n_step, table.max_length)
         arenas = table.arena_items(page_rows)
         statistics = measured(table.schema, table.statistics)
         specs[name] = TableSpec(
-            raw,
+            table.schema.to_document(),
             pages,
             page_rows,
             *windows,
@@ -203,7 +205,7 @@ def _decoded_limits(encoded: tuple[float, int, float | None, float | None] | Non
 
 
 def _lay_table(name: str, spec: TableSpec, start: int, page_base: int, seats: int) -> tuple[TableLayout, int]:
-    schema = Schema.from_json(bytes(spec.schema))
+    schema = Schema.from_document(spec.schema)
     rows = spec.pages * spec.page_rows
     control = align(start)
     blocks = control + TABLE_CONTROL_BYTES
@@ -283,9 +285,29 @@ def _lay_weights(name: str, tensors: tuple[TensorSpec, ...], start: int) -> tupl
     return layout, copies[-1] + copy_bytes
 
 
+def read_spec(encoded: bytes) -> SegmentSpec:
+    """The specification out of what `lay_out` encoded.
+
+    Raises:
+        ValueError, TypeError, KeyError: It is something else.
+    """
+    document: dict[str, Any] = json.loads(encoded)
+    tables = {}
+    for name, table in document["tables"].items():
+        words: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in table.items()
+        }
+        tables[name] = TableSpec(**words)
+    policies = {
+        name: tuple(TensorSpec(one["name"], one["dtype"], tuple(one["shape"])) for one in tensors)
+        for name, tensors in document["policies"].items()
+    }
+    return SegmentSpec(tables, policies, document["max_participants"])
+
+
 def lay_out(spec: SegmentSpec) -> SegmentLayout:
     """Compute every offset of a segment."""
-    encoded = msgspec.json.encode(spec)
+    encoded = json.dumps(dataclasses.asdict(spec), separators=(",", ":")).encode()
     participants = align(HEADER_BYTES + len(encoded), 4096)
     hazards = participants + spec.max_participants * PARTICIPANT_BYTES
     loaders = align(hazards + spec.max_participants * HAZARDS_PER_PARTICIPANT * 8)

@@ -7,6 +7,7 @@ end their streams, and what a consumer had not acknowledged is there to be claim
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -14,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
 import numpy as np
 
 from conduit.errors import CheckpointError, ConfigError
@@ -87,7 +87,7 @@ def create_from(
     if max_participants is not None:
         if not isinstance(max_participants, int) or not 1 <= max_participants <= OWNER_MASK:
             raise ConfigError(f"Expected max_participants from 1 to {OWNER_MASK}, got {max_participants!r}")
-        spec = msgspec.structs.replace(spec, max_participants=max_participants)
+        spec = dataclasses.replace(spec, max_participants=max_participants)
     found: dict[str, Counts] = {}
 
     def fill(segment: Segment) -> Iterator[None]:

@@ -16,7 +16,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 
-import msgspec
 import numpy as np
 import posix_ipc
 
@@ -30,7 +29,7 @@ from conduit.errors import (
     NoSpace,
 )
 from conduit.store.allocation import allocate, fill_and_allocate
-from conduit.store.layout import HEADER_BYTES, MAGIC, VERSION, SegmentLayout, SegmentSpec, lay_out
+from conduit.store.layout import HEADER_BYTES, MAGIC, VERSION, SegmentLayout, SegmentSpec, lay_out, read_spec
 from conduit.store.locks import LOCK_CREATOR, LOCK_SPAN, held, try_lock
 from conduit.store.names import (
     SHM_DIRECTORY,
@@ -343,8 +342,8 @@ def read_layout(fd: int, name: str) -> SegmentLayout:
             f"Expected the specification that the {where} was made with, got a damaged one: run `conduit clean {name}`"
         )
     try:
-        layout = lay_out(msgspec.json.decode(encoded, type=SegmentSpec))
-    except (msgspec.MsgspecError, ValueError) as error:
+        layout = lay_out(read_spec(encoded))
+    except (ValueError, TypeError, KeyError) as error:
         raise BadSegment(f"Expected a readable specification in the {where}: {error}") from error
     if layout.size != total:
         raise BadSegment(

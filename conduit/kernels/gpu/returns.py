@@ -14,6 +14,7 @@ V-trace's advantage needs the value of the step behind; its scan runs over the s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import triton
@@ -21,7 +22,7 @@ import triton.language as tl
 
 from conduit.errors import ConfigError, FieldError
 from conduit.kernels.gpu.launching import LARGEST_PART, as_words, check, launch, power_of_two, tiles
-from conduit.kernels.returns import Gae, Vtrace
+from conduit.kernels.returns import Gae, ReturnsToGo, Vtrace
 
 MANY_COLUMNS = 1 << 15
 """Columns (environments of all samples) from which on the sequential form is taken."""
@@ -296,4 +297,82 @@ def trace(
         ENVS=envs,
         BT=rows,
         BN=columns,
+    )
+
+
+def _steps(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """What a batch says of its steps, by the names that `trace` has."""
+    return {name: batch[name] for name in ("mask", "is_first", "lengths") if name in batch}
+
+
+def advantages_of(
+    kind: Gae | Vtrace,
+    batch: Mapping[str, Any],
+    given: Mapping[str, Any],
+    made: Mapping[str, Any] | None,
+    *,
+    reward: str,
+    target: str,
+) -> dict[str, Any]:
+    """`trace` for a batch.
+
+    Args:
+        kind: What to compute.
+        batch: {name: tensor} with reward, terminated, truncated, and mask, is_first and lengths where they are.
+        given: {"values", "bootstrap", "final_values", "log_ratios": tensor or None}; gradients are left behind.
+        made: Tensors to fill, by name, or None for fresh ones.
+        reward: Name of the reward.
+        target: Name of the targets.
+
+    Returns:
+        {"advantages", target, "advantage_mask"}.
+
+    Raises:
+        FieldError: Missing or wrong tensors.
+    """
+    for name in (reward, "terminated", "truncated"):
+        if name not in batch:
+            raise FieldError(f"Expected {name!r} in the batch, got {list(batch)}", at=name)
+    rewards = batch[reward]
+    if made is None:
+        flags = batch["terminated"]
+        made = {
+            "advantages": rewards.new_empty(rewards.shape),
+            target: rewards.new_empty(rewards.shape),
+            "advantage_mask": flags.new_empty(flags.shape),
+        }
+    tensors = {
+        key: None if value is None else value.detach().to(rewards.dtype).contiguous() for key, value in given.items()
+    }
+    trace(
+        kind,
+        rewards,
+        tensors.pop("values"),
+        batch["terminated"],
+        batch["truncated"],
+        made["advantages"],
+        made[target],
+        made["advantage_mask"],
+        **_steps(batch),
+        **tensors,
+    )
+    return {name: made[name] for name in ("advantages", target, "advantage_mask")}
+
+
+def returns_to_go(kind: ReturnsToGo, batch: Mapping[str, Any], out: Any) -> None:
+    """The sums of conduit.returns_to_go, float32, as the advantages of values that are 0 everywhere, behind every end too."""
+    rewards = batch[kind.reward]
+    zeros = rewards.new_zeros(rewards.shape)
+    trace(
+        Gae(kind.gamma, 1.0, "", "", None, None),
+        rewards,
+        zeros,
+        batch["terminated"],
+        batch["truncated"],
+        out,
+        zeros.new_empty(zeros.shape),
+        batch["terminated"].new_empty(zeros.shape),
+        bootstrap=rewards.new_zeros((rewards.shape[0], *rewards.shape[2:])),
+        final_values=zeros,
+        **_steps(batch),
     )

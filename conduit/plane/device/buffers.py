@@ -84,15 +84,21 @@ class DeviceBatch(Batch):
     when nothing made from it is alive any more.
     """
 
-    __slots__ = ()
+    __slots__ = ("_device",)
 
-    def __init__(self, values: dict[str, Tensor], keys: dict[str, Tensor], schema: Schema) -> None:
+    def __init__(self, values: dict[str, Tensor], keys: dict[str, Tensor], schema: Schema, device: Device) -> None:
         self._values = values
         self._keys = keys
         self._schema = schema
+        self._device = device
 
     def _key(self, name: str) -> Tensor:
         return self._keys[name]
+
+    def transform(self, transforming: Transforming, number: int) -> None:
+        """Launch a loader's steps on the whole batch."""
+        with self._device.guard():
+            transforming.finish_on_device(self._values, number)
 
     def release(self) -> None:
         """Nothing: the memory is free when the last tensor is gone."""
@@ -129,12 +135,11 @@ class DeviceBuffer(Buffer):
         self._device, self._table, self._plan, self._residence = device, table, plan, residence
         self._sampler = sampler
         self.scratch = Scratch(plan, ages)
-        names = {output.name for output in plan.outputs}
-        made = (
-            plan
-            if residence is None
-            else replace(plan, outputs=(), names=tuple(n for n in plan.names if n not in names))
-        )
+        # what the device makes: the gathered fields, where it reads rows, and what steps on the whole batch add
+        own = () if residence is None else plan.outputs
+        names = {output.name for output in own} | {item.name for item in plan.added}
+        kept = tuple(name for name in plan.names if name not in names)
+        made = replace(plan, outputs=() if own else plan.outputs, added=(), batchwise=(), names=kept)
         sent: Spans = spans_of(made)
         self._kinds = [] if residence is None else sorted({output.rows for output in plan.outputs})
         self._pairs = [] if residence is None else stack_pairs(plan)
@@ -149,14 +154,10 @@ class DeviceBuffer(Buffer):
         self._pinned = device.pinned(self._sent_bytes)
         memory = self._pinned.numpy()
         super().__init__(table, made, self.scratch, transforming, sampler, block, memory=memory)
-        spans = (
-            {}
-            if residence is None
-            else {
-                output.name: (output.numpy_dtype, (plan.batch_size, *output.lanes, *output.shape))
-                for output in plan.outputs
-            }
-        )
+        size = plan.batch_size
+        spans = {output.name: (output.numpy_dtype, (size, *output.lanes, *output.shape)) for output in own}
+        self._added = {item.name: (np.dtype(item.dtype), (size, *item.lanes)) for item in plan.added}
+        spans |= self._added
         self._made_at, self._made_bytes = offsets_of(spans)
         self._event: Event | None = None
         self._number = 0
@@ -286,6 +287,8 @@ class DeviceBuffer(Buffer):
                 tensors[name] = tensors[name][: starts[-1]]
         for name in self.brains:
             tensors[name] = tensors[name].view(_torch_dtype("bfloat16"))
+        for name, (dtype, shape) in self._added.items():
+            tensors[name] = view_of(memory, self._sent_bytes + self._made_at[name], dtype.name, shape)
         if self._residence is not None:
             for output in self._plan.outputs:
                 shape = (self._plan.batch_size, *output.lanes, *output.shape)

@@ -38,11 +38,6 @@ class DeviceLoader(Loader):
     def __init__(self, table: TableView, *, device: Device, pool: str | int | None, **options: Any) -> None:
         if options.get("format", "torch") != "torch":
             raise ConfigError(f"Expected format='torch' for batches on {device.place}, got {options['format']!r}")
-        if tuple(options.get("batch_transforms", ())):
-            raise ConfigError(
-                f"Expected no batch_transforms for batches on {device.place}, they run on the host: call "
-                "conduit.kernels.gpu.returns.trace, or torch, on the batch"
-            )
         if table.layout.table.max_times_sampled is not None:
             raise ConfigError(
                 f"Expected a table without max_times_sampled for batches on {device.place}, table {table.layout.name!r} has it: "
@@ -69,6 +64,8 @@ class DeviceLoader(Loader):
         from conduit.kernels.gpu.launching import LARGEST
 
         self._chosen = True
+        for step in self.plan.batchwise:
+            step.check_device(self.device.place)
         table, lacks = self._table, can_gather(self.plan)
         if self._pool is not None and lacks:
             raise ConfigError(
@@ -118,7 +115,7 @@ class DeviceLoader(Loader):
         with self.device.guard():
             values, keys = buffer.send(self.sampler.batch)
         self._far += buffer.far
-        return DeviceBatch(values, keys, self._table.layout.schema)
+        return DeviceBatch(values, keys, self._table.layout.schema, self.device)
 
     def draws(self) -> Draws:
         """Batches that the device draws by itself out of the pool, for a CUDA graph.
@@ -128,10 +125,11 @@ class DeviceLoader(Loader):
         Raises:
             ConfigError: The loader has no pool, or draws in a way that the device does not.
         """
-        if not isinstance(self.residence, Mirror) or not isinstance(self.sampler, Uniform) or self._policy is not None:
+        plain = isinstance(self.sampler, Uniform) and self._policy is None and not self.plan.batchwise
+        if not isinstance(self.residence, Mirror) or not plain:
             raise ConfigError(
-                f"Expected a loader that draws uniformly out of a pool, without max_staleness, got {type(self.sampler).__name__} and "
-                f"pool={self._pool!r}"
+                "Expected a loader that draws uniformly out of a pool, without max_staleness and batch_transforms, got "
+                f"{type(self.sampler).__name__}, pool={self._pool!r} and batch_transforms={self.plan.batchwise}"
             )
         return Draws(self.device, self._table, self.plan, self.residence, self._seed, self.sampler.batch)
 
