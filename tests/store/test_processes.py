@@ -17,7 +17,7 @@ from conduit.errors import (
     Forked,
     ParticipantsFull,
 )
-from conduit.store import participants
+from conduit.store import copying, participants
 from conduit.store.locks import held
 from conduit.store.names import shm_name
 from conduit.store.words import KIND_MASK, OPEN, OWNER_MASK, OWNER_SHIFT, PAGE_STATE
@@ -94,6 +94,51 @@ def test_four_processes_write_and_read_at_once(engine):
             puppet.tell(count_torn, 200, 64, seed)
         assert [puppet.answer() for puppet in (one, two, three, four)] == [3000, 3000, 0, 0]
     check_proving_rows(engine._views["replay"])
+
+
+WIDE = conduit.Table(
+    conduit.Schema([conduit.Field("obs", "int64", (512,), observation=True), conduit.Field("action", "int64")]),
+    capacity=2000,
+    page_rows=384,
+    num_envs=64,
+)
+"""Ticks of 256 KiB: they are stored past the caches."""
+
+_WRITE_WIDE = """
+import itertools, sys
+import numpy as np
+import conduit
+with conduit.attach(sys.argv[1], timeout=20) as client:
+    writer = client.writer("replay", num_envs=64, autoreset="same_step")
+    print("ready", flush=True)
+    for tick in itertools.count():
+        numbers = 64 * tick + np.arange(64)
+        obs = np.repeat(numbers[:, None], 512, axis=1)
+        writer.append(obs=obs, action=numbers, terminated=numbers % 97 == 0, final=-obs)
+"""
+
+
+def test_rows_that_are_stored_past_the_caches_are_whole_when_they_are_seen_also_of_writers_that_are_killed(engine_name):
+    assert copying.STREAM_FROM <= 64 * 512 * 8
+    with conduit.Engine.create(engine_name, {"replay": WIDE}, max_participants=8) as engine:
+        batches = 0
+        with engine.loader("replay", batch_size=64, format="numpy", seed=0, timeout=20.0) as loader:
+            for _ in range(4):
+                command = [sys.executable, "-c", _WRITE_WIDE, engine_name]
+                with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+                    assert writer.stdout.readline() == "ready\n"
+                    ends = time.monotonic() + 0.4
+                    while time.monotonic() < ends:
+                        batch = loader.next()
+                        number, batches = batch["action"], batches + 1
+                        assert (batch["obs"] == number[:, None]).all()
+                        following = np.where(batch["terminated"], -number, number + 64)
+                        assert (batch["next_obs"] == following[:, None]).all()
+                    writer.kill()
+            assert loader.stats.redrawn > 0  # rows were overwritten while they were read
+        assert batches > 50
+        engine.recover()
+        check_nothing_leaked(engine._views["replay"])
 
 
 # -- forks
