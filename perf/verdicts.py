@@ -38,13 +38,15 @@ REASONS: Mapping[tuple[str, str], str] = {
         "",
     ): "In the same seconds Conduit's writers store several times as many rows, and have the processor then: on two "
     "cores rows out are what rows in leave over.",
-    ("write", "reverb"): "The row is 28 KB, and copying it is most of what Conduit does for it.",
+    ("write", "reverb"): "The row is 28 KB, and copying it is most of what Conduit does for it. Tried: stores past the caches, which "
+    "took a fifth of the time off 64 steps a call; a single step gained nothing from them.",
     ("small-batch", "reverb"): "Reverb's table holds fewer rows here, and its threads make batches ahead of time.",
     (
         "pixels-batch",
         "reverb",
     ): "Conduit delivers these bytes faster than memcpy copies them, and Reverb's threads, working side by "
-    "side, at more than a tenth of that: no factor of ten is left.",
+    "side, at more than a tenth of that: no factor of ten is left. Tried: stores past the caches, which are in use; narrower "
+    "output, which would be another row.",
     ("visible", ""): "Most of this time is the scheduler's, which wakes the writer beside a learner that never sleeps.",
 }
 """Why a row is short where it is, by name or kind of its case, and "reverb" for the rows about it."""
