@@ -38,7 +38,10 @@ REASONS: Mapping[tuple[str, str], str] = {
         "",
     ): "In the same seconds Conduit's writers store several times as many rows, and have the processor then: on two "
     "cores rows out are what rows in leave over.",
-    ("write", "reverb"): "The row is 28 KB, and copying it is most of what Conduit does for it. Tried: stores past the caches, which "
+    (
+        "write",
+        "reverb",
+    ): "The row is 28 KB, and copying it is most of what Conduit does for it. Tried: stores past the caches, which "
     "took a fifth of the time off 64 steps a call; a single step gained nothing from them.",
     ("small-batch", "reverb"): "Reverb's table holds fewer rows here, and its threads make batches ahead of time.",
     (

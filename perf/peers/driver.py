@@ -117,6 +117,7 @@ def _end_family(family: str) -> None:
 
 def _environment(family: str, root: Path = ROOT) -> dict[str, str]:
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
+    threads |= {"NPROC": "1", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}  # JAX's
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu", "RAY_DEDUP_LOGS": "0", "PYTHONWARNINGS": "ignore"}
     # no user's own site-packages, and nothing of pytest's or coverage's in the child
     return {
