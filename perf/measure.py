@@ -183,3 +183,11 @@ def time_text(spread: Spread) -> str:
         (u, s) for u, s in (("s", 1e9), ("ms", 1e6), ("us", 1e3), ("ns", 1.0)) if spread.median >= s or s == 1.0
     )
     return f"{spread.median / scale:.3g} {unit} (IQR {spread.q25 / scale:.3g}-{spread.q75 / scale:.3g})"
+
+
+def rate(value: float) -> str:
+    """Three digits: `12.3 M`, `456 k`, `7.89 k`."""
+    for unit, scale in ((" G", 1e9), (" M", 1e6), (" k", 1e3)):
+        if value >= 0.9995 * scale:
+            return f"{value / scale:.3g}{unit}" if value < 999.5 * scale else f"{value / scale:.0f}{unit}"
+    return f"{value:.3g}"

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from perf.measure import rate
 from perf.verdicts import Verdict, costs
 
 _SETS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
@@ -62,7 +63,7 @@ def _bars(result: Mapping[str, Any], panels: list[tuple[str, Any, Any]], title: 
         for at, name in enumerate(order):
             low, high = np.percentile(rates[name], (25, 75))
             axis.plot([low, high], [at, at], color="black", linewidth=1)
-            axis.text(middles[at] * 1.08, at, _short(middles[at]), va="center", fontsize=7)
+            axis.text(max(middles[at], high) * 1.08, at, rate(middles[at]), va="center", fontsize=7)
         axis.set_xscale("log")
         axis.set_xlim(min(middles) / 3, max(middles) * 8)
         axis.set_title(label, fontsize=8.5)
@@ -87,6 +88,7 @@ def _shares(rows: list[Verdict], file: Path) -> None:
     for at, share in enumerate(shares[::-1]):
         axis.plot([share.q25, share.q75], [at, at], color="black", linewidth=1)
         axis.text(max(share.median, share.q75) + 0.02, at, f"{share.median:.2f}", va="center", fontsize=8)
+    axis.set_xlim(0, 1.15 * max(1.0, *(share.q75 for share in shares)))  # room for the figures
     axis.axvline(1.0, color="#555555", linewidth=1, linestyle="--")
     axis.set_xlabel("bytes per second over those of memcpy (dashed: as fast as memcpy)", fontsize=8.5)
     axis.tick_params(labelsize=8)
@@ -96,10 +98,3 @@ def _shares(rows: list[Verdict], file: Path) -> None:
     figure.tight_layout()
     figure.savefig(file, dpi=110)
     plt.close(figure)
-
-
-def _short(value: float) -> str:
-    for unit, scale in (("M", 1e6), ("k", 1e3)):
-        if value >= scale:
-            return f"{value / scale:.3g} {unit}"
-    return f"{value:.3g}"

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from perf.measure import Spread
+from perf.measure import Spread, rate
 from perf.peers.cases import CASES
 from perf.plots import plot
 from perf.verdicts import Verdict, costs, verdicts
@@ -45,14 +45,6 @@ def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def rate(value: float) -> str:
-    """Three digits: `12.3 M`, `456 k`, `7.89 k`."""
-    for unit, scale in ((" G", 1e9), (" M", 1e6), (" k", 1e3)):
-        if value >= 0.9995 * scale:
-            return f"{value / scale:.3g}{unit}" if value < 999.5 * scale else f"{value / scale:.0f}{unit}"
-    return f"{value:.3g}"
-
-
 def times(spread: Spread) -> str:
     """`3.4 (3.2-3.6)`."""
     digits = 0 if spread.median >= 30 else 1 if spread.median >= 10 else 2
@@ -61,7 +53,10 @@ def times(spread: Spread) -> str:
 
 def _head(result: Mapping[str, Any]) -> str:
     here = result["machine"]
-    loads = [here["load"], *result["loads"]]
+    kinds = [data["kind"] for data in result["cases"].values()]
+    # each is looked at before its case; the rows with writer processes are a load of their own
+    before = zip(result["loads"], [None, *kinds], strict=False)
+    loads = [here["load"], *(load for load, kind in before if kind not in ("concurrent", "visible"))]
     caches = ", ".join(f"{level} {size}" for level, size in here["caches"].items())
     lines = [
         "# Benchmarks",
@@ -72,7 +67,7 @@ def _head(result: Mapping[str, Any]) -> str:
         f"* {here['date'][:10]}, commit {here['commit']}, {result['seconds'] / 60:.0f} minutes",
         f"* {here['processor']}, {here['cores']} cores ({caches}), {here['memory_bytes'] / 2**30:.0f} GiB, "
         f"Linux {here['kernel']}, Python {here['python']}, no GPU",
-        f"* load while it ran: {min(loads):.1f} to {max(loads):.1f}"
+        f"* load in the rows of one process: {min(loads):.1f} to {max(loads):.1f}"
         + (". **The machine was busy with other jobs**: rates are lower than on a quiet one; ratios hold, with more spread"
            if max(loads) > 2.0 else ""),
         "* to repeat it: `make benchmarks` (makes the other libraries' environments first, about 14 GB)",
