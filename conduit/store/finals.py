@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from conduit.jit import inner
-from conduit.store.atomics import copy_bytes, peek_i64, peek_u8, poke_i64, zero_bytes
+from conduit.store.atomics import copy_bytes, peek_i64, peek_u8
 from conduit.store.descriptions import F_COLUMN, F_LISTED, F_ROW_BYTES, F_STRIDE, F_TYPE_NUMBER, O_NONE
 from conduit.store.interpreter import DATA
 from conduit.store.recognising import dtype_of_array, is_array, pointers_of
-from conduit.store.staging import _stage_final
+from conduit.store.staging import _abort, _stage_final
 from conduit.store.words import (
-    META_BYTES,
-    T_META,
     T_TERMINATED,
     T_TRUNCATED,
     W_ENVS,
     W_FINAL,
-    W_KEPT,
     W_NEXT_STEP,
     W_OBJECTS,
     W_STRICT,
     W_TABLE,
-    W_TAIL,
 )
 
 
@@ -43,14 +39,6 @@ def _observation(field, at, env, envs, objects):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _forget(writer, table, row, envs):  # type: ignore[no-untyped-def]
-    poke_i64(writer + W_TAIL, peek_i64(writer + W_KEPT))
-    zero_bytes(peek_i64(table + T_TERMINATED) + row, envs)
-    zero_bytes(peek_i64(table + T_TRUNCATED) + row, envs)
-    zero_bytes(peek_i64(table + T_META) + row * META_BYTES, envs * META_BYTES)
-
-
-@inner
 def keep_finals(writer, row, at):  # type: ignore[no-untyped-def]
     """Keep what came as `final` for those of the tick's rows whose flags, which are stored, say that their episode ends.
 
@@ -68,14 +56,14 @@ def keep_finals(writer, row, at):  # type: ignore[no-untyped-def]
     table, envs, field = peek_i64(writer + W_TABLE), peek_i64(writer + W_ENVS), peek_i64(writer + W_FINAL)
     terminated, truncated = peek_i64(table + T_TERMINATED) + row, peek_i64(table + T_TRUNCATED) + row
     if peek_i64(writer + W_NEXT_STEP) != 0 or (field == 0 and peek_i64(writer + W_STRICT) == 0):
-        _forget(writer, table, row, envs)
+        _abort(writer, envs)
         return 0
     for env in range(envs):
         if peek_u8(terminated + env) | peek_u8(truncated + env):
             source = 0 if field == 0 else _observation(field, at, env, envs, objects)
             kept = -1 if source == 0 else _stage_final(writer, row + env, row + envs)
             if kept < 0:
-                _forget(writer, table, row, envs)
+                _abort(writer, envs)
                 return 0
             copy_bytes(
                 peek_i64(field + F_COLUMN) + peek_i64(field + F_STRIDE) * kept, source, peek_i64(field + F_ROW_BYTES)

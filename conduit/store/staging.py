@@ -104,9 +104,8 @@ def stage_bootstrap(writer, ticks):  # type: ignore[no-untyped-def]
     return peek_i64(writer + W_BASE) + kept
 
 
-@kernel("int64(int64, int64)")
-def abort(writer, rows):  # type: ignore[no-untyped-def]
-    """Forget what was staged for the next `rows` uncommitted rows; the tail shrinks back to what committed rows need."""
+@inner
+def _abort(writer, rows):  # type: ignore[no-untyped-def]
     kept = peek_i64(writer + W_KEPT)
     poke_i64(writer + W_TAIL, kept)
     forget_values(writer)
@@ -114,10 +113,16 @@ def abort(writer, rows):  # type: ignore[no-untyped-def]
         store_relaxed(side_of(peek_i64(writer + W_TABLE), peek_i64(writer + W_PAGE)) + SIDE_BOOTSTRAP, 0)
     rows = min(rows, _room(writer))
     if rows <= 0:
-        return 0
+        return
     table = peek_i64(writer + W_TABLE)
     start = peek_i64(writer + W_BASE) + peek_i64(writer + W_LOCAL)
     zero_bytes(peek_i64(table + T_TERMINATED) + start, rows)
     zero_bytes(peek_i64(table + T_TRUNCATED) + start, rows)
     zero_bytes(peek_i64(table + T_META) + start * META_BYTES, rows * META_BYTES)
+
+
+@kernel("int64(int64, int64)")
+def abort(writer, rows):  # type: ignore[no-untyped-def]
+    """Forget what was staged for the next `rows` uncommitted rows; the tail shrinks back to what committed rows need."""
+    _abort(writer, rows)
     return 0
