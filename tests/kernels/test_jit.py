@@ -40,3 +40,16 @@ def test_an_entry_is_compiled_once_and_takes_addresses_as_integers():
     assert jit.entry(protocol.load)(word.ctypes.data) == 7
     assert jit.entry(protocol.take_ticket)(word.ctypes.data) == 7
     assert word[0] == 8
+
+
+def test_the_stamp_of_a_kernel_covers_every_module_that_its_imports_reach():
+    """The fast reading of imports finds what a parser finds, and an edit far below renews what stands on it."""
+    for module in jit.KERNEL_MODULES:
+        path = jit._path_of(module)
+        names = set()
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        assert names & set(jit.KERNEL_MODULES) == set(jit._source(path)[1]), module
