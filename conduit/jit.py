@@ -17,7 +17,7 @@ import functools
 import hashlib
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
