@@ -100,8 +100,9 @@ class Engine(Client):
     ) -> Engine:
         """Create an engine from a checkpoint; `Engine.restored` says what came back.
 
-        Rows are in the places they had, under the ids they had. Streams have ended, as if their writers had died at the moment
-        of the checkpoint. Named loaders go on with the batch that was next.
+        Rows are in the places they had, under the ids they had, and as long as nothing is written the same seed gives the same
+        next batches. Streams have ended: once a writer writes, as if their writers had died at the moment of the checkpoint.
+        Named loaders go on with the batch that was next.
 
         Args:
             path: A checkpoint, or a folder of them: then the newest one that is good is taken, with a RuntimeWarning about

@@ -8,6 +8,7 @@ from conduit.store.atomics import load_acquire, load_relaxed, peek_i64, peek_u32
 from conduit.store.protocol import block_of
 from conduit.store.removal import is_present
 from conduit.store.words import (
+    CUT,
     DELETED,
     FINAL,
     GENERATION_SHIFT,
@@ -33,7 +34,8 @@ def rows_to_draw(table, page, need):  # type: ignore[no-untyped-def]
     """Local rows [begin, end) of a page that may anchor windows which need `need` ticks of future.
 
     A page that is being written is sampled up to its newest complete window. When it is sealed and its stream goes on, its
-    last ticks (as many as the widest window of the table needs) belong to the next page, which has them as its halo.
+    last ticks (as many as the widest window of the table needs) belong to the next page, which has them as its halo. One that
+    was being written when a checkpoint was made is sampled as it was then, until something is written into the restored table.
 
     Returns:
         Begin, end (not above begin: none), local row behind the last committed one, generation, rows per tick.
@@ -46,10 +48,11 @@ def rows_to_draw(table, page, need):  # type: ignore[no-untyped-def]
     committed = min(load_acquire(block + PAGE_COMMITTED), peek_i64(table + T_ROWS))
     envs = load_relaxed(block + PAGE_ENVS)
     end = committed
-    if kind == OPEN:
+    ended = load_relaxed(block + PAGE_ENDED)
+    if kind == OPEN or ended == CUT:
         # where deliveries of a row are counted, no row is drawn from the page that it is about to leave: its count moves with it
         end -= (peek_i64(table + T_FUTURE) if peek_i64(table + T_SAMPLED) != 0 else need) * envs
-    elif load_relaxed(block + PAGE_ENDED) == 0:
+    elif ended == 0:
         end -= peek_i64(table + T_FUTURE) * envs
     return max(0, load_relaxed(block + PAGE_FIRST)), end, committed, word >> GENERATION_SHIFT, envs
 

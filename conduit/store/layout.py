@@ -25,7 +25,7 @@ from conduit.store.statistics import measured, seat_bytes
 from conduit.store.words import LINE, META_BYTES, OWNER_MASK, TABLE_CONTROL_BYTES
 
 MAGIC = 0x3154495544_4E4F43  # "CONDUIT1"
-VERSION = 3
+VERSION = 4
 HEADER_BYTES = 4096
 HAZARDS_PER_PARTICIPANT = 16
 PARTICIPANT_BYTES = LINE

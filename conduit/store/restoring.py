@@ -34,6 +34,7 @@ from conduit.store.statistics import seat_bytes, set_totals
 from conduit.store.table import TableView
 from conduit.store.words import (
     CONSUMER_MASK,
+    CUT,
     FREE,
     GENERATION_SHIFT,
     INIT,
@@ -43,15 +44,18 @@ from conduit.store.words import (
     OWNER_MASK,
     OWNER_SHIFT,
     PAGE_COMMITTED,
+    PAGE_ENDED,
     PAGE_HALO,
     PAGE_PAST,
     PAGE_STATE,
     PAGE_TAIL,
+    SEALED,
     SIDE_CLAIM,
     TABLE_BASE_DELETED,
     TABLE_BASE_INSERTED,
     TABLE_BASE_SAMPLED,
     TABLE_CONTROL_BYTES,
+    TABLE_CUT,
     TABLE_DATA,
     TABLE_LIMITS,
     TABLE_RECOVERED,
@@ -289,13 +293,25 @@ def _restore_words(view: TableView, blocks: Array, sides: Array, control: Array,
     segment.array(layout.blocks, shape, blocks.dtype)[...] = blocks
     segment.array(layout.sides, shape, sides.dtype)[...] = sides
     segment.array(layout.control, control.shape, control.dtype)[...] = control
-    states = blocks[:, PAGE_STATE // 8]
+    states = blocks[:, PAGE_STATE // 8].copy()
     owned = states[np.isin(states & KIND_MASK, (INIT, OPEN))]
     consumers = sides[:, SIDE_CLAIM // 8] & CONSUMER_MASK
     owners = np.concatenate([(owned >> OWNER_SHIFT) & OWNER_MASK, consumers[consumers > 0] - 1])
     for owner in np.unique(owners).tolist():
         entry(recovery.recover)(view.address, owner)
     segment.words[(layout.control + TABLE_RECOVERED) // 8] = int(control[TABLE_RECOVERED // 8])
+    if layout.table.kind != "queue":
+        _cut_streams(view, np.flatnonzero((states & KIND_MASK) == OPEN))
+
+
+def _cut_streams(view: TableView, written: Array) -> None:
+    """Of pages that were being written, draws choose among the rows that they chose among then (words.PAGE_ENDED)."""
+    layout = view.layout
+    live = view.segment.array(layout.blocks, (layout.pages, LINE // 8), np.dtype(np.int64))
+    cut = written[(live[written, PAGE_STATE // 8] & KIND_MASK) == SEALED]
+    live[cut, PAGE_ENDED // 8] = CUT
+    if len(cut):
+        view.segment.words[(layout.control + TABLE_CUT) // 8] = 1
 
 
 def _limits_in_force(control: Array, declared: Limits | None) -> Limits | None:

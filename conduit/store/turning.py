@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from conduit.jit import inner, kernel
 from conduit.store.atomics import (
+    compare_and_swap,
     copy_bytes,
     fence_full,
     fetch_add,
@@ -25,7 +26,9 @@ from conduit.store.protocol import block_of, publish_open, seal, side_of
 from conduit.store.removal import mark_deleted
 from conduit.store.spans import copy_values, empty_arenas, keep_values, kept_bytes
 from conduit.store.words import (
+    CUT,
     DELETED,
+    ENDED,
     ENV_BYTES,
     FLAG_MASK,
     GENERATION_SHIFT,
@@ -57,6 +60,7 @@ from conduit.store.words import (
     T_COLUMN_COUNT,
     T_COLUMNS,
     T_CONTROL,
+    T_COUNT,
     T_FUTURE,
     T_HISTORY,
     T_META,
@@ -67,6 +71,7 @@ from conduit.store.words import (
     T_SIDES,
     T_TERMINATED,
     T_TRUNCATED,
+    TABLE_CUT,
     TABLE_EPOCH,
     TABLE_TICKET,
     TAG_MASK,
@@ -137,6 +142,20 @@ def _take_over_deletions(table, source, page, halo):  # type: ignore[no-untyped-
     for i in range(halo):
         if peek_u32(meta + (source + i) * META_BYTES + 12) & DELETED:
             mark_deleted(table, page, i)
+
+
+@inner
+def _end_cut_streams(table):  # type: ignore[no-untyped-def]
+    """Streams that a checkpoint cut have ended from now on: the table is about to be written into (words.PAGE_ENDED).
+
+    Only a restore makes a page CUT, so the swap changes none that another writer has claimed meanwhile.
+    """
+    left = peek_i64(table + T_CONTROL) + TABLE_CUT
+    if load_relaxed(left) == 0:
+        return
+    for page in range(peek_i64(table + T_COUNT)):
+        compare_and_swap(block_of(table, page) + PAGE_ENDED, CUT, ENDED)
+    store_release(left, 0)
 
 
 @inner
@@ -219,6 +238,7 @@ def turn(writer, page):  # type: ignore[no-untyped-def]
     poke_i64(writer + W_LIMIT, BEYOND)
     if peek_i64(table + T_QUEUE) != 0:
         _enter_queue(writer, table, page)
+    _end_cut_streams(table)
     publish_open(table, page)
     if halo > 0:
         _take_over_deletions(table, peek_i64(writer + W_BASE) + peek_i64(writer + W_LOCAL) - halo, page, halo)

@@ -29,7 +29,10 @@ PAGE_ENVS = 24
 PAGE_FIRST = 32
 """Local row of the first anchor, that is the first row this page may be sampled for."""
 PAGE_ENDED = 40
-"""1 when no later page continues this stream: its last rows are then anchors too."""
+"""ENDED when no later page continues this stream: its last rows are then anchors too. CUT: the same, of a stream that was being
+written when a checkpoint was made, until a writer opens a page in the restored table: up to then draws choose among this page's
+rows as if it were OPEN, so that they are those of the engine that went on."""
+ENDED, CUT = 1, 2
 PAGE_STREAM = 48
 PAGE_TICK = 56
 """Tick of the stream at local row 0."""
@@ -83,6 +86,8 @@ TABLE_SEATS = 3 * LINE + 16
 """Seat lines that have ever been used, from the first on: only these are looked at."""
 TABLE_RECOVERED = 3 * LINE + 24
 """Pages taken back from dead writers."""
+TABLE_CUT = 3 * LINE + 32
+"""1 while pages may be CUT (PAGE_ENDED): no writer has opened a page since the table was restored."""
 TABLE_RECENT_LEAF = 4 * LINE
 """Largest leaf priority of the current span of updates; at +8 that of the span before, at +16 updates in this span."""
 TABLE_EPOCH = 5 * LINE

@@ -24,13 +24,16 @@ from conduit.store.files import HEADER, FileSet
 from conduit.store.limits import Limits
 from conduit.store.restoring import create_from, rebased
 from conduit.store.words import (
+    ENDED,
     FREE,
     GENERATION_SHIFT,
     KIND_MASK,
     PAGE_COMMITTED,
+    PAGE_ENDED,
     PAGE_HALO,
     PAGE_PAST,
     PAGE_STATE,
+    SEALED,
     TABLE_BASE_DELETED,
     TABLE_BASE_INSERTED,
     TABLE_BASE_SAMPLED,
@@ -180,16 +183,24 @@ def test_a_restored_engine_takes_rows_and_writers_streams_do_not_meet(engine, tm
         batches(again)
 
 
-def test_a_stream_that_was_being_written_comes_back_as_if_its_writer_had_died(engine, tmp_path):
+def test_a_stream_that_was_being_written_comes_back_as_it_was_and_has_ended(engine, tmp_path):
     with Puppet() as puppet:
         puppet.do(attach, engine.name)
         puppet.do(_open_and_write, 333)
         engine.checkpoint(tmp_path)
+        expected = batches(engine)
         puppet.kill()
     assert engine.recover() == 1
-    expected = batches(engine)
     with restored(tmp_path, engine.name) as again:
         assert_same(batches(again), expected)
+        check_nothing_leaked(again._views["replay"])
+        # whoever writes next ends it, and all its rows can be drawn, as those of a writer that died
+        assert again._views["replay"].rows_visible() == 333
+        with again.writer("replay") as writer:
+            write(writer, 1)
+            pages = again._views["replay"].pages()
+            sealed = pages[pages[:, PAGE_STATE // 8] & KIND_MASK == SEALED]
+            assert sealed[:, PAGE_ENDED // 8].max() == ENDED
 
 
 def _open_and_write(own, count):

@@ -23,6 +23,7 @@ from conduit.plane.device.mirror import Mirror
 from conduit.plane.device.residence import BASE, GENERATION, ROWS
 from conduit.store.table import TableView
 from conduit.store.words import (
+    CUT,
     KIND_MASK,
     OPEN,
     PAGE_COMMITTED,
@@ -153,7 +154,7 @@ class Draws:
         envs, have = block[:, PAGE_ENVS // 8], places[pages, ROWS]
         need = 1 if self._window.newest == "bootstrap" else self._window.n_step
         committed = np.minimum(block[:, PAGE_COMMITTED // 8], rows)
-        growing = (block[:, PAGE_STATE // 8] & KIND_MASK) == OPEN
+        growing = ((block[:, PAGE_STATE // 8] & KIND_MASK) == OPEN) | (block[:, PAGE_ENDED // 8] == CUT)
         goes_on = ~growing & (block[:, PAGE_ENDED // 8] == 0)
         ends = committed - goes_on * self._table.layout.table.future_ticks * envs
         ends = np.where(growing | (have < committed), np.minimum(ends, have - need * envs), ends)
