@@ -33,7 +33,7 @@ class Deadline:
 
     def __init__(self, timeout: float | None, clock: Clock = time.monotonic) -> None:
         try:
-            seconds = self.FOREVER if timeout is None else float(timeout)
+            seconds = self.FOREVER if timeout is None else math.nan if timeout is True else float(timeout)
         except (TypeError, ValueError):
             seconds = math.nan
         if not seconds >= 0:

@@ -30,6 +30,7 @@ from conduit.demo.plot import draw
 from conduit.demo.record import DemoResult
 from conduit.demo.settings import Settings
 from conduit.errors import ConfigError, MissingExtra
+from conduit.numbers import at_least, real
 
 __all__ = ["ActorFailed", "DemoResult", "Settings", "run"]
 
@@ -68,9 +69,8 @@ def run(
         ConduitError: The engine cannot be made, such as for want of shared memory.
     """
     for what, value, least in (("actors", actors, 1), ("envs", envs, 1), ("seed", seed, 0)):
-        if not isinstance(value, int) or value < least:
-            raise ConfigError(f"Expected an int of at least {least} for {what}, got {value!r}")
-    if not minutes > 0:
+        at_least(what, value, least)
+    if not (real(minutes) or 0) > 0:
         raise ConfigError(f"Expected minutes above 0, got {minutes!r}")
     for package in ("gymnasium", "torch", *(["matplotlib"] if plot is not None else [])):
         if importlib.util.find_spec(package) is None:

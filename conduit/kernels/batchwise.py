@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from conduit.arrays import as_numbers
 from conduit.errors import ConfigError, FieldError
 from conduit.kernels.plan import Computed, Plan
 from conduit.kernels.windows import Episode, Rollout, Sequence, Window
@@ -218,9 +219,7 @@ def checked_array(value: Any, name: str, dtype: Any, shape: tuple[int, ...] | No
     Raises:
         FieldError: Another shape than `shape`.
     """
-    if hasattr(value, "detach"):
-        value = value.detach().cpu()
-        value = (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
+    value = as_numbers(value)
     array = np.ascontiguousarray(value, dtype)
     if np.ndim(value) == 0:
         array = array.reshape(())

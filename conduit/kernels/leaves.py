@@ -13,6 +13,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from conduit.arrays import as_numbers
 from conduit.errors import ConfigError, FieldError
 from conduit.jit import entry, inner, kernel
 from conduit.store.declaration import Priorities
@@ -126,10 +127,7 @@ def as_priorities(priorities: Any, count: int) -> Array:
     Raises:
         FieldError: Another shape.
     """
-    if hasattr(priorities, "detach"):
-        tensor = priorities.detach().cpu()
-        priorities = (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
-    values = np.require(priorities, np.float64, ["C", "A", "E"])
+    values = np.require(as_numbers(priorities), np.float64, ["C", "A", "E"])
     if values.shape != (count,):
         raise FieldError(f"Expected {count} priorities, one per row, got shape {values.shape}", at="priorities")
     return values

@@ -15,6 +15,7 @@ from conduit.field import Field
 from conduit.kernels.packing import Layout, Ragged, layouts, ragged_output
 from conduit.kernels.transforms import Conversion, Normalise, Pipeline, RandomShift, Transform, as_steps, fuse
 from conduit.kernels.windows import Episode, Rollout, Sequence, Transition, Window, has_next, lanes
+from conduit.numbers import at_least
 from conduit.schema import Schema
 
 NEXT = "next_"
@@ -197,8 +198,7 @@ def make_plan(
     Raises:
         ConfigError: Unknown names, sizes, windows or casts.
     """
-    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
-        raise ConfigError(f"Expected a batch_size of at least 1, got {batch_size!r}")
+    batch_size = at_least("a batch_size", batch_size, 1)
     if transform is not None and not isinstance(transform, Mapping):
         raise ConfigError(f"Expected a mapping of fields to transforms, got {type(transform).__name__} - at transform")
     if isinstance(fields, str):

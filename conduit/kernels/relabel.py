@@ -20,6 +20,7 @@ from conduit.kernels.batchwise import Array, BatchTransform, Contents, as_numpy
 from conduit.kernels.philox import random_pair, scale_to
 from conduit.kernels.plan import NEXT, Computed
 from conduit.kernels.windows import Episode, Sequence
+from conduit.numbers import within
 from conduit.store.atomics import peek_i64, poke_i64
 
 Strategy = Literal["future", "final", "episode"]
@@ -90,8 +91,6 @@ class Hindsight(BatchTransform):
             raise ConfigError(f"Expected strategy {', '.join(map(repr, STRATEGIES))}, got {self.strategy!r}")
         if self.outcome not in ("next", "same"):
             raise ConfigError(f"Expected outcome 'next' or 'same', got {self.outcome!r}")
-        if not 0.0 <= self.ratio <= 1.0:
-            raise ConfigError(f"Expected a ratio from 0 to 1, got {self.ratio!r}")
         if self.goal == self.achieved:
             raise ConfigError(f"Expected two fields, wanted and achieved, got {self.goal!r} twice")
 
@@ -189,4 +188,4 @@ def hindsight(
     Raises:
         ConfigError: A lambda, or an option out of range.
     """
-    return Hindsight(function, goal, achieved, reward, strategy, float(ratio), outcome)
+    return Hindsight(function, goal, achieved, reward, strategy, within("a ratio", ratio, 0, 1), outcome)

@@ -16,6 +16,7 @@ advantage 0, `advantage_mask` False. So a rollout of T + 1 ticks with stored val
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +41,7 @@ from conduit.kernels.traces import (
     trace,
 )
 from conduit.kernels.windows import Rollout
+from conduit.numbers import real, within
 
 Array = np.ndarray[Any, Any]
 
@@ -60,10 +62,10 @@ def _like(values: Mapping[str, Any], reward: str, made: dict[str, Array]) -> dic
     return {name: torch.from_numpy(array) for name, array in made.items()}
 
 
-def _check_rates(**rates: float) -> None:
-    for name, value in rates.items():
-        if not 0.0 <= value <= 1.0:
-            raise ConfigError(f"Expected {name} from 0 to 1, got {value!r}")
+def _keep_rates(step: object, *names: str) -> None:
+    """Turn attributes into floats from 0 to 1."""
+    for name in names:
+        object.__setattr__(step, name, within(name, getattr(step, name), 0, 1))
 
 
 class _Advantages(BatchTransform):
@@ -174,7 +176,7 @@ class Gae(_Advantages):
     final_values: str | None
 
     def __post_init__(self) -> None:
-        _check_rates(gamma=self.gamma, lam=self.lam)
+        _keep_rates(self, "gamma", "lam")
 
     def __call__(
         self, batch: Mapping[str, Any], *, values: Any, bootstrap: Any = None, final_values: Any = None
@@ -215,10 +217,12 @@ class Vtrace(_Advantages):
     _target = "targets"
 
     def __post_init__(self) -> None:
-        _check_rates(gamma=self.gamma, lam=self.lam)
+        _keep_rates(self, "gamma", "lam")
         for name in ("rho_bar", "c_bar", "pg_rho_bar"):
-            if not getattr(self, name) > 0.0:
+            bound = real(getattr(self, name))
+            if bound is None or not bound > 0.0:
                 raise ConfigError(f"Expected {name} above 0, got {getattr(self, name)!r}")
+            object.__setattr__(self, name, bound)
         if self.c_bar > self.rho_bar:
             raise ConfigError(f"Expected c_bar of at most rho_bar, got {self.c_bar!r} and {self.rho_bar!r}")
 
@@ -264,7 +268,7 @@ class ReturnsToGo(BatchTransform):
     reward: str
 
     def __post_init__(self) -> None:
-        _check_rates(gamma=self.gamma)
+        _keep_rates(self, "gamma")
 
     def outputs(self, contents: Contents) -> tuple[Computed, ...]:
         """The returns."""
@@ -299,8 +303,7 @@ class NormaliseAdvantages(BatchTransform):
     name: str
 
     def __post_init__(self) -> None:
-        if not self.eps >= 0.0:
-            raise ConfigError(f"Expected eps of at least 0, got {self.eps!r}")
+        object.__setattr__(self, "eps", within("eps", self.eps, 0, math.inf))
 
     def outputs(self, contents: Contents) -> tuple[Computed, ...]:
         """Nothing new."""
@@ -367,7 +370,7 @@ def gae(
     Raises:
         ConfigError: A rate out of range.
     """
-    return Gae(float(gamma), float(lam), values, reward, bootstrap, final_values)
+    return Gae(gamma, lam, values, reward, bootstrap, final_values)
 
 
 def vtrace(
@@ -408,11 +411,11 @@ def vtrace(
         ConfigError: A rate out of range.
     """
     return Vtrace(
-        float(gamma),
-        float(lam),
-        float(rho_bar),
-        float(c_bar),
-        float(pg_rho_bar),
+        gamma,
+        lam,
+        rho_bar,
+        c_bar,
+        pg_rho_bar,
         values,
         reward,
         log_ratios,
@@ -434,7 +437,7 @@ def returns_to_go(gamma: float = 1.0, *, reward: str = "reward") -> ReturnsToGo:
     Raises:
         ConfigError: gamma out of range.
     """
-    return ReturnsToGo(float(gamma), reward)
+    return ReturnsToGo(gamma, reward)
 
 
 def normalise_advantages(*, eps: float = 1e-8, name: str = "advantages") -> NormaliseAdvantages:
@@ -449,4 +452,4 @@ def normalise_advantages(*, eps: float = 1e-8, name: str = "advantages") -> Norm
     Raises:
         ConfigError: A negative eps.
     """
-    return NormaliseAdvantages(float(eps), name)
+    return NormaliseAdvantages(eps, name)

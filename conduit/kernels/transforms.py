@@ -18,6 +18,7 @@ from typing import Any
 
 from conduit.errors import ConfigError
 from conduit.field import DTYPES, Field
+from conduit.numbers import at_least, real, whole, within
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 _LARGEST = 1 << 53
@@ -32,6 +33,15 @@ def check_float(dtype: str, what: str) -> None:
     """
     if dtype not in FLOATS:
         raise ConfigError(f"Expected a float dtype for {what} ({', '.join(FLOATS)}), got {dtype!r}")
+
+
+def _keep_numbers(step: object, *names: str) -> None:
+    """Turn attributes into floats."""
+    for name in names:
+        number = real(getattr(step, name))
+        if number is None:
+            raise ConfigError(f"Expected a number as {name}, got {getattr(step, name)!r}")
+        object.__setattr__(step, name, number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +68,7 @@ class Transform:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ConfigError(f"Expected one of {', '.join(DTYPES)}, got {self.dtype!r}")
+        _keep_numbers(self, "factor", "offset", "low", "high")
         if not (math.isfinite(self.factor) and math.isfinite(self.offset)):
             raise ConfigError(f"Expected a finite factor and offset, got {self.factor!r} and {self.offset!r}")
         if not self.low <= self.high:
@@ -114,7 +125,8 @@ class Clip:
     high: float
 
     def __post_init__(self) -> None:
-        if math.isnan(self.low) or math.isnan(self.high) or self.low > self.high:
+        _keep_numbers(self, "low", "high")
+        if self.low > self.high:
             raise ConfigError(f"Expected low of at most high, got {self.low!r} and {self.high!r}")
         if any(math.isfinite(bound) and abs(bound) > _LARGEST for bound in (self.low, self.high)):
             raise ConfigError(f"Expected bounds within 2^53, got {self.low!r} and {self.high!r}")
@@ -128,8 +140,7 @@ class OneHot:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.n, int) or isinstance(self.n, bool) or self.n < 1:
-            raise ConfigError(f"Expected at least 1 class, got {self.n!r}")
+        object.__setattr__(self, "n", at_least("a number of classes", self.n, 1))
         if self.dtype not in DTYPES:
             raise ConfigError(f"Expected one of {', '.join(DTYPES)}, got {self.dtype!r}")
 
@@ -143,8 +154,7 @@ class Normalise:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.eps < math.inf:
-            raise ConfigError(f"Expected eps of at least 0, got {self.eps!r}")
+        object.__setattr__(self, "eps", within("eps", self.eps, 0, math.inf))
         check_float(self.dtype, "a normalised field")
 
 
@@ -157,8 +167,10 @@ class RandomShift:
     axes: tuple[int, int] = (-2, -1)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.pad, int) or isinstance(self.pad, bool) or not 1 <= self.pad <= 1 << 15:
+        pad = whole(self.pad)
+        if pad is None or not 1 <= pad <= 1 << 15:
             raise ConfigError(f"Expected a pad of 1 to {1 << 15} pixels, got {self.pad!r}")
+        object.__setattr__(self, "pad", pad)
         if len(self.axes) != 2 or self.axes[1] != self.axes[0] + 1 or self.axes == (-1, 0):
             raise ConfigError(
                 f"Expected two neighbouring axes for height and width, such as (-2, -1) or (0, 1), got {self.axes!r}"
@@ -292,7 +304,7 @@ def scale(factor: float, *, offset: float = 0.0, dtype: str = "float32") -> Tran
         ConfigError: Not a float dtype.
     """
     check_float(dtype, "a scaled field")
-    return Transform(str(dtype), float(factor), float(offset))
+    return Transform(str(dtype), factor, offset)
 
 
 def cast(dtype: str) -> Transform:
@@ -316,7 +328,7 @@ def clip(low: float | None = None, high: float | None = None) -> Clip:
     Raises:
         ConfigError: `low` above `high`, or a NaN.
     """
-    return Clip(-math.inf if low is None else float(low), math.inf if high is None else float(high))
+    return Clip(-math.inf if low is None else low, math.inf if high is None else high)
 
 
 def one_hot(n: int, *, dtype: str = "float32") -> OneHot:
@@ -348,7 +360,7 @@ def normalise(*, eps: float = 1e-8, update: bool = False, dtype: str = "float32"
     Raises:
         ConfigError: Not a float dtype, or a negative eps.
     """
-    return Normalise(float(eps), bool(update), str(dtype))
+    return Normalise(eps, bool(update), str(dtype))
 
 
 def random_shift(pad: int, *, same: bool = False, axes: tuple[int, int] = (-2, -1)) -> RandomShift:
@@ -370,5 +382,8 @@ def random_shift(pad: int, *, same: bool = False, axes: tuple[int, int] = (-2, -
 
 
 def _pair(axes: Any) -> tuple[int, int]:
-    first, second = axes
-    return int(first), int(second)
+    pair = tuple(map(whole, axes)) if isinstance(axes, Iterable) else ()
+    first, second = pair if len(pair) == 2 else (None, None)
+    if first is None or second is None:
+        raise ConfigError(f"Expected two whole numbers as axes, such as (-2, -1), got {axes!r}")
+    return first, second

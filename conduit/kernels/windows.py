@@ -10,14 +10,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from conduit.errors import ConfigError
+from conduit.numbers import at_least, whole, within
 
 Padding = Literal["zero", "repeat"]
 Newest = Literal["wait", "bootstrap"]
 
 
-def _at_least(name: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"Expected {name} of at least {least}, got {value!r}")
+def _keep_whole(window: object, **leasts: int) -> None:
+    """Turn attributes of a window into ints of at least so much."""
+    for name, least in leasts.items():
+        object.__setattr__(window, name, at_least(name, getattr(window, name), least))
 
 
 def _one_of(name: str, value: object, among: tuple[str, ...]) -> None:
@@ -49,12 +51,10 @@ class Transition:
     newest: Newest = "wait"
 
     def __post_init__(self) -> None:
-        _at_least("n_step", self.n_step, 1)
-        _at_least("stack", self.stack, 1)
+        _keep_whole(self, n_step=1, stack=1)
         _one_of("padding", self.padding, ("zero", "repeat"))
         _one_of("newest", self.newest, ("wait", "bootstrap"))
-        if not 0.0 <= self.gamma <= 1.0:
-            raise ConfigError(f"Expected gamma from 0 to 1, got {self.gamma!r}")
+        object.__setattr__(self, "gamma", within("gamma", self.gamma, 0, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +80,14 @@ class Sequence:
     next_obs: bool = False
 
     def __post_init__(self) -> None:
-        _at_least("length", self.length, 1)
-        _at_least("burn_in", self.burn_in, 0)
+        _keep_whole(self, length=1, burn_in=0)
         if self.burn_in >= self.length:
             raise ConfigError(f"Expected burn_in below the length {self.length}, got {self.burn_in}")
-        if self.overlap is not None and not 0 <= self.overlap < self.length:
-            raise ConfigError(f"Expected overlap from 0 to {self.length - 1}, got {self.overlap!r}")
+        if self.overlap is not None:
+            overlap = whole(self.overlap)
+            if overlap is None or not 0 <= overlap < self.length:
+                raise ConfigError(f"Expected overlap from 0 to {self.length - 1}, got {self.overlap!r}")
+            object.__setattr__(self, "overlap", overlap)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ class Episode:
     next_obs: bool = False
 
     def __post_init__(self) -> None:
-        _at_least("max_length", self.max_length, 1)
+        _keep_whole(self, max_length=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +128,9 @@ class Rollout:
     next_obs: bool = False
 
     def __post_init__(self) -> None:
-        _at_least("ticks", self.ticks, 1)
-        _at_least("num_envs", self.num_envs, 1)
+        _keep_whole(self, ticks=1, num_envs=1)
         if self.stride is not None:
-            _at_least("stride", self.stride, 1)
+            _keep_whole(self, stride=1)
 
 
 Window = Transition | Sequence | Episode | Rollout

@@ -20,6 +20,7 @@ from conduit.kernels.batchwise import BatchTransform
 from conduit.kernels.packing import Layout
 from conduit.kernels.transforms import Pipeline
 from conduit.kernels.windows import Window
+from conduit.numbers import whole
 from conduit.plane.batch import Format
 from conduit.plane.consuming import Consumer, Partial
 from conduit.plane.delivery import Loader, OnBusy
@@ -259,10 +260,13 @@ class Client:
     @contextlib.contextmanager
     def _named(self, name: str | None, view: TableView, seed: int | None) -> Iterator[tuple[NamedLoader | None, int]]:
         """A loader's name, or None, and the seed that it begins with; the name is let go if the loader cannot be opened."""
+        start = whole(seed)
+        if start is None and seed is not None:
+            raise ConfigError(f"Expected an int as seed, got {seed!r}")
         if name is None:
-            yield None, 0 if seed is None else seed
+            yield None, start or 0
             return
-        place = take_name(self._segment, view.check_open(), name, view.layout.name, seed)
+        place = take_name(self._segment, view.check_open(), name, view.layout.name, start)
         try:
             yield place, place.seed
         except BaseException:

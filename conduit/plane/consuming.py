@@ -17,6 +17,7 @@ import numpy as np
 from conduit.clock import Deadline
 from conduit.errors import Closed, ConfigError, DataTimeout
 from conduit.kernels.batchwise import BatchTransform
+from conduit.numbers import at_least
 from conduit.plane.batch import Format, torch_maker
 from conduit.plane.claim import Claim, Columns, Record
 from conduit.store.queue import Q_WORDS, QueueView
@@ -136,9 +137,7 @@ class Consumer:
     def _checked_ticks(self, max_ticks: int) -> int:
         if self._rollout:
             raise ConfigError(f"Expected no max_ticks for rollouts, which come in one piece, got {max_ticks!r}")
-        if not isinstance(max_ticks, int) or isinstance(max_ticks, bool) or max_ticks < 1:
-            raise ConfigError(f"Expected max_ticks of at least 1, or None, got {max_ticks!r}")
-        return max_ticks
+        return at_least("max_ticks", max_ticks, 1)
 
     def _claim(self, most: int) -> Claim | None:
         table = self._table

@@ -24,6 +24,7 @@ from conduit.kernels.plan import Plan, make_plan
 from conduit.kernels.resolve import V_CURRENT, V_OLDEST
 from conduit.kernels.transforms import Pipeline
 from conduit.kernels.windows import Window, need
+from conduit.numbers import whole
 from conduit.plane.batch import Batch, Buffer, Format, Maker, Scratch, torch_maker
 from conduit.plane.limiting import Gate
 from conduit.plane.sharing import Share
@@ -125,30 +126,32 @@ class Loader(Delivery):
             raise ConfigError(f"Expected format 'torch' or 'numpy', got {format!r}")
         if on_busy not in ("error", "wait"):
             raise ConfigError(f"Expected on_busy 'error' or 'wait', got {on_busy!r}")
-        if not isinstance(buffers, int) or buffers < 2:
+        count = whole(buffers)
+        if count is None or count < 2:
             raise ConfigError(f"Expected at least 2 buffers (the loop variable holds one), got {buffers!r}")
-        if not isinstance(seed, int):
-            raise ConfigError(f"Expected an int as seed, got {seed!r}")
         rank, world = (0, 1) if shard is None else _checked_shard(shard)
-        if max_staleness is not None and (not isinstance(max_staleness, int) or max_staleness < 0 or policy is None):
+        stalest = whole(max_staleness)
+        if max_staleness is not None and (stalest is None or stalest < 0 or policy is None):
             raise ConfigError(
                 f"Expected max_staleness of at least 0 versions together with policy=<the slot they count in>, "
                 f"got {max_staleness!r} and {policy!r}"
             )
-        self._max_staleness = max_staleness or 0
+        self._max_staleness = stalest or 0
         self._policy = policy if max_staleness is not None else None
         Deadline(timeout)
         table.check_open()
         added = () if sampling is None else WEIGHTS
         extra = added if share is None else share.extra
         self.plan: Plan = make_plan(table.layout.schema, batch_size, window, transform, fields, extra, ragged)
+        batch_size = self.plan.batch_size
         table.layout.table.check_window(*need(self.plan.window))
         limited = table.layout.limits is not None
         self._gate = Gate(table, batch_size, need(self.plan.window)[1]) if limited else None
         # with a limiter it is min_size that says how many rows have to be there
-        least = (1 if limited else batch_size) if min_rows is None else min_rows
-        if not isinstance(least, int) or not 1 <= least <= table.layout.rows:
-            raise ConfigError(f"Expected min_rows from 1 to the table's {table.layout.rows} rows, got {least!r}")
+        least = (1 if limited else batch_size) if min_rows is None else whole(min_rows)
+        if least is None or not 1 <= least <= table.layout.rows:
+            given = least if min_rows is None else min_rows
+            raise ConfigError(f"Expected min_rows from 1 to the table's {table.layout.rows} rows, got {given!r}")
         self.plan = with_batch_transforms(self.plan, batch_transforms)
         self._transforming = Transforming(table, self.plan, seed)
         self.sampler = _sampler(table, sampling, batch_size, seed, least)
@@ -163,9 +166,9 @@ class Loader(Delivery):
         self._least = least
         self._scratch = Scratch(self.plan)
         block = min(batch_size, max(_SHORTEST_BLOCK, _BLOCK_BYTES // max(1, self.plan.sample_bytes)))
-        beside: list[Buffer | None] = [None] * buffers
+        beside: list[Buffer | None] = [None] * count
         if share is not None:
-            beside = share.admit(table.layout.name, self.plan, buffers)
+            beside = share.admit(table.layout.name, self.plan, count)
         self._buffers = [self._open_buffer(block, other) for other in beside]
         self._wanted = batch_size
         self._turn = 0
@@ -364,8 +367,8 @@ def _checked_shard(shard: object) -> tuple[int, int]:
         ConfigError: No pair of whole numbers with 0 <= rank < world.
     """
     pair = shard if isinstance(shard, tuple | list) and len(shard) == 2 else (None, None)
-    rank, world = pair
-    if type(rank) is not int or type(world) is not int or not 0 <= rank < world:
+    rank, world = map(whole, pair)
+    if rank is None or world is None or not 0 <= rank < world:
         raise ConfigError(f"Expected shard=(rank, world) with 0 <= rank < world, got {shard!r}")
     return rank, world
 

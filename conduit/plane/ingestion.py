@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from conduit.errors import ConfigError
+from conduit.numbers import at_least
 
 
 class Ingestion(ABC):
@@ -39,9 +39,7 @@ class CommitEvery(Ingestion):
     """
 
     def __init__(self, ticks: int) -> None:
-        if not isinstance(ticks, int) or ticks < 1:
-            raise ConfigError(f"Expected at least 1 tick, got {ticks!r}")
-        self._ticks = ticks
+        self._ticks = at_least("ticks", ticks, 1)
 
     def publish_every(self, table: str, num_envs: int) -> int:
         """The number given."""

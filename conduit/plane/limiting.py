@@ -11,6 +11,7 @@ import numpy as np
 from conduit.clock import Deadline
 from conduit.errors import Busy, ConfigError
 from conduit.jit import entry
+from conduit.numbers import at_least
 from conduit.store import limiter as kernels
 from conduit.store.counting import Counts
 from conduit.store.limits import Limiter, Limits, checked_limiter
@@ -231,7 +232,7 @@ class RateLimiter:
             samples: A batch that is asked about.
             rows: Rows to insert at once that are asked about.
         """
-        return explain(self.limits, self.counts, samples, rows)
+        return explain(self.limits, self.counts, at_least("samples", samples, 1), at_least("rows", rows, 1))
 
     def change(self, limiter: Limiter) -> None:
         """Put other limits in force, at once and in all processes; whoever waits looks again.

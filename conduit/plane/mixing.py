@@ -7,6 +7,7 @@ given its share of all rows, to within one row; "random" ones are drawn, seeded 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
@@ -17,6 +18,7 @@ import numpy as np
 from conduit.clock import Deadline
 from conduit.errors import Closed, ConfigError, FieldError
 from conduit.kernels.plan import Computed
+from conduit.numbers import at_least, real, whole
 from conduit.plane.batch import Batch, Buffer
 from conduit.plane.delivery import Array, Delivery, Loader, LoaderStats
 from conduit.plane.sharing import Share
@@ -132,8 +134,7 @@ class MixedLoader(Delivery):
         self.tables = tuple(views)
         if counts not in ("exact", "random"):
             raise ConfigError(f"Expected counts 'exact' or 'random', got {counts!r}")
-        if not isinstance(batch_size, int) or batch_size < 1:
-            raise ConfigError(f"Expected a batch_size of at least 1, got {batch_size!r}")
+        batch_size = at_least("a batch_size", batch_size, 1)
         self._batch_size = batch_size
         self._shares = _shares(weights)
         self._counts = counts
@@ -162,7 +163,7 @@ class MixedLoader(Delivery):
                     share=share,
                     batch_size=batch_size,
                     sampling=chosen[i],
-                    seed=seed + i * _NEXT_SEED if isinstance(seed, int) else seed,
+                    seed=seed + i * _NEXT_SEED,
                     min_rows=-(-ratio.numerator * batch_size // ratio.denominator) if rows[i] is None else rows[i],
                     **options,
                 )
@@ -193,6 +194,7 @@ class MixedLoader(Delivery):
 
     @batch.setter
     def batch(self, number: int) -> None:
+        number = at_least("the number of a batch", number, 0)
         for part in self._parts:
             part.sampler.batch = number
 
@@ -305,12 +307,15 @@ class MixedLoader(Delivery):
 
 def _shares(weights: Mapping[str, float]) -> list[Fraction]:
     """The tables' shares; they add up to 1."""
+    parts = []
     for name, weight in weights.items():
-        number = isinstance(weight, int | float) and not isinstance(weight, bool)
-        if not number or not 0 < weight < float("inf"):
+        number = whole(weight)
+        share = real(weight)
+        if share is None or not 0 < share < math.inf:
             raise ConfigError(f"Expected a weight above 0, got {weight!r} - at {name!r}")
-    total = sum((Fraction(weight) for weight in weights.values()), Fraction(0))
-    return [Fraction(weight) / total for weight in weights.values()]
+        parts.append(Fraction(share if number is None else number))
+    total = sum(parts, Fraction(0))
+    return [part / total for part in parts]
 
 
 def _given(share: Fraction, rows: int) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 from conduit.errors import Closed, ConfigError, FieldError
 from conduit.field import Field
 from conduit.jit import entry
+from conduit.numbers import at_least, whole
 from conduit.plane.stream import Stream
 from conduit.plane.values import checked, checked_lengths, checked_observation, checked_values
 from conduit.store import committing, interpreter
@@ -33,6 +34,18 @@ def _check_plain(stream: Stream, what: str) -> None:
             f"Expected a schema without ragged fields for the {what}, which hands out views of fixed shapes, got "
             f"{', '.join(names)}: use writer.append, or writer.step, which makes room for a value when its length is known"
         )
+
+
+def _place(value: object, count: int, what: str) -> int:
+    """The number of a tick or an environment whose final observation is given.
+
+    Raises:
+        FieldError: It is none.
+    """
+    number = whole(value)
+    if number is None or not 0 <= number < count:
+        raise FieldError(f"Expected {what} from 0 to {count - 1}, got {value!r}", at="final")
+    return number
 
 
 class _Views:
@@ -232,8 +245,7 @@ class Step(_Staged):
 
     def set_final(self, env: int, observation: Any) -> None:
         """Keep the final observation of an environment that ends with this step."""
-        if not 0 <= env < self._stream.envs:
-            raise FieldError(f"Expected an environment from 0 to {self._stream.envs - 1}, got {env!r}", at="final")
+        env = _place(env, self._stream.envs, "an environment")
         self._check()
         if self._ragged:
             self._check_new(env, "final")
@@ -254,8 +266,8 @@ class Slab(_Staged):
         _check_plain(stream, "rollout")
         super().__init__(stream)
         self._ends = False
-        if not isinstance(ticks, int) or ticks < 1:
-            raise ConfigError(f"Expected at least 1 tick, got {ticks!r}")
+        ticks = at_least("ticks", ticks, 1)
+        max_finals = None if max_finals is None else at_least("max_finals", max_finals, 0)
         if stream.rollout and ticks > stream.rollout:
             raise ConfigError(f"Expected at most the {stream.rollout} ticks of the queue's rollouts, got {ticks}")
         rows = ticks * stream.envs
@@ -281,10 +293,7 @@ class Slab(_Staged):
     def set_final(self, tick: int, env: int, observation: Any) -> None:
         """Keep the final observation of an environment that ends with step `tick` of this rollout."""
         envs = self._stream.envs
-        if not (0 <= tick < self.ticks and 0 <= env < envs):
-            raise FieldError(
-                f"Expected a tick below {self.ticks} and an environment below {envs}, got {tick}, {env}", at="final"
-            )
+        tick, env = _place(tick, self.ticks, "a tick"), _place(env, envs, "an environment")
         self._set_final(self._row + tick * envs + env, observation)
 
     def commit(self) -> None:
@@ -400,8 +409,7 @@ class Bare(_Views):
         """Keep the final observation of an environment that ends with the tick being written."""
         stream = self._stream
         stream.check_hands_over()
-        if not 0 <= env < stream.envs:
-            raise FieldError(f"Expected an environment from 0 to {stream.envs - 1}, got {env!r}", at="final")
+        env = _place(env, stream.envs, "an environment")
         # not `self.row`: a page is not turned under values that have been assigned
         words = stream.words
         row = self.row if words[W_BEYOND // 8] else words[W_BASE // 8] + words[W_LOCAL // 8]

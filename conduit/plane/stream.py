@@ -15,6 +15,7 @@ import numpy as np
 from conduit.clock import Deadline
 from conduit.errors import Busy, Closed, ConfigError, FieldError, SpaceTimeout
 from conduit.jit import entry
+from conduit.numbers import whole
 from conduit.plane.limiting import check_rows, limits_of, seat_line, why_not_inserted
 from conduit.plane.tally import Tally
 from conduit.plane.values import checked_observation
@@ -85,7 +86,8 @@ class Stream:
         on_full: OnFull,
         keep_final: bool,
     ) -> None:
-        if num_envs is not None and (not isinstance(num_envs, int) or isinstance(num_envs, bool) or num_envs < 1):
+        envs = 1 if num_envs is None else whole(num_envs)
+        if envs is None or envs < 1:
             raise ConfigError(
                 f"Expected num_envs of at least 1, or None for one environment without an axis, got {num_envs!r}"
             )
@@ -97,15 +99,15 @@ class Stream:
             raise ConfigError(f"Expected on_full 'wait' or 'raise', got {on_full!r}")
         Deadline(timeout)
         seat = table.check_open()
-        self.num_envs = num_envs
-        self.envs = num_envs or 1
+        self.num_envs = None if num_envs is None else envs
+        self.envs = envs
         self.table = table
         self.schema = table.layout.schema
         keeps = autoreset != "next_step" and bool(self.schema.observation_names)
         table.layout.check_writer(self.envs, finals=keeps)
         self._seat = seat_line(table)
         self.check_grant(1, f"num_envs={num_envs}")
-        self.lead = () if num_envs is None else (num_envs,)
+        self.lead = () if num_envs is None else (envs,)
         self.autoreset = autoreset
         self.hands_over = autoreset != "next_step"
         self.is_queue = table.layout.table.kind == "queue"

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from conduit.arrays import as_array, as_numbers, from_bfloat16, to_bfloat16
 from conduit.errors import FieldError
 from conduit.field import Field, dtype_name
+from conduit.numbers import whole
 from conduit.schema import Schema
-from conduit.store.weights import as_array
 
 Array = np.ndarray[Any, Any]
 
@@ -73,12 +74,15 @@ def checked_lengths(field: Field, given: Any, num_envs: int | None) -> list[int]
     if num_envs is not None and (np.ndim(given) != 1 or len(given) != num_envs):
         raise FieldError(f"Expected {num_envs} lengths, one per environment, got {given!r}", at=field.name)
     lengths = [given] if num_envs is None else list(given)
+    counts = []
     for env, length in enumerate(lengths):
         at = field.name if num_envs is None else f"{field.name}[{env}]"
-        if not isinstance(length, int | np.integer) or isinstance(length, bool) or length < 0:
+        count = whole(length)
+        if count is None or count < 0:
             raise FieldError(f"Expected an int of at least 0 as length, got {length!r}", at=at)
-        _check_length(field, int(length), at)
-    return [int(length) for length in lengths]
+        _check_length(field, count, at)
+        counts.append(count)
+    return counts
 
 
 def checked_values(field: Field, value: Any, num_envs: int | None, at: str | None = None) -> list[Array]:
@@ -134,7 +138,7 @@ def _converted(field: Field, value: Any, shape: tuple[int, ...], at: str) -> Arr
     has_dtype = hasattr(value, "dtype")
     try:
         name = dtype_name(value.dtype) if has_dtype else ""
-        array = as_array(value)
+        array = as_array(value) if has_dtype else as_numbers(value)
     except (TypeError, ValueError) as error:
         raise FieldError(
             f"Expected `{field.dtype}` of shape {shape}, got {type(value).__name__}: {error}", at=at
@@ -177,18 +181,6 @@ def _by_value(field: Field, array: Array, wanted: np.dtype[Any], value: Any, at:
     if not fits:
         raise FieldError(f"Expected values that fit `{field.dtype}`, got {value!r}", at=at)
     return result
-
-
-def to_bfloat16(values: Array) -> Array:
-    """float32 values as bfloat16 bits (uint16), rounded to nearest, ties to even."""
-    bits = np.asarray(values, np.float32).view(np.uint32)
-    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-    return np.where(np.isnan(values), (bits >> np.uint32(16)) | np.uint32(64), rounded).astype(np.uint16)
-
-
-def from_bfloat16(bits: Array) -> Array:
-    """float32 values of bfloat16 bits (uint16); exact."""
-    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def flags(value: Any, num_envs: int | None, name: str) -> Array:

@@ -15,6 +15,7 @@ from conduit.errors import ConfigError, FieldError
 from conduit.field import Field
 from conduit.jit import entry
 from conduit.kernels.leaves import Leaves
+from conduit.numbers import whole
 from conduit.plane.append import generate_append
 from conduit.plane.bulk import Bulk
 from conduit.plane.ingestion import Ingestion
@@ -87,7 +88,7 @@ class Writer:
             stream.tally = Tally(table)
             stream.words[W_FINISHES // 8] = 0  # the rows are counted before their page is anybody's
         schema = stream.schema
-        self.num_envs = num_envs
+        self.num_envs = num_envs = stream.num_envs
         self.autoreset = stream.autoreset
         self.stream = stream.number
         self._stream = stream
@@ -95,12 +96,13 @@ class Writer:
         self._words = stream.array
         place(placement, Request(table.layout.name, stream.number, stream.envs, schema.row_bytes), pools)
         ticks = ingestion.publish_every(table.layout.name, stream.envs)
-        if not isinstance(ticks, int) or ticks < 1:
+        every = whole(ticks)
+        if every is None or every < 1:
             raise ConfigError(
                 f"Expected {type(ingestion).__name__}.publish_every to return at least 1 tick for table "
                 f"{table.layout.name!r}, got {ticks!r}"
             )
-        stream.words[W_PUBLISH_EVERY // 8] = ticks
+        stream.words[W_PUBLISH_EVERY // 8] = every
         if policy is not None:
             policy.bind(stream)
         described = [(field, table.columns[field.name]) for field in schema.fields]
@@ -164,9 +166,10 @@ class Writer:
 
     @version.setter
     def version(self, value: int) -> None:
-        if not isinstance(value, int | np.integer) or not 0 <= value < 2**31:
+        version = whole(value)
+        if version is None or not 0 <= version < 2**31:
             raise ConfigError(f"Expected a version from 0 to {2**31 - 1}, got {value!r}")
-        self._stream.words[W_VERSION // 8] = value
+        self._stream.words[W_VERSION // 8] = version
 
     @property
     def ticks_left(self) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from conduit.errors import CapacityError, ConfigError
+from conduit.numbers import real
 from conduit.schema import Schema
 from conduit.store.words import SPAN_MASK
 
@@ -36,21 +37,29 @@ def mean_length(schema: Schema, name: str, given: Mapping[str, float] | None) ->
     return (given or {}).get(name, schema[name].max_length / 2)
 
 
-def check_mean_lengths(schema: Schema, given: Mapping[str, float] | None) -> None:
-    """Refuse mean lengths that are not of ragged fields, or not between nothing and the largest length.
+def checked_mean_lengths(schema: Schema, given: Mapping[str, float] | None) -> dict[str, float] | None:
+    """Mean lengths as floats.
 
     Raises:
-        ConfigError: They are not.
+        ConfigError: They are not of ragged fields, or not between nothing and the largest length.
     """
-    for name, mean in (given or {}).items():
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"Expected {{ragged field: mean length}} as mean_lengths, got {given!r}")
+    means = {}
+    for name, value in given.items():
         if name not in schema.ragged_names:
             known = ", ".join(schema.ragged_names) or "the schema has none"
             raise ConfigError(f"Expected names of ragged fields ({known}), got {name!r} - at mean_lengths")
         largest = schema[name].max_length
-        if not isinstance(mean, int | float) or not 0 < mean <= largest:
+        mean = real(value)
+        if mean is None or not 0 < mean <= largest:
             raise ConfigError(
-                f"Expected a mean length above 0 and up to {largest}, got {mean!r} - at mean_lengths[{name!r}]"
+                f"Expected a mean length above 0 and up to {largest}, got {value!r} - at mean_lengths[{name!r}]"
             )
+        means[name] = mean
+    return means
 
 
 def row_share(schema: Schema, given: Mapping[str, float] | None) -> int:

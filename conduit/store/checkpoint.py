@@ -27,6 +27,7 @@ import numpy as np
 import xxhash
 
 from conduit.errors import Busy, CheckpointError, ConfigError
+from conduit.numbers import at_least
 from conduit.schema import Field
 from conduit.store.declaration import row_stride
 from conduit.store.files import DAMAGED, FileEntry
@@ -263,8 +264,7 @@ def new_checkpoint(folder: Path, keep: int) -> Iterator[tuple[Path, Path]]:
     Raises:
         ConfigError: `keep` is below 1, or the folder is a file. Busy: Somebody else is making one there.
     """
-    if not isinstance(keep, int) or isinstance(keep, bool) or keep < 1:
-        raise ConfigError(f"Expected to keep at least 1 checkpoint, got {keep!r}")
+    keep = at_least("a number of checkpoints to keep", keep, 1)
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"Expected a folder for checkpoints, got the file {folder}")
     folder.mkdir(parents=True, exist_ok=True)

@@ -6,14 +6,16 @@ is declared; where its bytes lie is conduit.store.layout's.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from conduit.errors import CapacityError, ConfigError
+from conduit.numbers import at_least, whole, within
 from conduit.schema import Field, Schema
-from conduit.store.arenas import arena_items, check_mean_lengths, row_share
+from conduit.store.arenas import arena_items, checked_mean_lengths, row_share
 from conduit.store.limits import Limiter, Limits, checked_limiter
 from conduit.store.statistics import measured
 from conduit.store.words import CACHE_LINE, LINE, META_BYTES, SPAN_BYTES
@@ -71,10 +73,9 @@ class Priorities:
     span: int = 1 << 17
 
     def __post_init__(self) -> None:
-        if not (0.0 <= self.alpha < float("inf") and 0.0 <= self.eps < float("inf")):
-            raise ConfigError(f"Expected alpha and eps of at least 0, got {self.alpha!r} and {self.eps!r}")
-        if not isinstance(self.span, int) or self.span < 1:
-            raise ConfigError(f"Expected a span of at least 1 update, got {self.span!r}")
+        for name in ("alpha", "eps"):
+            object.__setattr__(self, name, within(name, getattr(self, name), 0, math.inf))
+        object.__setattr__(self, "span", at_least("span", self.span, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,24 +126,29 @@ class Table:
     def __post_init__(self) -> None:
         if not isinstance(self.schema, Schema):
             raise ConfigError(f"Expected a conduit.Schema, got {type(self.schema).__name__}")
-        if not isinstance(self.capacity, int | str) or isinstance(self.capacity, bool):
+        capacity = self.capacity if isinstance(self.capacity, str) else whole(self.capacity)
+        if capacity is None:
             raise CapacityError(
                 f"Expected a size such as '2 GiB' or '500 MB', or an int for rows, got {self.capacity!r}"
             )
-        for name in ("max_stack", "max_n_step", "max_length", "num_envs"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ConfigError(f"Expected {name} of at least 1, got {value!r}")
+        object.__setattr__(self, "capacity", capacity)
+        self._keep_whole("max_stack", "max_n_step", "max_length", "num_envs")
+        self._keep_whole(*(n for n in ("rollout_length", "max_times_sampled") if getattr(self, n) is not None))
+        page_rows = whole(self.page_rows)
+        if page_rows is not None:
+            object.__setattr__(self, "page_rows", page_rows)
         self._check_kind()
         limits = checked_limiter(self.limiter)
-        times = self.max_times_sampled
-        if times is not None and (not isinstance(times, int) or isinstance(times, bool) or times < 1):
-            raise ConfigError(f"Expected max_times_sampled of at least 1, or None, got {times!r}")
-        check_mean_lengths(self.schema, self.mean_lengths)
+        object.__setattr__(self, "mean_lengths", checked_mean_lengths(self.schema, self.mean_lengths))
         measured(self.schema, self.statistics)
         geometry = self.geometry()
         if limits is not None:
             self.check_min_size(limits, *geometry)
+
+    def _keep_whole(self, *names: str) -> None:
+        """Turn attributes into ints of at least 1."""
+        for name in names:
+            object.__setattr__(self, name, at_least(name, getattr(self, name), 1))
 
     def _check_kind(self) -> None:
         if self.kind not in ("replay", "queue"):
@@ -155,8 +161,6 @@ class Table:
                     "windows, conduit.Rollout, and needs max_length"
                 )
             return
-        if length is not None and (not isinstance(length, int) or isinstance(length, bool) or length < 1):
-            raise ConfigError(f"Expected rollout_length of at least 1 tick, or None, got {length!r}")
         for name, least in (("max_stack", 1), ("max_n_step", 1), ("max_length", 1)):
             if getattr(self, name) != least:
                 raise ConfigError(
@@ -236,13 +240,13 @@ class Table:
         fixed = per_row
         per_row += row_share(self.schema, self.mean_lengths)
         in_bytes = isinstance(self.capacity, str)
-        rows = parse_bytes(self.capacity) // per_row if isinstance(self.capacity, str) else int(self.capacity)
+        rows = parse_bytes(self.capacity) // per_row if isinstance(self.capacity, str) else self.capacity
         if rows < 1:
             raise CapacityError(f"Expected a capacity of at least one row ({per_row} bytes), got {self.capacity!r}")
         if self.page_rows is not None:
             page_rows = self.page_rows
             least = self.halo_ticks + self._least_ticks
-            if not isinstance(page_rows, int) or page_rows < least:
+            if whole(page_rows) is None or page_rows < least:
                 raise CapacityError(
                     f"Expected page_rows of at least {least} (a halo of {self.halo_ticks} and {self._least_ticks} more), "
                     f"got {page_rows!r}"

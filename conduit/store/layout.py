@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from conduit.errors import ConfigError
+from conduit.numbers import whole
 from conduit.schema import Field, Schema
 from conduit.store.arenas import ArenaLayout, check_arenas
 from conduit.store.declaration import Priorities, Table, align, row_stride
@@ -160,8 +161,7 @@ def specify(tables: dict[str, Table], policies: dict[str, tuple[TensorSpec, ...]
         for name in names:
             if not isinstance(name, str) or not name:
                 raise ConfigError(f"Expected names of at least one letter for {kind}, got {name!r}")
-    if not isinstance(participants, int) or not 1 <= participants <= OWNER_MASK:
-        raise ConfigError(f"Expected max_participants from 1 to {OWNER_MASK}, got {participants!r}")
+    participants = checked_participants(participants)
     specs = {}
     for name, table in tables.items():
         if not isinstance(table, Table):
@@ -186,6 +186,18 @@ def specify(tables: dict[str, Table], policies: dict[str, tuple[TensorSpec, ...]
             table.max_times_sampled or 0,
         )
     return SegmentSpec(specs, policies, participants)
+
+
+def checked_participants(count: object) -> int:
+    """`max_participants` as an int.
+
+    Raises:
+        ConfigError: Out of range.
+    """
+    number = whole(count)
+    if number is None or not 1 <= number <= OWNER_MASK:
+        raise ConfigError(f"Expected max_participants from 1 to {OWNER_MASK}, got {count!r}")
+    return number
 
 
 def _encoded_limits(limits: Limits | None) -> tuple[float, int, float | None, float | None] | None:

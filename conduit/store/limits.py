@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from conduit.errors import ConfigError
+from conduit.numbers import at_least, real
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +34,16 @@ class Limits:
     max_diff: float
 
     def __post_init__(self) -> None:
-        spi = self.samples_per_insert
-        if not _number(spi) or not 0 < spi < math.inf:
-            raise ConfigError(f"Expected samples_per_insert above 0, got {spi!r}")
-        if not isinstance(self.min_size, int) or isinstance(self.min_size, bool) or self.min_size < 1:
-            raise ConfigError(f"Expected min_size of at least 1 row, got {self.min_size!r}")
-        if not (_number(self.min_diff) and _number(self.max_diff)):  # a NaN makes every comparison false
+        low, high = real(self.min_diff), real(self.max_diff)
+        if low is None or high is None:  # a NaN makes every comparison false
             raise ConfigError(f"Expected numbers as limits, got {self.min_diff!r} and {self.max_diff!r}")
+        for name, value in (
+            ("samples_per_insert", _ratio(self.samples_per_insert)),
+            ("min_size", at_least("min_size", self.min_size, 1)),
+            ("min_diff", low),
+            ("max_diff", high),
+        ):
+            object.__setattr__(self, name, value)
 
     @property
     def numbers(self) -> tuple[float, float, float, float]:
@@ -64,6 +68,9 @@ class SampleToInsertRatio:
     def __post_init__(self) -> None:
         limits = self.limits()
         spi, low, high = limits.samples_per_insert, limits.min_diff, limits.max_diff
+        buffer = (low, high) if isinstance(self.error_buffer, tuple) else real(self.error_buffer)
+        for name, value in (("samples_per_insert", spi), ("min_size", limits.min_size), ("error_buffer", buffer)):
+            object.__setattr__(self, name, value)
         least = 2 * max(1.0, spi)
         if not high - low >= least:
             raise ConfigError(
@@ -78,14 +85,13 @@ class SampleToInsertRatio:
 
     def limits(self) -> Limits:
         """The numbers of the formula."""
-        e, middle = self.error_buffer, self.samples_per_insert * self.min_size
-        if isinstance(e, tuple):
-            if len(e) != 2:
-                raise ConfigError(f"Expected error_buffer as a number or a pair, got {e!r}")
-            return Limits(self.samples_per_insert, self.min_size, *e)
-        if not _number(e):
-            raise ConfigError(f"Expected error_buffer as a number or a pair, got {e!r}")
-        return Limits(self.samples_per_insert, self.min_size, middle - e, middle + e)
+        spi, size = _ratio(self.samples_per_insert), at_least("min_size", self.min_size, 1)
+        if isinstance(self.error_buffer, tuple) and len(self.error_buffer) == 2:
+            return Limits(spi, size, *self.error_buffer)
+        e = real(self.error_buffer)
+        if e is None:
+            raise ConfigError(f"Expected error_buffer as a number or a pair, got {self.error_buffer!r}")
+        return Limits(spi, size, spi * size - e, spi * size + e)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +105,7 @@ class MinSize:
     min_size: int
 
     def __post_init__(self) -> None:
-        self.limits()
+        object.__setattr__(self, "min_size", at_least("min_size", self.min_size, 1))
 
     def limits(self) -> Limits:
         """The numbers of the formula."""
@@ -117,8 +123,7 @@ class Queue:
     size: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.size, int) or isinstance(self.size, bool) or self.size < 1:
-            raise ConfigError(f"Expected a size of at least 1 row, got {self.size!r}")
+        object.__setattr__(self, "size", at_least("size", self.size, 1))
 
     def limits(self) -> Limits:
         """The numbers of the formula."""
@@ -128,8 +133,11 @@ class Queue:
 Limiter = SampleToInsertRatio | MinSize | Queue
 
 
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+def _ratio(value: object) -> float:
+    number = real(value)
+    if number is None or not 0 < number < math.inf:
+        raise ConfigError(f"Expected samples_per_insert above 0, got {value!r}")
+    return number
 
 
 def checked_limiter(limiter: Any) -> Limits | None:

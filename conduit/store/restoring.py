@@ -17,14 +17,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from conduit.errors import CheckpointError, ConfigError
+from conduit.errors import CheckpointError
 from conduit.jit import entry
 from conduit.store import recovery
 from conduit.store import segment as segments
 from conduit.store.checkpoint import MANIFEST, Manifest, TableEntry, columns_of, extra_file, policy_file, safe
 from conduit.store.cut import TableCut
 from conduit.store.files import BLOCK, DAMAGED, HEADER, FileReader, Sink, write_all
-from conduit.store.layout import WEIGHT_COPIES, TableLayout
+from conduit.store.layout import WEIGHT_COPIES, TableLayout, checked_participants
 from conduit.store.limits import Limits
 from conduit.store.loaders import Known, write_loader
 from conduit.store.names import Backing
@@ -89,9 +89,7 @@ def create_from(
     """Create a segment that holds what a checkpoint does; see `Engine.restore`."""
     spec = manifest.spec
     if max_participants is not None:
-        if not isinstance(max_participants, int) or not 1 <= max_participants <= OWNER_MASK:
-            raise ConfigError(f"Expected max_participants from 1 to {OWNER_MASK}, got {max_participants!r}")
-        spec = dataclasses.replace(spec, max_participants=max_participants)
+        spec = dataclasses.replace(spec, max_participants=checked_participants(max_participants))
     found: dict[str, Counts] = {}
 
     def fill(segment: Segment) -> Iterator[None]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from conduit.arrays import as_numbers, from_bfloat16
 from conduit.errors import ConfigError, FieldError, WaitTimeout
 from conduit.field import Field
 from conduit.jit import entry, inner, kernel
@@ -294,11 +295,9 @@ def _as_values(field: Field, value: Any) -> Array:
     Raises:
         FieldError: Shape, dtype, NaN or infinity.
     """
-    if hasattr(value, "detach"):
-        value = value.detach().cpu().double().numpy()
-    array = np.asarray(value)
+    array = as_numbers(value)
     if array.dtype == np.uint16 and field.dtype == "bfloat16":
-        array = (array.astype(np.uint32) << 16).view(np.float32)
+        array = from_bfloat16(array)
     rank = array.ndim - len(field.shape)
     if array.dtype.kind not in "biuf" or rank < 0 or array.shape[rank:] != field.shape:
         raise FieldError(

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from conduit.arrays import as_array
 from conduit.clock import Deadline
 from conduit.errors import Busy, Closed, ConfigError, FieldError, WaitTimeout
 from conduit.jit import entry
@@ -28,21 +29,6 @@ from conduit.store.words import POLICY_EVENT, W_VERSION
 
 Array = np.ndarray[Any, Any]
 _ATTEMPTS = 1000
-
-
-def as_array(value: Any) -> Array:
-    """A numpy view of a tensor or array (bfloat16 as its uint16 bits), copied to the host where it must be."""
-    if isinstance(value, np.ndarray):
-        return value.view(np.uint16) if dtype_name(value.dtype) == "bfloat16" else value
-    if hasattr(value, "detach"):
-        tensor = value.detach().cpu()
-        if dtype_name(tensor.dtype) == "bfloat16":
-            import torch  # only a process that already has tensors gets here
-
-            tensor = tensor.view(torch.int16)
-            return np.asarray(tensor.numpy()).view(np.uint16)
-        return np.asarray(tensor.numpy())
-    return np.asarray(value)
 
 
 def describe(example: Mapping[str, Any]) -> tuple[TensorSpec, ...]:

@@ -391,8 +391,8 @@ print(json.dumps(plan.fingerprint))
 
 REFUSED = [
     ("clip-order", lambda: conduit.clip(2, 1), "low of at most high"),
-    ("clip-nan", lambda: conduit.clip(math.nan, 1), "low of at most high"),
-    ("classes", lambda: conduit.one_hot(0), "at least 1 class"),
+    ("clip-nan", lambda: conduit.clip(math.nan, 1), "a number as low, got nan"),
+    ("classes", lambda: conduit.one_hot(0), "a number of classes of at least 1"),
     ("pad", lambda: conduit.random_shift(0), "pad of 1"),
     ("axes", lambda: conduit.random_shift(2, axes=(0, 2)), "neighbouring axes"),
     ("eps", lambda: conduit.normalise(eps=-1.0), "eps of at least 0"),

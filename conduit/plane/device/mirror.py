@@ -15,6 +15,7 @@ import numpy as np
 
 from conduit.errors import CapacityError, ConfigError
 from conduit.jit import entry
+from conduit.numbers import whole
 from conduit.plane.device.interface import Device, Event, Tensor, columns_in
 from conduit.plane.device.registration import Registration
 from conduit.plane.device.residence import BASE, GENERATION, ROWS, Residence, column_places, no_places
@@ -227,9 +228,9 @@ class Mirror(Residence):
 
 def _slots(size: str | int, page_bytes: int, columns: int, device: Device) -> int:
     """How many pages fit into a pool; checked against the device's free memory."""
-    if isinstance(size, bool) or not isinstance(size, int | str):
+    wanted = parse_bytes(size) if isinstance(size, str) else whole(size)
+    if wanted is None:
         raise ConfigError(f"Expected a size such as '8 GiB', or bytes, got {size!r} - at pool")
-    wanted = parse_bytes(size) if isinstance(size, str) else size
     slots: int = (wanted - columns * 128) // page_bytes
     if slots < 1:
         raise CapacityError(

@@ -1,0 +1,80 @@
+"""Whole and real numbers as callers hand them over: Python's, numpy's, and 0-d arrays and tensors alike; never a bool.
+
+A batch size that came out of numpy, torch or JAX is as good as Python's own. What a caller hands over is turned into Python's int or
+float once, where it comes in, so that nothing behind that meets another type.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import operator
+from typing import Any
+
+from conduit.errors import ConfigError
+
+
+def _is_number(value: object) -> bool:
+    """Whether it is one number, or a 0-d array or tensor of one; a bool is none."""
+    if isinstance(value, bool):
+        return False
+    if isinstance(value, numbers.Real) and not hasattr(value, "dtype"):
+        return True
+    # arrays, tensors and scalars of numpy, ml_dtypes, torch and JAX name their dtypes alike
+    dtype = str(getattr(value, "dtype", "")).removeprefix("torch.")
+    return getattr(value, "shape", None) == () and dtype.startswith(("int", "uint", "float", "bfloat"))
+
+
+def whole(value: Any) -> int | None:
+    """`value` as an int if it is a whole number of an integer type, else None.
+
+    >>> import numpy as np
+    >>> whole(np.int64(64)), whole(64.0), whole(True)
+    (64, None, None)
+    """
+    if type(value) is int:
+        return value
+    if not _is_number(value):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def real(value: Any) -> float | None:
+    """`value` as a float if it is a number other than NaN, else None; it may be infinite."""
+    if type(value) is not float:
+        if not _is_number(value):
+            return None
+        try:
+            value = float(value)
+        except OverflowError:
+            return None
+    return None if math.isnan(value) else value
+
+
+def at_least(name: str, value: object, least: int) -> int:
+    """`value` as an int.
+
+    Raises:
+        ConfigError: It is no whole number, or below `least`; the message has `name`.
+    """
+    number = whole(value)
+    if number is None or number < least:
+        raise ConfigError(f"Expected {name} of at least {least}, got {value!r}")
+    return number
+
+
+def within(name: str, value: object, low: float, high: float) -> float:
+    """`value` as a float.
+
+    Raises:
+        ConfigError: It is no number, or not from `low` to `high`, both inclusive; an infinite `high` stands for any finite
+            number. The message has `name`.
+    """
+    number = real(value)
+    if number is None or not low <= number <= high or math.isinf(number):
+        bounds = f"of at least {low:g}" if math.isinf(high) else f"from {low:g} to {high:g}"
+        raise ConfigError(f"Expected {name} {bounds}, got {value!r}")
+    return number
