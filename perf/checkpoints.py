@@ -78,7 +78,10 @@ def write_flat_out(engine: str, envs: int) -> None:
     """The writer."""
     import conduit
 
-    with conduit.attach(engine, timeout=30.0) as client, client.writer("replay", num_envs=envs) as writer:
+    with (
+        conduit.attach(engine, timeout=30.0) as client,
+        client.writer("replay", num_envs=envs, autoreset="next_step") as writer,
+    ):
         rng = np.random.default_rng()
         ticks: list[dict[str, Any]] = [
             {

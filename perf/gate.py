@@ -62,7 +62,9 @@ def _writing(workload: Workload, count: int) -> Build:
         load = workload.sized(_ROWS)
         data = subjects.rows_of(load, ticks(load, count, np.random.default_rng(0)))
         client, _ = stack.enter_context(subjects.engine(load))
-        writer = stack.enter_context(client.writer(subjects.TABLE, num_envs=load.num_envs))
+        writer = stack.enter_context(
+            client.writer(subjects.TABLE, num_envs=load.num_envs, autoreset="next_step" if load.num_envs else None)
+        )
         append = subjects.append_loop(writer, load)
         ring = PlainRing(load)
         plain = ring.slab_loop() if load.num_envs else ring.step_loop()
@@ -93,7 +95,9 @@ def _taking(workload: Workload, size: int, count: int, scale: bool) -> Callable[
 def _loader(stack: contextlib.ExitStack, workload: Workload, size: int, **options: Any) -> Any:
     table = {"priorities": options.pop("priorities")} if "priorities" in options else {}
     client, _ = stack.enter_context(subjects.engine(workload, **table))
-    writer = stack.enter_context(client.writer(subjects.TABLE, num_envs=workload.num_envs))
+    writer = stack.enter_context(
+        client.writer(subjects.TABLE, num_envs=workload.num_envs, autoreset="next_step" if workload.num_envs else None)
+    )
     append = subjects.append_loop(writer, workload)
     rows = workload.rows * 3 // 4 // workload.lanes
     append(subjects.rows_of(workload, ticks(workload, rows, np.random.default_rng(2))))

@@ -54,7 +54,10 @@ def flat_out(engine: str, envs: int | None, seed: int) -> None:
 
     stopped: list[int] = []
     signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
-    with conduit.attach(engine, timeout=10.0) as client, client.writer(TABLE, num_envs=envs) as writer:
+    with (
+        conduit.attach(engine, timeout=10.0) as client,
+        client.writer(TABLE, num_envs=envs, autoreset="next_step" if envs else None) as writer,
+    ):
         append = writer.append
         rows = sealed_rows(np.random.default_rng(seed), 512, envs)
         ended = np.zeros(envs, np.bool_) if envs else False
@@ -132,7 +135,10 @@ def queue_writer(engine: str, envs: int, rollouts: int) -> None:
     import conduit
 
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # the learner takes another one
-    with conduit.attach(engine, timeout=10.0) as client, client.writer(TABLE, num_envs=envs, timeout=30.0) as writer:
+    with (
+        conduit.attach(engine, timeout=10.0) as client,
+        client.writer(TABLE, num_envs=envs, autoreset="next_step", timeout=30.0) as writer,
+    ):
         ticks = writer.ticks_left
         obs = np.zeros((envs, 4), np.float32)
         obs[:, 1] = np.arange(envs)

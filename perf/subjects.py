@@ -228,7 +228,7 @@ def check_writes(workload: Workload, kind: str, rng: np.random.Generator) -> int
     small = workload.sized(SMALL)
     with engine(small) as (client, _):
         columns = ticks(small, max(2048 // small.lanes, 8), rng)
-        with client.writer(TABLE, num_envs=small.num_envs) as writer:
+        with client.writer(TABLE, num_envs=small.num_envs, autoreset="next_step" if small.num_envs else None) as writer:
             LOOPS[kind](writer, small)(rows_of(small, columns))
             with client.loader(TABLE, batch_size=small.batch, seed=1, format="numpy") as loader:
                 return check_batches(loader, Log(small, columns), batches=4)

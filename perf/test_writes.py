@@ -31,5 +31,10 @@ def test_written_rows_are_the_rows_delivered(benchmark, sized, workload, kind, r
     workload = sized(workload)
     assert subjects.check_writes(workload, kind, rng) > 0
     data = subjects.rows_of(workload, ticks(workload, DISTINCT, rng))
-    with subjects.engine(workload) as (client, _), client.writer(subjects.TABLE, num_envs=workload.num_envs) as writer:
+    with (
+        subjects.engine(workload) as (client, _),
+        client.writer(
+            subjects.TABLE, num_envs=workload.num_envs, autoreset="next_step" if workload.num_envs else None
+        ) as writer,
+    ):
         benchmark(subjects.LOOPS[kind](writer, workload), data)

@@ -46,7 +46,7 @@ if what == "owner":
     engine = conduit.Engine.create(name, {"replay": table}, policies={"policy": weights}, backing=backing)
     engine.policy("policy").publish(weights)
 else:
-    writer = conduit.attach(name).writer("replay", num_envs=4)
+    writer = conduit.attach(name).writer("replay", num_envs=4, autoreset="next_step")
     for k in range(int(rows) // 4):
         append(writer, k)
 print("ready", flush=True)

@@ -183,7 +183,7 @@ def test_an_engine_is_made_filled_and_read_with_numpys_numbers_alone(engine_name
     }
     with conduit.Engine.create(engine_name, tables, policies=policies, max_participants=n(8)) as engine:
         slot = engine.policy()
-        with engine.writer("t", num_envs=n(2), timeout=np.float32(5), policy=slot) as writer:
+        with engine.writer("t", num_envs=n(2), autoreset="next_step", timeout=np.float32(5), policy=slot) as writer:
             writer.version = np.uint8(1)
             for tick in range(20):
                 writer.append(obs=np.full((2, 2), tick, np.float32), action=[tick, tick], reward=[0.0, 1.0])

@@ -169,7 +169,7 @@ class TestBoundaries:
     def test_environments_are_not_mixed(self, make):
         """SB3#1145 (sequences over flattened environments), PufferLib#341: windows keep to their environment."""
         engine = make(capacity=600, num_envs=3, max_length=5, max_n_step=3)
-        with engine.writer("replay", num_envs=3) as writer:
+        with engine.writer("replay", num_envs=3, autoreset="next_step") as writer:
             for t in range(150):
                 number = np.arange(3) * 1000 + t
                 writer.append(obs=number, action=number, reward=number.astype(np.float32))
@@ -325,7 +325,7 @@ class TestTypesAndShapes:
         """In cpprb#112 #130, SB3#720 #1145, tf-agents#723: [B, 1] beside [B] broadcasts to [B, B] without a word."""
         engine = make(spec=schema(shape, "float32", shape), max_n_step=2, max_stack=2, max_length=3, num_envs=envs or 1)
         lead = () if envs is None else (envs,)
-        with engine.writer("replay", num_envs=envs) as writer:
+        with engine.writer("replay", num_envs=envs, autoreset="next_step" if envs else None) as writer:
             for _ in range(20):
                 reward = 1.0 if envs is None else np.ones(envs, np.float32)
                 writer.append(

@@ -217,7 +217,7 @@ def trial(backing: Literal["shm", "memfd"]) -> Outcome:
     table = conduit.Table(schema, capacity=1024, num_envs=4)
     name, weights = f"doctor-{os.getpid()}-{backing}", {"w": np.arange(8, dtype=np.float32)}
     with conduit.Engine.create(name, {"trial": table}, policies={"policy": weights}, backing=backing) as engine:
-        with engine.writer("trial", num_envs=4) as writer:
+        with engine.writer("trial", num_envs=4, autoreset="next_step") as writer:
             for tick in range(32):
                 writer.append(
                     obs=np.full((4, 4), tick, np.float32),

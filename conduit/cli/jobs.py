@@ -105,7 +105,7 @@ def _slabs(stack: contextlib.ExitStack) -> Job:
     shaped = {name: column.reshape(ticks, envs, *column.shape[1:]) for name, column in data.items()}
     rows = list(zip(*shaped.values(), strict=True))
     engine = _engine(stack, 1 << 17, (21,), "float32", num_envs=envs)
-    writer = stack.enter_context(engine.writer(_TABLE, num_envs=envs))
+    writer = stack.enter_context(engine.writer(_TABLE, num_envs=envs, autoreset="next_step"))
     ring = _Ring(1 << 17, data | {"terminated": np.zeros(1, bool)})
     append, ended = writer.append, np.zeros(envs, bool)
     obs, action, reward, terminated = ring.columns.values()
@@ -136,7 +136,7 @@ def _reading(
     data = _columns(rows, shape, dtype)
     options = {"priorities": conduit.Priorities(alpha=0.6)} if "sampling" in loader else {}
     engine = _engine(stack, rows, shape, dtype, num_envs=envs, **options)
-    writer = stack.enter_context(engine.writer(_TABLE, num_envs=envs))
+    writer = stack.enter_context(engine.writer(_TABLE, num_envs=envs, autoreset="next_step"))
     for start in range(0, rows - rows // 8, envs):
         writer.append(**{name: column[start : start + envs] for name, column in data.items()})
     following = np.concatenate([data["obs"][envs:], data["obs"][:envs]])

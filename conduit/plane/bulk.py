@@ -37,7 +37,8 @@ class Bulk:
         finals: Nested like the observation: arrays [k, *shape].
 
     Raises:
-        FieldError: A key, dtype or shape does not fit, a place is none of a step that ends, or a final observation is missing.
+        FieldError: A key, dtype or shape does not fit, a place is none of a step that ends, a final observation is missing, or
+            the autoreset mode has no room for an end.
         ConfigError: The schema has ragged fields.
     """
 
@@ -68,6 +69,7 @@ class Bulk:
         self._places = np.ascontiguousarray(given)
         self._finals: dict[str, Array] = {}
         ended = np.flatnonzero(self._flags["terminated"] | self._flags["truncated"])
+        stream.check_ends((self._flags["terminated"] | self._flags["truncated"]).reshape(self.ticks, stream.envs))
         if len(self._places):
             stream.check_hands_over()
             if not np.isin(self._places, ended).all() or (np.diff(self._places) <= 0).any():

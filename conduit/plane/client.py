@@ -11,6 +11,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,6 +22,7 @@ from conduit.kernels.packing import Layout
 from conduit.kernels.transforms import Pipeline
 from conduit.kernels.windows import Window
 from conduit.numbers import whole
+from conduit.plane.autoreset import Autoreset
 from conduit.plane.batch import Format
 from conduit.plane.consuming import Consumer, Partial
 from conduit.plane.delivery import Loader, OnBusy
@@ -30,7 +32,7 @@ from conduit.plane.limiting import RateLimiter
 from conduit.plane.mixing import Counts, MixedLoader
 from conduit.plane.placement import HostPlacement, Placement, Pool
 from conduit.plane.scanning import Scan
-from conduit.plane.stream import Autoreset, OnFull
+from conduit.plane.stream import OnFull
 from conduit.plane.writer import Writer, writer_type
 from conduit.sampling.prioritised import Prioritised
 from conduit.schema import Schema
@@ -103,7 +105,7 @@ class Client:
         table: str,
         *,
         num_envs: int | None = None,
-        autoreset: Autoreset | None = None,
+        autoreset: Autoreset | Enum | None = None,
         policy: PolicySlot | None = None,
         schema: Schema | None = None,
         timeout: float | None = 10.0,
@@ -118,8 +120,9 @@ class Client:
         Args:
             table: Table name.
             num_envs: Environments per call, with a leading axis; None for one environment without it.
-            autoreset: As the environments reset: "next_step" (default with num_envs), "same_step", or "disabled"
-                (default without).
+            autoreset: As the environments reset: "next_step", "same_step" or "disabled", or a member of
+                gymnasium.vector.AutoresetMode, such as envs.metadata["autoreset_mode"]. It has to be said with num_envs; without,
+                the default is "disabled".
             policy: Rows carry the version that this slot object last polled.
             schema: The schema that the caller expects; checked against the table's.
             timeout: Seconds that a write may wait for a page; None without limit.

@@ -150,7 +150,7 @@ class _Staged(_Views):
         self._stream.keep_final(row, checked_observation(self._stream.schema, observation), self._row + self._rows)
 
     def _finish(self, ticks: int) -> int:
-        """Commit; returns -1, or the row that lacks its final observation (nothing is committed then)."""
+        """Commit; returns -1, or the row that ends an episode and cannot (nothing is committed then)."""
         self._check()
         place = self._stream.commit(ticks)
         if place < 0:
@@ -300,11 +300,13 @@ class Slab(_Staged):
         """Make all steps visible at once.
 
         Raises:
-            FieldError: A step ends an episode and its final observation was not kept; the slab stays open (as a context
-                manager it is discarded).
+            FieldError: A step ends an episode and its final observation was not kept, or the autoreset mode has no room for the
+                end; the slab stays open (as a context manager it is discarded).
         """
         place = self._finish(self.ticks)
         if place >= 0:
+            if not self._stream.hands_over:
+                raise self._stream.ended_twice(place)
             tick, env = divmod(place, self._stream.envs)
             raise FieldError(
                 f"Expected set_final({tick}, {env}, observation) for the episode that ends there", at="final"
@@ -395,7 +397,8 @@ class Bare(_Views):
         """Physical row of the next tick; waits for a page if it must.
 
         Raises:
-            FieldError: The last commit was refused: an episode ends without its final observation.
+            FieldError: The last commit was refused: an episode ends without its final observation, or as the autoreset mode has
+                no room for.
             SpaceTimeout, Busy: No page could be claimed, or the limiter does not let a tick in.
             Frozen: The table is frozen.
         """

@@ -16,6 +16,7 @@ from conduit.clock import Deadline
 from conduit.errors import Busy, Closed, ConfigError, FieldError, SpaceTimeout
 from conduit.jit import entry
 from conduit.numbers import whole
+from conduit.plane.autoreset import autoreset_of
 from conduit.plane.limiting import check_rows, limits_of, seat_line, why_not_inserted
 from conduit.plane.tally import Tally
 from conduit.plane.values import checked_observation
@@ -23,6 +24,7 @@ from conduit.store import committing, limiter, protocol, spans, staging, turning
 from conduit.store.queue import QueueView
 from conduit.store.table import TableView
 from conduit.store.words import (
+    AWAITING_FINAL,
     STARTING,
     W_ARENA_COUNT,
     W_ARENAS,
@@ -51,7 +53,6 @@ from conduit.store.words import (
     W_WORDS,
 )
 
-Autoreset = Literal["next_step", "same_step", "disabled"]
 OnFull = Literal["wait", "raise"]
 Array = np.ndarray[Any, Any]
 
@@ -81,7 +82,7 @@ class Stream:
         table: TableView,
         *,
         num_envs: int | None,
-        autoreset: Autoreset | None,
+        autoreset: object,
         timeout: float | None,
         on_full: OnFull,
         keep_final: bool,
@@ -91,10 +92,6 @@ class Stream:
             raise ConfigError(
                 f"Expected num_envs of at least 1, or None for one environment without an axis, got {num_envs!r}"
             )
-        if autoreset is None:
-            autoreset = "disabled" if num_envs is None else "next_step"
-        if autoreset not in ("next_step", "same_step", "disabled"):
-            raise ConfigError(f"Expected autoreset 'next_step', 'same_step' or 'disabled', got {autoreset!r}")
         if on_full not in ("wait", "raise"):
             raise ConfigError(f"Expected on_full 'wait' or 'raise', got {on_full!r}")
         Deadline(timeout)
@@ -103,13 +100,13 @@ class Stream:
         self.envs = envs
         self.table = table
         self.schema = table.layout.schema
-        keeps = autoreset != "next_step" and bool(self.schema.observation_names)
+        self.autoreset = autoreset_of(autoreset, num_envs)
+        self.hands_over = self.autoreset != "next_step"
+        keeps = self.hands_over and bool(self.schema.observation_names)
         table.layout.check_writer(self.envs, finals=keeps)
         self._seat = seat_line(table)
         self.check_grant(1, f"num_envs={num_envs}")
         self.lead = () if num_envs is None else (envs,)
-        self.autoreset = autoreset
-        self.hands_over = autoreset != "next_step"
         self.is_queue = table.layout.table.kind == "queue"
         self.rollout = table.layout.table.rollout_length or 0
         self.largest_tick = self._largest_tick()
@@ -289,7 +286,9 @@ class Stream:
         raise SpaceTimeout(f"{message} (waited {self._timeout} s)")
 
     def commit(self, ticks: int) -> int:
-        """Commit `ticks` ticks; returns -1, or the row (counted from the first) that lacks its final observation.
+        """Commit `ticks` ticks; returns -1, or the row (counted from the first) that ends an episode and cannot.
+
+        It lacks its final observation, or the end before it is not closed yet ("next_step"). Nothing is committed then.
 
         Raises:
             Closed, Forked: Writer, client or engine has closed since the rows were begun.
@@ -314,17 +313,50 @@ class Stream:
         self._give_back()
 
     def refuse(self, place: int) -> None:
-        """Report that the tick's row `place` ends an episode without its final observation; nothing was committed.
+        """Report that the tick's row `place` ends an episode as it cannot (`commit`); nothing was committed.
 
         Raises:
             FieldError: Always.
         """
         self.abort(self.envs)
+        if not self.hands_over:
+            raise self.ended_twice(place)
         raise FieldError(
             "Expected the final observation of an episode that ends here: pass final=<observation after the last step> "
             f"(autoreset={self.autoreset!r}), or open the writer with keep_final=False - at environment {place % self.envs}",
             at=self.schema.observation_names[0],
         )
+
+    def ended_twice(self, place: int) -> FieldError:
+        """What says that row `place`, tick by tick, ends an episode where the end before it is still to be closed."""
+        tick, env = divmod(place, self.envs)
+        where = f"environment {env}" if tick == 0 else f"environment {env}, tick {tick} of these"
+        return FieldError(
+            "Expected no end of an episode in the step behind an end, which with autoreset='next_step' only brings the final "
+            f"observation; got two ends in a row - at {where}: these environments begin the next episode at once, so open the "
+            "writer with autoreset='same_step' and hand the final observation over as `final` (or 'disabled', where you reset "
+            "them yourself)",
+            at="terminated",
+        )
+
+    def check_ends(self, ends: Array) -> None:
+        """Refuse ends of an episode behind one that is not closed yet ("next_step"), before anything is stored.
+
+        Args:
+            ends: Bool [ticks, envs], steps to come that end an episode.
+
+        Raises:
+            FieldError: There is one.
+        """
+        if self.hands_over or not ends.any():
+            return
+        open_ = np.zeros_like(ends)
+        open_[1:] = ends[:-1]
+        # a table that was reset begins anew in every environment
+        open_[0] = (self._env_states[:, 0] == AWAITING_FINAL) & (entry(writing.is_stale)(self.address) == 0)
+        twice = np.flatnonzero(ends & open_)
+        if len(twice):
+            raise self.ended_twice(int(twice[0]))
 
     def take_refusal(self) -> int:
         """Place of the row for which the bare handle's last commit was refused, or -1; asked once."""

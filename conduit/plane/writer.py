@@ -21,7 +21,7 @@ from conduit.plane.bulk import Bulk
 from conduit.plane.ingestion import Ingestion
 from conduit.plane.placement import Placement, Pool, Request, place
 from conduit.plane.rows import Bare, Slab, Step
-from conduit.plane.stream import Autoreset, OnFull, Stream
+from conduit.plane.stream import OnFull, Stream
 from conduit.plane.tally import Tally
 from conduit.plane.values import checked, checked_observation, checked_values, flags
 from conduit.schema import Schema
@@ -64,7 +64,7 @@ class Writer:
         table: TableView,
         *,
         num_envs: int | None,
-        autoreset: Autoreset | None,
+        autoreset: object,
         policy: PolicySlot | None,
         timeout: float | None,
         on_full: OnFull,
@@ -151,7 +151,8 @@ class Writer:
                 [num_envs, ...]. The rollout ends with this step, the last of it or not (`ticks_left`); no episode does.
 
         Raises:
-            FieldError: Key, dtype, shape, range or a missing final observation; nothing is written.
+            FieldError: Key, dtype, shape, range, a missing final observation, or an end that the autoreset mode has no room for;
+                nothing is written.
             SpaceTimeout, Busy: No page could be claimed, or the table's limiter does not let the step in; nothing is written,
                 and the call may be repeated.
             Frozen: The table is frozen; nothing is written.
@@ -311,7 +312,9 @@ class Writer:
             stream.prioritise(row, leaves)
         if behind is not None:
             stream.keep_bootstrap(1, behind)
-        stream.commit(1)
+        place = stream.commit(1)
+        if place >= 0:
+            stream.refuse(place)
         if behind is not None:
             stream.end_rollout()
 
@@ -387,6 +390,7 @@ class Writer:
     def _checked_finals(self, ended: list[int], final: Any) -> dict[int, Mapping[str, Any]]:
         """The final observations of the environments that ended, by environment."""
         stream = self._stream
+        stream.check_ends(np.isin(np.arange(stream.envs), ended)[None])
         finals: dict[int, Mapping[str, Any]] = {}
         if final is not None:
             stream.check_hands_over()

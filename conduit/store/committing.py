@@ -113,6 +113,47 @@ def _finish_row(meta, terminated, truncated, state, envs, version, next_step, ep
 
 
 @inner
+def _any_ends(terminated, truncated, count):  # type: ignore[no-untyped-def]
+    """True when one of `count` rows ends an episode."""
+    found = 0
+    at = 0
+    # both columns begin at whole words, so their rows lie alike in them
+    while at < count and (terminated + at) & 7:
+        found |= peek_u8(terminated + at) | peek_u8(truncated + at)
+        at += 1
+    while at + 8 <= count:
+        found |= peek_i64(terminated + at) | peek_i64(truncated + at)
+        at += 8
+    while at < count:
+        found |= peek_u8(terminated + at) | peek_u8(truncated + at)
+        at += 1
+    return found != 0
+
+
+@inner
+def _misplaced_end(writer, terminated, truncated, metas, count):  # type: ignore[no-untyped-def]
+    """The first of `count` rows that ends an episode and cannot, or -1.
+
+    It lacks the final observation that the writer insists on, or it must itself only close an episode ("next_step").
+    """
+    envs = peek_i64(writer + W_ENVS)
+    states = peek_i64(writer + W_ENV_STATE)
+    strict = peek_i64(writer + W_STRICT) != 0
+    for i in range(count):
+        if peek_u8(terminated + i) | peek_u8(truncated + i) == 0:
+            continue
+        if strict:
+            if peek_u32(metas + i * META_BYTES + 12) == 0:
+                return i
+        elif i < envs:
+            if peek_i64(states + ENV_BYTES * i) == AWAITING_FINAL:
+                return i
+        elif peek_u8(terminated + i - envs) | peek_u8(truncated + i - envs):
+            return i
+    return -1
+
+
+@inner
 def _set_priorities(writer, table, row, count):  # type: ignore[no-untyped-def]
     """Leaf priorities of rows about to be committed: the caller's, else the largest of late; none for final observations."""
     priorities = peek_i64(table + T_PRIORITY)
@@ -141,14 +182,13 @@ def _commit(writer, ticks):  # type: ignore[no-untyped-def]
     meta = peek_i64(table + T_META)
     terminated = peek_i64(table + T_TERMINATED)
     truncated = peek_i64(table + T_TRUNCATED)
-    if peek_i64(writer + W_STRICT) != 0:
-        for i in range(count):
-            ended = peek_u8(terminated + row + i) | peek_u8(truncated + row + i)
-            if ended != 0 and peek_u32(meta + (row + i) * META_BYTES + 12) == 0:
-                return -2 - i
+    next_step = peek_i64(writer + W_NEXT_STEP)
+    if (next_step != 0 or peek_i64(writer + W_STRICT) != 0) and _any_ends(terminated + row, truncated + row, count):
+        place = _misplaced_end(writer, terminated + row, truncated + row, meta + row * META_BYTES, count)
+        if place >= 0:
+            return -2 - place
     states = peek_i64(writer + W_ENV_STATE)
     version = peek_i64(writer + W_VERSION)
-    next_step = peek_i64(writer + W_NEXT_STEP)
     episodes = peek_i64(writer + W_EPISODES)
     for _ in range(ticks):
         for env in range(envs):
@@ -190,7 +230,8 @@ def commit(writer, ticks):  # type: ignore[no-untyped-def]
 
     Returns:
         Physical row of the next tick, or -1 when the page has no room for one more. -2 - k when nothing was committed
-        because row k of these (0 for the first) ends its episode and has no final observation staged.
+        because row k of these (0 for the first) ends its episode and has no final observation staged, or must itself only close
+        the episode before ("next_step").
     """
     return _commit(writer, ticks)
 

@@ -53,7 +53,11 @@ def _writes(workload: Workload, what: str, bars: dict[str, float], distinct: int
         for kind in bars:
             _, name = stack.enter_context(subjects.engine(workload))
             client = stack.enter_context(subjects.conduit.attach(name))
-            writer = stack.enter_context(client.writer(subjects.TABLE, num_envs=workload.num_envs))
+            writer = stack.enter_context(
+                client.writer(
+                    subjects.TABLE, num_envs=workload.num_envs, autoreset="next_step" if workload.num_envs else None
+                )
+            )
             loop = subjects.LOOPS[kind](writer, workload)
             for _ in range(-(-workload.rows // (burst * workload.lanes)) + 1):
                 loop(data)

@@ -249,7 +249,7 @@ def checkpoint(size: int = 4 << 30) -> Iterator[Bar]:
 def _fill(engine: Any, count: int, envs: int) -> None:
     """Append `count` ticks of random frames."""
     images = np.random.default_rng().integers(0, 256, (8, envs, 84, 84), np.uint8)
-    with engine.writer(subjects.TABLE, num_envs=envs) as writer:
+    with engine.writer(subjects.TABLE, num_envs=envs, autoreset="next_step") as writer:
         for tick in range(count):
             writer.append(
                 obs=images[tick % 8],

@@ -86,7 +86,7 @@ def filled(schema: conduit.Schema, rows: int, envs: int, **options: int) -> Iter
     rng = np.random.default_rng(0)
     table = conduit.Table(schema, rows, num_envs=envs, **options)
     with conduit.Engine.create(f"gpu-check-{os.getpid()}", {"replay": table}, backing="memfd") as engine:
-        with engine.writer("replay", num_envs=envs) as writer:
+        with engine.writer("replay", num_envs=envs, autoreset="next_step") as writer:
             for _ in range(rows // envs):
                 values = {field.name: _random(rng, field, envs) for field in schema.fields}
                 writer.append(**values, terminated=rng.random(envs) < 0.005)

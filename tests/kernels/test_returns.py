@@ -230,14 +230,17 @@ def engine(engine_name):
         engine_name, {"replay": conduit.Table(SCHEMA, 2000, max_length=17, num_envs=3)}
     ) as engine:
         rng = np.random.default_rng(5)
-        with engine.writer("replay", num_envs=3) as writer:  # next_step: final observations are rows
+        closing = np.zeros(3, bool)
+        with engine.writer("replay", num_envs=3, autoreset="next_step") as writer:  # final observations are rows
             for _ in range(120):
+                terminated, truncated = (rng.random((2, 3)) < 0.08) & ~closing
+                closing = terminated | truncated
                 writer.append(
                     obs=rng.normal(size=(3, 2)).astype(np.float32),
                     reward=rng.normal(size=3),
                     value=rng.normal(size=3),
-                    terminated=rng.random(3) < 0.08,
-                    truncated=rng.random(3) < 0.08,
+                    terminated=terminated,
+                    truncated=truncated,
                 )
         yield engine
 

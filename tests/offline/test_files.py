@@ -219,7 +219,7 @@ def test_an_export_while_writers_write_is_a_run_of_each_history(make, tmp_path):
     stop = threading.Event()
 
     def write():
-        with engine.writer("t", num_envs=2) as writer:
+        with engine.writer("t", num_envs=2, autoreset="next_step") as writer:
             for n in itertools.count():
                 if stop.is_set():
                     return

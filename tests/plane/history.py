@@ -141,6 +141,7 @@ class History:
         lead = () if writer.num_envs is None else (stream.envs,)
         serials = self._serials(stream.envs)
         flags = [((ends >> 2 * env) & 7 in (1, 3), (ends >> 2 * env) & 7 in (2, 3)) for env in range(stream.envs)]
+        flags = [flag if stream.may_end(env) else (False, False) for env, flag in enumerate(flags)]
         finals = [None] * stream.envs
         given = None
         # an episode's last observation may be missing where the writer does not insist

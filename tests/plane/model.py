@@ -80,6 +80,10 @@ class Stream:
         self.phase = ["starting"] * self.envs
         self.current = [(0, 0)] * self.envs
 
+    def may_end(self, env: int) -> bool:
+        """False where the next row only closes an episode."""
+        return self.phase[env] != "awaiting final"
+
     @property
     def explicit(self) -> bool:
         return self.autoreset != "next_step"

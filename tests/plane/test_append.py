@@ -77,7 +77,7 @@ def test_a_finite_float_that_would_become_infinite_is_refused(make, path, unchan
     with unchanged(engine), pytest.raises(FieldError, match=rf"values that fit `{dtype}`.* at `x`"):
         writer.append(x=value)
     vectors = make(one("x", dtype, casting="same_kind"))
-    many = vectors.writer("replay", num_envs=3)
+    many = vectors.writer("replay", num_envs=3, autoreset="next_step")
     with unchanged(vectors), pytest.raises(FieldError, match=rf"values that fit `{dtype}`.* at `x`"):
         many.append(x=np.array([0, value, 0], np.float64))
 
@@ -110,7 +110,7 @@ def test_a_bfloat16_field_takes_numbers_and_tensors_by_value(make, path, value):
 def test_a_bfloat16_tensor_is_taken_by_value_and_never_as_its_bits(make, path, dtype):
     values = torch.tensor([1.5, -2.0, float("nan")], dtype=torch.bfloat16)
     engine = make(one("x", dtype, casting="same_kind"))
-    engine.writer("replay", num_envs=3).append(x=values)
+    engine.writer("replay", num_envs=3, autoreset="next_step").append(x=values)
     np.testing.assert_array_equal(stored(engine), np.array([1.5, -2.0, np.nan], dtype))
     single = make(one("x", dtype))
     single.writer("replay").append(x=values[0])
@@ -159,14 +159,14 @@ def test_an_array_is_stored_alike_whatever_its_memory_looks_like(make, path, way
 def test_a_tick_of_many_environments_is_stored_alike_whatever_its_memory_looks_like(make, path, way, shape, num_envs):
     engine = make(one("x", "float32", shape))
     value = np.random.default_rng(0).standard_normal((num_envs, *shape), np.float32)
-    engine.writer("replay", num_envs=num_envs).append(x=ARRAYS[way](value.copy()))
+    engine.writer("replay", num_envs=num_envs, autoreset="next_step").append(x=ARRAYS[way](value.copy()))
     np.testing.assert_array_equal(stored(engine), value)
 
 
 def test_fields_of_128_bytes_and_more_are_stored_at_their_padded_places(make, path):
     schema = Schema([Field("big", "uint8", (129,)), Field("wide", "float32", (32,)), Field("n", "int16")])
     engine = make(schema)
-    writer = engine.writer("replay", num_envs=3)
+    writer = engine.writer("replay", num_envs=3, autoreset="next_step")
     rng = np.random.default_rng(1)
     ticks = [
         (rng.integers(0, 255, (3, 129), np.uint8), rng.random((3, 32), np.float32), rng.integers(0, 9, 3, np.int16))
@@ -198,7 +198,7 @@ def test_same_kind_casting_takes_arrays_of_the_same_kind(make, path, source, dty
     value = np.arange(4 * int(np.prod(shape, dtype=int))).reshape(4, *shape).astype(source) % 50
     if source.startswith("float"):
         value = value + np.array(1 / 3, source)
-    engine.writer("replay", num_envs=4).append(x=value)
+    engine.writer("replay", num_envs=4, autoreset="next_step").append(x=value)
     if dtype == "bfloat16":
         wanted = torch.from_numpy(value).to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
     else:
@@ -215,7 +215,7 @@ def test_float64_rewards_are_rounded_once_or_refused_together(values):
     schema = one("x", "float32", casting="same_kind")
     tables = {"replay": conduit.Table(schema, 100, num_envs=3)}
     with conduit.Engine.create(f"t{os.getpid()}-floats", tables) as engine:
-        writer = engine.writer("replay", num_envs=3)
+        writer = engine.writer("replay", num_envs=3, autoreset="next_step")
         if fits:
             writer.append(x=array)
             np.testing.assert_array_equal(stored(engine), wanted)
@@ -544,7 +544,7 @@ def test_wrong_final_observations_of_many_environments_are_refused(make, path, u
 
 def test_final_is_refused_where_the_next_row_is_the_final_observation(make, path, unchanged):
     engine = make()
-    writer = engine.writer("replay", num_envs=1)
+    writer = engine.writer("replay", num_envs=1, autoreset="next_step")
     good = {"obs": np.zeros((1, 4), np.float32), "action": np.zeros(1, np.int64), "reward": np.zeros(1)}
     writer.append(**good)
     with (
@@ -593,7 +593,7 @@ def test_both_paths_store_the_same_bytes(make, monkeypatch):
     for supported in (True, False):
         monkeypatch.setattr(interpreter, "is_supported", lambda supported=supported: supported)
         engines.append(make(schema))
-        single, many = engines[-1].writer("replay"), engines[-1].writer("replay", num_envs=3)
+        single, many = engines[-1].writer("replay"), engines[-1].writer("replay", num_envs=3, autoreset="next_step")
         rng = np.random.default_rng(3)
         for _ in range(30):
             for writer, lead in ((single, ()), (many, (3,))):

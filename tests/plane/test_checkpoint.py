@@ -753,7 +753,7 @@ def put(writer, ticks, start=0, **last):
 
 def test_what_consumers_had_not_acknowledged_is_delivered_again_after_a_restore_and_nothing_else(engine_name, tmp_path):
     with queue_of(engine_name, page_rows=20) as engine:
-        with engine.writer("queue", num_envs=2) as writer:
+        with engine.writer("queue", num_envs=2, autoreset="next_step") as writer:
             put(writer, 40)
         consumer = engine.consumer("queue", format="numpy")
         consumer.next(max_ticks=4).ack()
@@ -772,14 +772,14 @@ def test_what_consumers_had_not_acknowledged_is_delivered_again_after_a_restore_
         assert found == list(range(8, 80))
         assert again_delivered[0]
         assert not any(again_delivered[1:])
-        with again.writer("queue", num_envs=2) as writer:
+        with again.writer("queue", num_envs=2, autoreset="next_step") as writer:
             put(writer, 10, start=40)
         assert consumer.next(timeout=5)["action"][0, 0] == 80
 
 
 def test_a_rollout_comes_back_with_its_bootstrap_observations(engine_name, tmp_path):
     with queue_of(engine_name, rollout_length=5) as engine:
-        writer = engine.writer("queue", num_envs=2)
+        writer = engine.writer("queue", num_envs=2, autoreset="next_step")
         put(writer, 5, bootstrap=np.full((2, 2), 77, np.float32))
         put(writer, 2, start=5)
         engine.checkpoint(tmp_path)

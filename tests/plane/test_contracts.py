@@ -40,7 +40,7 @@ def test_an_ingestion_policy_is_asked_once_per_writer_and_decides_when_rows_are_
     engine = make()
     policy = Bursts(3)
     writer = engine.writer("replay", ingestion=policy)
-    other = engine.writer("replay", num_envs=2, ingestion=policy)
+    other = engine.writer("replay", num_envs=2, autoreset="next_step", ingestion=policy)
     assert policy.asked == [("replay", 1), ("replay", 2)]
     seen = []
     for k in range(7):
@@ -138,7 +138,7 @@ class Recording(conduit.Placement):
 def test_a_placement_policy_is_asked_once_per_stream_with_the_pools_there_are(make):
     engine = make()
     policy = Recording()
-    writer = engine.writer("replay", num_envs=3, placement=policy)
+    writer = engine.writer("replay", num_envs=3, autoreset="next_step", placement=policy)
     for _ in range(3):
         writer.append(obs=np.zeros((3, 4), np.float32), action=np.zeros(3, np.int64), reward=np.zeros(3))
     ((request, pools),) = policy.requests
@@ -213,7 +213,7 @@ def test_rows_carry_the_version_that_acted(make):
     client = conduit.attach(engine.name)
     learner, actor = engine.policy(), client.policy("policy")
     bound = client.writer("replay", policy=actor)
-    vector = client.writer("replay", num_envs=2, policy=actor)
+    vector = client.writer("replay", num_envs=2, autoreset="next_step", policy=actor)
     free = client.writer("replay")
     tick = {"obs": np.zeros((2, 4), np.float32), "action": np.zeros(2, np.int64), "reward": np.zeros(2)}
 

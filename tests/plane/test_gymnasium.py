@@ -181,13 +181,6 @@ def run(envs, writer, mode, actions, single_action_space):
         obs = following
 
 
-AUTORESET = {
-    AutoresetMode.NEXT_STEP: "next_step",
-    AutoresetMode.SAME_STEP: "same_step",
-    AutoresetMode.DISABLED: "disabled",
-}
-
-
 @pytest.mark.parametrize("mode", AutoresetMode, ids=lambda mode: mode.name)
 @pytest.mark.parametrize("name", ENVS)
 @pytest.mark.parametrize(("max_stack", "max_n_step"), [(1, 1), (4, 3)])
@@ -199,7 +192,7 @@ def test_a_vector_s_transitions_are_the_ones_that_happened(engine_name, name, mo
     single = make_env()
     tables = table(single, max_stack=max_stack, max_n_step=max_n_step)
     with conduit.Engine.create(engine_name, tables) as engine:
-        with engine.writer("replay", num_envs=num_envs, autoreset=AUTORESET[mode]) as writer:
+        with engine.writer("replay", num_envs=num_envs, autoreset=envs.metadata["autoreset_mode"]) as writer:
             run(envs, writer, mode, actions, single.action_space)
         skips = int(mode is AutoresetMode.NEXT_STEP)
         streams = [[tick[env] for tick in actions] for env in range(num_envs)]

@@ -55,7 +55,7 @@ def test_pages_rows_and_bytes_are_counted_as_the_table_has_them(engine_name):
     envs, page_rows = 4, 64
     table = conduit.Table(schema(), capacity=448, page_rows=page_rows, max_stack=3, max_n_step=2, num_envs=envs)
     with conduit.Engine.create(engine_name, {"first": table, "second": table}) as engine:
-        with engine.writer("second", num_envs=envs) as writer:
+        with engine.writer("second", num_envs=envs, autoreset="next_step") as writer:
             write(writer, 205, envs)
             one, two = inspect.inspect(engine_name).tables
             view = engine._views["second"]
@@ -91,7 +91,7 @@ def test_kept_final_observations_count_towards_the_bytes_of_a_transition(engine_
 def test_leases_and_pages_are_counted_for_their_holder(engine_name):
     table = conduit.Table(schema(), capacity=512, page_rows=64)
     with conduit.Engine.create(engine_name, {"other": table, "replay": table}) as engine:
-        with engine.writer("replay", num_envs=2) as writer:
+        with engine.writer("replay", num_envs=2, autoreset="next_step") as writer:
             write(writer, 100, 2)
             view = engine._views["replay"]
             with view.lease(0), view.lease(0), view.lease(1):

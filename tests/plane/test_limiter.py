@@ -358,7 +358,7 @@ def test_what_would_come_to_a_deadlock_is_refused_with_its_numbers(make):
     with pytest.raises(ConfigError, match=r"batch_size of at most 4 .* got 5"):
         engine.loader("replay", batch_size=5, format="numpy")
     with pytest.raises(ConfigError, match=r"at most 4 rows at once .* got 5"):
-        engine.writer("replay", num_envs=5)
+        engine.writer("replay", num_envs=5, autoreset="next_step")
     with pytest.raises(ConfigError, match=r"at most 4 rows at once .* got 5"):
         engine.writer("replay").rollout(5)
     with pytest.raises(ConfigError, match="to have a limiter"):
@@ -522,7 +522,7 @@ def _work(name, role, seed):
     try:
         with conduit.attach(name) as client:
             if role == "writer":
-                with client.writer("replay", num_envs=2, timeout=20.0) as writer:
+                with client.writer("replay", num_envs=2, autoreset="next_step", timeout=20.0) as writer:
                     obs, ones = np.zeros((2, 4), np.float32), np.ones(2)
                     while True:
                         writer.append(obs=obs, action=ones.astype(np.int64), reward=ones.astype(np.float32))
@@ -547,7 +547,10 @@ def test_many_processes_never_pass_the_limits_and_nobody_starves_while_some_are_
         return pid
 
     # compiled before the processes are forked
-    with engine.writer("replay", num_envs=2) as writer, engine.loader("replay", batch_size=8, format="numpy") as loader:
+    with (
+        engine.writer("replay", num_envs=2, autoreset="next_step") as writer,
+        engine.loader("replay", batch_size=8, format="numpy") as loader,
+    ):
         for _ in range(10):
             writer.append(obs=np.zeros((2, 4), np.float32), action=np.ones(2, np.int64), reward=np.ones(2, np.float32))
         loader.next()

@@ -189,8 +189,21 @@ def test_a_policy_has_one_publisher_at_a_time(make):
         ({"num_envs": 0}, ConfigError, "num_envs of at least 1, or None.*got 0"),
         ({"num_envs": True}, ConfigError, "num_envs of at least 1.*got True"),
         ({"num_envs": 2.0}, ConfigError, "num_envs of at least 1.*got 2.0"),
-        ({"num_envs": 10**6}, CapacityError, "for 1000000 environments.*create the table with page_rows="),
-        ({"autoreset": "NEXT_STEP"}, ConfigError, "'next_step', 'same_step' or 'disabled', got 'NEXT_STEP'"),
+        (
+            {"num_envs": 10**6, "autoreset": "same_step"},
+            CapacityError,
+            "for 1000000 environments.*create the table with page_rows=",
+        ),
+        (
+            {"autoreset": "next"},
+            ConfigError,
+            "'next_step'.*'same_step'.*'disabled'.*got 'next'.*metadata\\['autoreset_mode'\\]",
+        ),
+        (
+            {"num_envs": 2},
+            ConfigError,
+            "autoreset together with num_envs=2: 'next_step'.*'same_step'.*'disabled'.*metadata",
+        ),
         ({"on_full": "drop"}, ConfigError, "on_full 'wait' or 'raise', got 'drop'"),
         ({"timeout": -1}, ConfigError, "a timeout of at least 0 seconds, got -1"),
         ({"timeout": "10"}, None, ""),

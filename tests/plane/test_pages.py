@@ -167,7 +167,7 @@ def test_a_writer_without_kept_final_observations_needs_smaller_pages(make):
     found = drawn(engine, 1000)
     assert {after - k for k, after, _ in found} == {4}
     with pytest.raises(CapacityError, match=r"at least 25 rows for 5 environments.*got 20.*num_envs=5"):
-        engine.writer("replay", num_envs=5)
+        engine.writer("replay", num_envs=5, autoreset="next_step")
 
 
 def test_a_table_made_for_a_number_of_environments_lets_such_writers_in(make):
@@ -180,7 +180,7 @@ def test_a_table_made_for_a_number_of_environments_lets_such_writers_in(make):
 
 def test_a_cut_ends_every_episode_without_a_next_observation(make):
     engine = make(SCHEMA)
-    writer = engine.writer("replay", num_envs=2)
+    writer = engine.writer("replay", num_envs=2, autoreset="next_step")
     for t in range(4):
         writer.append(**values(2 * t + np.arange(2)))
     writer.cut()

@@ -49,7 +49,7 @@ def ticks(claim):
 def test_a_claim_s_arrays_lie_where_the_writer_wrote_and_have_axes_of_ticks_and_environments(queue, kind):
     engine = queue(rollout_length=5, num_envs=3)
     view = engine._views["replay"]
-    steps(engine.writer("replay", num_envs=3), 0, 10)
+    steps(engine.writer("replay", num_envs=3, autoreset="next_step"), 0, 10)
     consumer = engine.consumer("replay", format=kind)
     consumer.next().ack()
     claim = consumer.next()
@@ -78,7 +78,7 @@ def test_padded_rows_and_nested_observations_are_views_too(make):
         {"obs": {"pixels": np.zeros((9, 20), np.uint8), "speed": np.float32(0)}, "action": 0}, observation="obs"
     )
     engine = make(schema, 100, kind="queue", rollout_length=4, num_envs=2)
-    writer = engine.writer("replay", num_envs=2)
+    writer = engine.writer("replay", num_envs=2, autoreset="next_step")
     for number in range(4):
         obs = {"pixels": np.full((2, 9, 20), number, np.uint8), "speed": np.full(2, number, np.float32)}
         writer.append(obs=obs, action=np.full(2, number))
@@ -132,7 +132,7 @@ def test_ragged_fields_come_as_a_list_of_views(make):
         [conduit.Field("tokens", "int32", (20,), observation=True, ragged=True), conduit.Field("reward", "float32")]
     )
     engine = make(schema, 100, kind="queue", rollout_length=3, num_envs=2)
-    writer = engine.writer("replay", num_envs=2)
+    writer = engine.writer("replay", num_envs=2, autoreset="next_step")
     for number in range(3):
         tokens = [np.arange(number, dtype=np.int32), np.arange(10 + number, dtype=np.int32)]
         last = [np.full(4, 9, np.int32), np.full(5, 8, np.int32)] if number == 2 else None
@@ -346,7 +346,10 @@ def test_many_claims_leave_nothing_behind(queue):
 
 def test_a_rollout_is_claimed_when_its_last_tick_is_there_and_not_before(queue):
     engine = queue(rollout_length=3, num_envs=2)
-    writer, consumer = engine.writer("replay", num_envs=2), engine.consumer("replay", format="numpy")
+    writer, consumer = (
+        engine.writer("replay", num_envs=2, autoreset="next_step"),
+        engine.consumer("replay", format="numpy"),
+    )
     for number in range(6):
         assert writer.ticks_left == 3 - number % 3
         steps(writer, number, 1)
@@ -625,7 +628,7 @@ def test_wrong_claims_are_refused(queue):
 
 def test_wrong_rollouts_are_refused(queue, unchanged):
     engine = queue(rollout_length=3, num_envs=2)
-    writer = engine.writer("replay", num_envs=2)
+    writer = engine.writer("replay", num_envs=2, autoreset="next_step")
     with pytest.raises(ConfigError, match="at most the 3 ticks of the queue's rollouts, got 4"):
         writer.rollout(4)
     steps(writer, 0, 1)
@@ -635,7 +638,7 @@ def test_wrong_rollouts_are_refused(queue, unchanged):
         with pytest.raises(FieldError):
             steps(writer, 1, 1, bootstrap={"obs": observation(1, 2), "more": 1})
     with pytest.raises(conduit.errors.CapacityError, match="Expected pages of at least"):
-        engine.writer("replay", num_envs=64)
+        engine.writer("replay", num_envs=64, autoreset="next_step")
 
 
 def test_a_table_without_observations_has_nothing_to_bootstrap_from(make):

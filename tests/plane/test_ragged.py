@@ -159,7 +159,10 @@ class RaggedMachine(RuleBasedStateMachine):
         writer, stream, _ = self.open_pairs()[number % len(self.open_pairs())]
         for tick in range(ticks):
             flags = [(ends >> (2 * (tick * stream.envs + env) % 60)) & 7 for env in range(stream.envs)]
-            flags = [(flag in (1, 3), flag in (2, 3)) for flag in flags]
+            flags = [
+                (flag in (1, 3), flag in (2, 3)) if stream.may_end(env) else (False, False)
+                for env, flag in enumerate(flags)
+            ]
             serials = [self.serial + env for env in range(stream.envs)]
             over = [any(pair) for pair in flags]
             self.serial += 2 * stream.envs
@@ -411,7 +414,7 @@ def test_a_wrong_value_is_refused_with_its_field_and_nothing_changes(make, path,
 )
 def test_a_wrong_list_of_values_is_refused_with_its_environment(make, path, unchanged, value, expected):
     engine = make(SCHEMA, num_envs=2)
-    writer = engine.writer("replay", num_envs=2)
+    writer = engine.writer("replay", num_envs=2, autoreset="next_step")
     good = {"serial": np.arange(2), "tokens": [tokens(0), tokens(1)], "points": [points(0), points(1)]}
     writer.append(**good)
     with unchanged(engine), pytest.raises(FieldError, match=expected):
@@ -421,7 +424,7 @@ def test_a_wrong_list_of_values_is_refused_with_its_environment(make, path, unch
 
 def test_an_array_with_an_axis_of_environments_is_a_list_of_equal_lengths(make, path):
     engine = make(SCHEMA, num_envs=2)
-    with engine.writer("replay", num_envs=2) as writer:
+    with engine.writer("replay", num_envs=2, autoreset="next_step") as writer:
         block = np.arange(6, dtype=np.int32).reshape(2, 3)
         writer.append(serial=np.arange(2), tokens=block, points=np.zeros((2, 0, 2), np.float32))
         with engine._views["replay"].lease(0) as lease:
@@ -446,7 +449,7 @@ def test_forms_that_hand_out_views_are_refused_with_the_remedy(make, form):
 def test_reserved_values_are_the_arena_itself_and_a_step_reads_what_it_has(make):
     engine = make(SCHEMA, num_envs=2)
     view = engine._views["replay"]
-    with engine.writer("replay", num_envs=2) as writer:
+    with engine.writer("replay", num_envs=2, autoreset="next_step") as writer:
         for serial in range(3):
             with writer.step() as step:
                 assert [one.shape for one in step.tokens] == [(0,), (0,)]
@@ -500,7 +503,7 @@ def test_what_a_step_leaves_out_is_empty_whatever_the_memory_held(make):
 )
 def test_a_wrong_value_of_a_step_is_refused_and_the_step_may_go_on(make, envs, call, expected):
     engine = make(SCHEMA, num_envs=2)
-    writer = engine.writer("replay", num_envs=envs)
+    writer = engine.writer("replay", num_envs=envs, autoreset="next_step")
     with writer.step() as step:
         with pytest.raises(FieldError, match=expected):
             call(step)
@@ -651,7 +654,7 @@ def test_mean_lengths_that_cannot_be_are_refused(means, expected):
 def test_a_writer_whose_tick_may_not_fit_an_arena_is_refused_with_the_remedy(make):
     engine = make(SCHEMA, capacity=2000, page_rows=200, mean_lengths={"tokens": 1, "points": 1})
     with pytest.raises(CapacityError, match=r"Expected arenas of at least \d+ items for 30 environments.*num_envs=30"):
-        engine.writer("replay", num_envs=30)
+        engine.writer("replay", num_envs=30, autoreset="next_step")
 
 
 @pytest.mark.parametrize("text", ["1 MiB", "3 MB"])

@@ -138,7 +138,7 @@ def test_deletions_under_writers_that_overwrite_never_take_a_newer_row(make):
 @pytest.mark.parametrize("prioritised", [False, True])
 def test_after_a_reset_no_earlier_row_is_drawn_and_writers_go_on(make, prioritised):
     engine = make(capacity=300, page_rows=16, max_n_step=2, priorities=PRIORITIES if prioritised else None)
-    one, two = engine.writer("replay"), engine.writer("replay", num_envs=2)
+    one, two = engine.writer("replay"), engine.writer("replay", num_envs=2, autoreset="next_step")
     put(one, range(60))
     put(two, range(1000, 1020), 2)
     sampling = conduit.Prioritised() if prioritised else None

@@ -147,6 +147,8 @@ class TableMachine(RuleBasedStateMachine):
             self.discard_step(writer, stream)
         for tick in range(ticks):
             flags = [self.ended(stream, ends, tick, env) for env in range(stream.envs)]
+            if handed != "none":
+                flags = [pair if stream.may_end(env) else (False, False) for env, pair in enumerate(flags)]
             self.write_tick(writer, stream, form, flags, handed, extra)
 
     def write_tick(self, writer, stream, form, flags, handed, extra):
@@ -156,6 +158,7 @@ class TableMachine(RuleBasedStateMachine):
         finals = self.serials(stream.envs).tolist() if handed != "none" and stream.explicit else [None] * stream.envs
         reserve = stream.envs if stream.explicit else 0
         refused = stream.strict and any(o and f is None for o, f in zip(over, finals, strict=True))
+        refused = refused or any(o and not stream.may_end(env) for env, o in enumerate(over))
         call = {"append": self.append, "lists": self.append_lists, "step": self.step, "bare": self.bare}[form]
         self.turned_late = False
         try:
@@ -246,11 +249,15 @@ class TableMachine(RuleBasedStateMachine):
         number=writers,
         ticks=st.integers(1, 4),
         ends=st.integers(0, 2**60),
-        way=st.sampled_from(["commit", "commit", "commit", "abort", "forget"]),
+        way=st.sampled_from(["commit", "commit", "commit", "abort", "forget", "twice"]),
         narrow=st.booleans(),
     )
     def rollout(self, number, ticks, ends, way, narrow):
-        """Several ticks in place; `forget` leaves a final observation out, which is refused where it is insisted on."""
+        """Several ticks in place.
+
+        `forget` leaves a final observation out, which is refused where it is insisted on; `twice` ends episodes that are still
+        to be closed, which is always refused.
+        """
         writer, stream = self.pick(number)
         count = ticks * stream.envs
         tail = 0 if not stream.explicit else 1 if narrow else count
@@ -274,10 +281,15 @@ class TableMachine(RuleBasedStateMachine):
         for name, value in fields(serials).items():
             slab[name] = value
         rows, lacking, staged, room = [], False, 0, self.model.room(stream) - count
+        closing, misplaced = [not stream.may_end(env) for env in range(stream.envs)], False
         for tick in range(ticks):
             rows.append([])
             for env in range(stream.envs):
                 terminated, truncated = self.ended(stream, ends, tick, env)
+                if closing[env] and way != "twice":
+                    terminated = truncated = False
+                misplaced = misplaced or (closing[env] and (terminated or truncated))
+                closing[env] = not stream.explicit and (terminated or truncated)
                 slab.terminated.reshape(ticks, -1)[tick, env] = terminated
                 slab.truncated.reshape(ticks, -1)[tick, env] = truncated
                 final = None
@@ -298,14 +310,14 @@ class TableMachine(RuleBasedStateMachine):
             slab.abort()
             slab.abort()
             return
-        if lacking and stream.strict:
+        if (lacking and stream.strict) or misplaced:
             try:
                 slab.commit()
             except FieldError as error:
-                self.expect(error, True, "set_final")
+                self.expect(error, True, "two ends in a row" if misplaced else "set_final")
                 slab.abort()
                 return
-            raise AssertionError("committed an episode's end without its final observation")
+            raise AssertionError("committed an episode's end that is none")
         slab.commit()
         for row in rows:
             self.model.commit(stream, row)

@@ -264,9 +264,12 @@ def step(rng, envs=2):
 
 def fill(engine, ticks, **options):
     rng = np.random.default_rng(4)
-    with engine.writer("replay", num_envs=2, **options) as writer:
+    with engine.writer("replay", num_envs=2, autoreset="next_step", **options) as writer:
+        closing = np.zeros(2, bool)
         for _ in range(ticks):
-            writer.append(**step(rng), terminated=rng.random(2) < 0.1, truncated=rng.random(2) < 0.1)
+            terminated, truncated = (rng.random(2) < 0.1) & ~closing, (rng.random(2) < 0.1) & ~closing
+            writer.append(**step(rng), terminated=terminated, truncated=truncated)
+            closing = terminated | truncated
     return engine._views["replay"]
 
 
@@ -282,13 +285,13 @@ def test_a_writer_counts_every_committed_row_once(make, pages):
     rng = np.random.default_rng(4)
     steps, finals = [], []
     final = np.zeros(2, bool)
-    with engine.writer("replay", num_envs=2, statistics=True) as writer:
+    with engine.writer("replay", num_envs=2, autoreset="next_step", statistics=True) as writer:
         for _ in range(300):
-            row, terminated = step(rng), rng.random(2) < 0.1
+            row, terminated = step(rng), (rng.random(2) < 0.1) & ~final
             writer.append(**row, terminated=terminated)
             steps.append(row)
             finals.append(final)
-            final = terminated & ~final  # of an observation-only row, the flag is ignored
+            final = terminated
         writer.flush()
         statistics = engine.statistics("replay")
         assert statistics.read("reward").count > 0
@@ -302,7 +305,7 @@ def test_a_writer_counts_every_committed_row_once(make, pages):
 
 def test_a_writer_leaves_out_what_is_not_finite(engine):
     rng = np.random.default_rng(4)
-    with engine.writer("replay", num_envs=2, statistics=True) as writer:
+    with engine.writer("replay", num_envs=2, autoreset="next_step", statistics=True) as writer:
         row = step(rng)
         row["reward"][0] = np.nan
         writer.append(**row)
@@ -311,7 +314,7 @@ def test_a_writer_leaves_out_what_is_not_finite(engine):
 
 
 def test_a_writer_of_rollouts_counts_them_too(engine):
-    with engine.writer("replay", num_envs=2, statistics=True) as writer:
+    with engine.writer("replay", num_envs=2, autoreset="next_step", statistics=True) as writer:
         with writer.rollout(5) as slab:
             slab.reward[:] = 2.0
             slab.commit()

@@ -30,14 +30,15 @@ with conduit.attach(name) as client:
     writer = client.writer("replay", num_envs=envs or None, autoreset=mode)
     until = time.monotonic() + seconds
     rng = np.random.default_rng(seed)
-    number, phase = 0, np.zeros(lead, int)
+    number, closing = 0, np.zeros(lead, bool)
     print("ready", flush=True)
     while time.monotonic() < until:
         for _ in range(200):
             obs = np.empty((lead, 6), np.int64)
             obs[:, 0] = np.arange(first, first + lead)
             obs[:, 1:] = number
-            ended = rng.random(lead) < 1 / episode
+            ended = (rng.random(lead) < 1 / episode) & ~closing
+            closing = ended & (mode == "next_step")
             cut = ended & (rng.random(lead) < 0.5)
             final = obs.copy()
             final[:, 1:] = number + 1

@@ -37,7 +37,7 @@ def test_rows_are_drawn_by_the_priorities_that_their_writer_gave(engine):
 
 
 def test_each_environment_has_its_own_priority_and_later_rows_have_the_default_again(engine):
-    with engine.writer("replay", num_envs=2) as writer:
+    with engine.writer("replay", num_envs=2, autoreset="next_step") as writer:
         obs, action = np.zeros((2, 1), np.float32), np.array([0, 1])
         writer.append(obs=obs, action=action, priority=np.array([0.0, 4.0]))
         writer.append(obs=obs, action=action)

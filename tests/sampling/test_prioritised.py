@@ -685,7 +685,7 @@ def test_a_learner_that_starts_sums_a_million_rows_in_milliseconds(table):
     rows = 1 << 20
     engine, writer = table(0, capacity=rows, num_envs=64)
     writer.close()
-    with engine.writer("replay", num_envs=64) as many:
+    with engine.writer("replay", num_envs=64, autoreset="next_step") as many:
         obs, reward = np.zeros(64, np.int64), np.zeros(64, np.float32)
         for _ in range(rows // 64 - 600):
             many.append(obs=obs, reward=reward)

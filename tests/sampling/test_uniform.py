@@ -45,7 +45,7 @@ def table(engine_name):
             dead = np.zeros(envs, bool)
             for tick in range(ticks):
                 obs = first + tick * envs + np.arange(envs)
-                ended = rng.random(envs) < 0.2
+                ended = (rng.random(envs) < 0.2) & ~dead
                 terminated = rng.random(envs) < 0.5
                 final = obs + 100_000 if autoreset == "same_step" else None
                 writer.append(

@@ -146,7 +146,7 @@ def test_rows_that_are_stored_past_the_caches_are_whole_when_they_are_seen_also_
 
 def test_everything_inherited_through_a_fork_refuses_and_a_fresh_attach_works(engine):
     writer = engine.writer("replay", keep_final=False)
-    vector = engine.writer("replay", num_envs=2)
+    vector = engine.writer("replay", num_envs=2, autoreset="next_step")
     fill(engine, 150)
     writer.append(obs=np.zeros(rows.WORDS, np.int64), action=0, reward=0.0)
     loader = engine.loader("replay", batch_size=4, format="numpy")
@@ -299,7 +299,7 @@ def test_a_process_may_end_without_closing_anything(engine, ending):
     script = f"""
 import conduit, numpy as np
 client = conduit.attach({engine.name!r})
-writer = client.writer("replay", num_envs=2)
+writer = client.writer("replay", num_envs=2, autoreset="next_step")
 writer.append(obs=np.zeros((2, 64), np.int64), action=np.zeros(2, np.int64), reward=np.zeros(2))
 loader = client.loader("replay", batch_size=4, format="numpy")
 batch = next(loader)

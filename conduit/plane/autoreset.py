@@ -1,0 +1,42 @@
+"""How environments begin the next episode, as a writer is told it: Gymnasium's three conventions, by any of their names."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Literal, cast
+
+from conduit.errors import ConfigError
+
+Autoreset = Literal["next_step", "same_step", "disabled"]
+MODES: tuple[Autoreset, ...] = ("next_step", "same_step", "disabled")
+
+_MEANINGS = (
+    "'next_step' (the call after an end brings the final observation, as in Gymnasium's vector environments by default), "
+    "'same_step' (it brings the next episode's second step, the final observation comes beside the end) or 'disabled' (you "
+    "reset yourself)"
+)
+_REMEDY = "pass autoreset=envs.metadata['autoreset_mode'] of a Gymnasium vector environment, or say it"
+
+
+def autoreset_of(given: object, num_envs: int | None) -> Autoreset:
+    """The mode that was given: a name, a member of `gymnasium.vector.AutoresetMode`, or such a member's value.
+
+    Args:
+        given: What came; None stands for "disabled" without `num_envs`.
+        num_envs: Environments per call, or None.
+
+    Raises:
+        ConfigError: No mode; or none was given for several environments, whose convention cannot be guessed.
+    """
+    if given is None:
+        if num_envs is None:
+            return "disabled"
+        raise ConfigError(f"Expected autoreset together with num_envs={num_envs}: {_MEANINGS}; {_REMEDY}")
+    name = given.name if isinstance(given, Enum) else given
+    if isinstance(name, str):
+        # "next_step", NEXT_STEP and Gymnasium's value "NextStep" are one name
+        plain = name.replace("_", "").lower()
+        for mode in MODES:
+            if mode.replace("_", "") == plain:
+                return cast("Autoreset", str(mode))
+    raise ConfigError(f"Expected autoreset {_MEANINGS}, got {given!r}: {_REMEDY}")
