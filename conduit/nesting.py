@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from conduit.errors import FieldError, SchemaError
+from conduit.errors import ConfigError, FieldError, SchemaError
 
 _ABSENT: Any = object()
 
@@ -116,8 +116,37 @@ def listed(names: Iterable[object]) -> str:
 def hint(name: object, names: Iterable[str]) -> str:
     """The end of a message about an unknown name: the nearest of the known ones, or all of them."""
     known = tuple(names)
-    near = difflib.get_close_matches(str(name), known, 1)
-    return f": did you mean `{near[0]}`?" if near else f", and there is only {listed(known)}"
+    lowered = {one.casefold(): one for one in reversed(known)}
+    near = difflib.get_close_matches(str(name).casefold(), lowered, 1)
+    if near:
+        return f": did you mean `{lowered[near[0]]}`?"
+    return f", and there is only {listed(known)}" if known else ", and there is none"
+
+
+def with_parents(names: Iterable[str]) -> list[str]:
+    """Dotted names, each behind the parents that may stand for it: `obs`, `obs.camera`."""
+    parts = (name.split(".") for name in names)
+    return list(dict.fromkeys(".".join(one[:depth]) for one in parts for depth in range(1, len(one) + 1)))
+
+
+def check_known(given: object, known: Iterable[str], what: str, at: str) -> None:
+    """Refuse names that are none of the known ones.
+
+    Args:
+        given: Names, or a mapping of them.
+        known: Those that are looked at.
+        what: What they are, in the plural.
+        at: The option that they came in.
+
+    Raises:
+        ConfigError: It is no collection of names, or one is unknown; with the nearest known one.
+    """
+    names = tuple(known)
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise ConfigError(f"Expected a collection of {what}, got {given!r} - at {at}")
+    for name in given:
+        if name not in names:
+            raise ConfigError(f"Expected {what}, got {name!r}{hint(name, names)} - at {at}")
 
 
 def _node(path: str, raw: dict[str, Any] | str) -> _Node:
@@ -154,8 +183,9 @@ def _spread(node: _Node, value: Any, flat: dict[str, Any]) -> None:
         raise FieldError(f"Expected a dict of {listed(children)}, got `{type(value).__name__}`", at=node.path)
     if value.keys() != children.keys():
         wrong = next((key for key in value if key not in children), None)
+        near = "" if wrong is None else hint(wrong, children)
         wrong = next(key for key in children if key not in value) if wrong is None else wrong
-        raise FieldError(f"Expected {listed(children)}, got {listed(value)}", at=f"{node.path}.{wrong}")
+        raise FieldError(f"Expected {listed(children)}, got {listed(value)}{near}", at=f"{node.path}.{wrong}")
     for key, child in children.items():
         _spread(child, value[key], flat)
 

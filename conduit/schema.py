@@ -22,7 +22,7 @@ import numpy as np
 
 from conduit.errors import FieldError, MissingExtra, SchemaError
 from conduit.field import DTYPES, KEY, SYSTEM_NAMES, Casting, Field, dtype_name
-from conduit.nesting import Nesting, hint, listed
+from conduit.nesting import Nesting, hint, with_parents
 
 __all__ = ["DTYPES", "SYSTEM_NAMES", "Casting", "Field", "Schema", "dtype_name"]
 
@@ -49,7 +49,7 @@ def _read_field(entry: Any, at: str) -> Field:
     """A field out of a document."""
     _refuse_unless(isinstance(entry, dict), "an object for each field", entry, at)
     for key in entry:
-        _refuse_unless(key in _KEYS, f"only the keys {', '.join(_KEYS)}", key, at)
+        _refuse_unless(key in _KEYS, f"only the keys {', '.join(_KEYS)}{hint(key, _KEYS)}", key, at)
     for key in ("name", "dtype", "shape"):
         _refuse_unless(key in entry, f"the key {key!r}", sorted(entry), at)
     for key, value in entry.items():
@@ -163,7 +163,9 @@ class Schema:
         observed = {root: {f.name for f in fields if f.name == root or f.name.startswith(f"{root}.")} for root in roots}
         for root, names in observed.items():
             if not names and observation is not None:
-                raise SchemaError(f"Expected observations among {listed(f.name for f in fields)}, got {root!r}")
+                raise SchemaError(
+                    f"Expected names of observations, got {root!r}{hint(root, with_parents(f.name for f in fields))}"
+                )
         return cls(replace(f, observation=any(f.name in names for names in observed.values())) for f in fields)
 
     @classmethod

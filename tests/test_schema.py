@@ -456,7 +456,9 @@ def test_an_example_that_cannot_be_stored_is_refused(example, message):
 
 
 def test_an_unknown_observation_is_refused():
-    with pytest.raises(SchemaError, match="Expected observations among `obs`, `action`, got 'goal'"):
+    with pytest.raises(
+        SchemaError, match="Expected names of observations, got 'goal', and there is only `obs`, `action`"
+    ):
         Schema.from_example({"obs": 0.0, "action": 0}, observation=("goal",))
 
 

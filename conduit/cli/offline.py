@@ -28,11 +28,13 @@ def bring(name: str, table: str, source: str, columns: Sequence[str], *, freeze:
     Raises:
         ConfigError: A pair is none.
     """
-    pairs = {}
+    pairs: dict[str, str] = {}
     for text in columns:
         field, equals, column = text.partition("=")
         if not (field and equals and column):
             raise ConfigError(f"Expected --column field=column, got {text!r}")
+        if field in pairs:
+            raise ConfigError(f"Expected each field once, got --column {field}={pairs[field]} and --column {text}")
         pairs[field] = column
     with attach(name) as client, bar(f"into {table}", shown=not quiet) as tell:
         return load(client, table, source, columns=pairs or None, progress=tell, freeze=freeze)

@@ -17,6 +17,7 @@ from conduit.arrays import as_numbers
 from conduit.errors import ConfigError, FieldError
 from conduit.kernels.plan import Computed, Plan
 from conduit.kernels.windows import Episode, Rollout, Sequence, Window
+from conduit.nesting import hint
 
 Array = np.ndarray[Any, Any]
 
@@ -44,8 +45,8 @@ class Contents:
         missing = [name for name in names if name not in self.arrays]
         if missing and not self.is_open:
             raise ConfigError(
-                f"Expected {missing} in the batch, got {list(self.arrays)}: store such a field, list it in fields=..., or "
-                f"make it with conduit.apply first - at batch_transforms, {step}"
+                f"Expected {missing} in the batch (store such a field, list it in fields=..., or make it with conduit.apply "
+                f"first), got {list(self.arrays)}{hint(missing[0], self.arrays)} - at batch_transforms, {step}"
             )
 
     def need_steps(self, step: BatchTransform) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ import numpy as np
 from conduit.errors import ConfigError
 from conduit.field import Field
 from conduit.kernels.transforms import Conversion, Transform
+from conduit.nesting import check_known
 from conduit.schema import Schema
 
 Layout = Literal["pad", "pack"]
@@ -104,10 +105,7 @@ def layouts(schema: Schema, given: Layout | Mapping[str, Layout]) -> dict[str, L
     chosen: Mapping[str, Layout] = dict.fromkeys(schema.ragged_names, given) if isinstance(given, str) else given
     if not isinstance(chosen, Mapping):
         raise ConfigError(f"Expected ragged='pad', 'pack' or a dict of them by field, got {given!r}")
-    for name in chosen:
-        if name not in schema.ragged_names:
-            known = ", ".join(schema.ragged_names) or "the schema has none"
-            raise ConfigError(f"Expected names of ragged fields ({known}), got {name!r} - at ragged")
+    check_known(chosen, schema.ragged_names, "names of ragged fields", "ragged")
     for layout in (given,) if isinstance(given, str) else chosen.values():
         if layout not in ("pad", "pack"):
             raise ConfigError(f"Expected 'pad' or 'pack', got {layout!r} - at ragged")

@@ -15,6 +15,7 @@ from conduit.field import Field
 from conduit.kernels.packing import Layout, Ragged, layouts, ragged_output
 from conduit.kernels.transforms import Conversion, Normalise, Pipeline, RandomShift, Transform, as_steps, fuse
 from conduit.kernels.windows import Episode, Rollout, Sequence, Transition, Window, has_next, lanes
+from conduit.nesting import check_known, hint, with_parents
 from conduit.numbers import at_least
 from conduit.schema import Schema
 
@@ -201,8 +202,8 @@ def make_plan(
     batch_size = at_least("a batch_size", batch_size, 1)
     if transform is not None and not isinstance(transform, Mapping):
         raise ConfigError(f"Expected a mapping of fields to transforms, got {type(transform).__name__} - at transform")
-    if isinstance(fields, str):
-        raise ConfigError(f"Expected a list of outputs, got the string {fields!r} - at fields")
+    if isinstance(fields, str) or not (fields is None or isinstance(fields, Iterable)):
+        raise ConfigError(f"Expected a list of outputs, got {fields!r} - at fields")
     window = Transition() if window is None else window
     if not isinstance(window, Transition | Sequence | Episode | Rollout):
         raise ConfigError(f"Expected a window (Transition, Sequence, Episode, Rollout), got {type(window).__name__}")
@@ -217,9 +218,7 @@ def make_plan(
     following = [NEXT + name for name in schema.observation_names] if has_next(window) else []
     every = [*schema.names, *following, *(name for name in made if name not in schema)]
     wanted = every if fields is None else list(fields)
-    for name in wanted:
-        if name not in every:
-            raise ConfigError(f"Expected outputs among {every}, got {name!r}")
+    check_known(wanted, every, "outputs", "fields")
     if len(set(wanted)) != len(wanted) or not wanted:
         raise ConfigError(f"Expected each output once and at least one, got {wanted}")
     chosen_layouts = layouts(schema, ragged)
@@ -262,7 +261,9 @@ def _transforms(schema: Schema, given: Mapping[str, Pipeline]) -> dict[str, Conv
     for name, pipeline in sorted(given.items(), key=lambda pair: str(pair[0]).count(".")):
         names = [field for field in schema.names if field == name or field.startswith(f"{name}.")]
         if not names:
-            raise ConfigError(f"Expected a field among {list(schema.names)}, got {name!r} - at transform")
+            raise ConfigError(
+                f"Expected fields of the schema, got {name!r}{hint(name, with_parents(schema.names))} - at transform"
+            )
         steps = as_steps(pipeline, name)
         for field in names:
             chosen[field] = fuse(steps, schema[field])

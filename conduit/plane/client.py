@@ -21,6 +21,7 @@ from conduit.kernels.batchwise import BatchTransform
 from conduit.kernels.packing import Layout
 from conduit.kernels.transforms import Pipeline
 from conduit.kernels.windows import Window
+from conduit.nesting import hint
 from conduit.numbers import whole
 from conduit.plane.autoreset import Autoreset
 from conduit.plane.batch import Format
@@ -97,7 +98,7 @@ class Client:
     def _view(self, table: str) -> TableView:
         self._check_open()
         if table not in self._views:
-            raise ConfigError(f"Expected one of the tables {list(self._views)} of engine {self.name!r}, got {table!r}")
+            raise ConfigError(f"Expected a table of engine {self.name!r}, got {table!r}{hint(table, self._views)}")
         return self._views[table]
 
     def writer(
@@ -349,7 +350,7 @@ class Client:
                 on_busy=on_busy,
                 timeout=timeout,
                 min_rows=min_rows,
-                fields=fields if fields is None or isinstance(fields, str) else tuple(fields),
+                fields=tuple(fields) if isinstance(fields, Iterable) and not isinstance(fields, str) else fields,
                 ragged=ragged,
                 counts=counts,
             )
@@ -465,8 +466,8 @@ class Client:
         layouts = self._segment.layout.policies
         if name not in layouts:
             raise ConfigError(
-                f"Expected one of the policies {list(layouts)} of engine {self.name!r}, got {name!r}: "
-                "declare it with Engine.create(..., policies={name: state_dict})"
+                f"Expected a policy of engine {self.name!r}, declared with Engine.create(..., policies={{name: state_dict}}), got "
+                f"{name!r}{hint(name, layouts)}"
             )
         if name not in self._slots:
             self._slots[name] = PolicySlot(self._segment, layouts[name], list(layouts).index(name), self._participants)

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from conduit.errors import EngineExists
+from conduit.errors import ConfigError, EngineExists
 from conduit.plane.client import Client
 from conduit.store import segment as segments
 from conduit.store.declaration import Table
@@ -60,6 +60,9 @@ class Engine(Client):
             NoSpace: /dev/shm has too little room; nothing is left behind.
             ConfigError, CapacityError: Bad options.
         """
+        for option, given in (("tables", tables), ("policies", policies)):
+            if given is not None and not isinstance(given, Mapping):
+                raise ConfigError(f"Expected {{name: ...}} as {option}, got {type(given).__name__}")
         specs = {slot: describe(example) for slot, example in (policies or {}).items()}
         segment = segments.create(name, specify(dict(tables), specs, max_participants), backing)
         try:

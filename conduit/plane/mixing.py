@@ -18,6 +18,7 @@ import numpy as np
 from conduit.clock import Deadline
 from conduit.errors import Closed, ConfigError, FieldError
 from conduit.kernels.plan import Computed
+from conduit.nesting import check_known
 from conduit.numbers import at_least, real, whole
 from conduit.plane.batch import Batch, Buffer
 from conduit.plane.delivery import Array, Delivery, Loader, LoaderStats
@@ -182,9 +183,7 @@ class MixedLoader(Delivery):
         """An option per table: one for all, or a mapping; a table that is not in it has None."""
         if not isinstance(given, Mapping):
             return [given] * len(self.tables)
-        unknown = [name for name in given if name not in self.tables]
-        if unknown:
-            raise ConfigError(f"Expected tables among {list(self.tables)}, got {unknown[0]!r} - at {what}")
+        check_known(given, self.tables, "tables of this loader", what)
         return [given.get(name) for name in self.tables]
 
     @property

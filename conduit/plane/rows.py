@@ -11,6 +11,7 @@ import numpy as np
 from conduit.errors import Closed, ConfigError, FieldError
 from conduit.field import Field
 from conduit.jit import entry
+from conduit.nesting import hint
 from conduit.numbers import at_least, whole
 from conduit.plane.stream import Stream
 from conduit.plane.values import checked, checked_lengths, checked_observation, checked_values
@@ -61,7 +62,7 @@ class _Views:
 
     def __getitem__(self, name: str) -> Array:
         if name not in self._names():
-            raise FieldError(f"Expected one of {', '.join(self._names())}, got {name!r}", at=name)
+            raise FieldError(f"Expected a column of the rows, got {name!r}{hint(name, self._names())}", at=name)
         return self._view(name)
 
     def __getattr__(self, name: str) -> Any:
@@ -71,7 +72,7 @@ class _Views:
             return self._view(name)
         below = {n.removeprefix(f"{name}."): self._view(n) for n in self._names() if n.startswith(f"{name}.")}
         if not below:
-            raise FieldError(f"Expected one of {', '.join(self._names())}, got {name!r}", at=name)
+            raise FieldError(f"Expected a column of the rows, got {name!r}{hint(name, self._names())}", at=name)
         return below
 
 
@@ -226,8 +227,10 @@ class Step(_Staged):
         stream = self._stream
         self._check()
         if name not in self._ragged:
-            known = ", ".join(self._ragged) or "the schema has none"
-            raise FieldError(f"Expected a ragged field ({known}), got {name!r}: assign to the others' views", at=name)
+            raise FieldError(
+                f"Expected a ragged field (the others' views are assigned to), got {name!r}{hint(name, self._ragged)}",
+                at=name,
+            )
         counts = checked_lengths(stream.schema[name], lengths, stream.num_envs)
         self._check_new(name, name)
         self._stored.add(name)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from conduit.errors import CapacityError, ConfigError
+from conduit.nesting import check_known
 from conduit.numbers import real
 from conduit.schema import Schema
 from conduit.store.words import SPAN_MASK
@@ -48,10 +49,8 @@ def checked_mean_lengths(schema: Schema, given: Mapping[str, float] | None) -> d
     if not isinstance(given, Mapping):
         raise ConfigError(f"Expected {{ragged field: mean length}} as mean_lengths, got {given!r}")
     means = {}
+    check_known(given, schema.ragged_names, "names of ragged fields", "mean_lengths")
     for name, value in given.items():
-        if name not in schema.ragged_names:
-            known = ", ".join(schema.ragged_names) or "the schema has none"
-            raise ConfigError(f"Expected names of ragged fields ({known}), got {name!r} - at mean_lengths")
         largest = schema[name].max_length
         mean = real(value)
         if mean is None or not 0 < mean <= largest:

@@ -125,6 +125,8 @@ def save(
     Raises:
         ConfigError: `extra` holds something else than bytes. NoSpace: The disk is full. Busy: Somebody else makes one there. Closed: The engine has closed.
     """
+    if not isinstance(extra, Mapping):
+        raise ConfigError(f"Expected extra as {{name: bytes}}, got {type(extra).__name__}")
     for name, content in extra.items():
         if not isinstance(name, str) or not name or not isinstance(content, bytes | bytearray | memoryview):
             raise ConfigError(

@@ -24,6 +24,7 @@ from conduit.arrays import as_numbers, from_bfloat16
 from conduit.errors import ConfigError, FieldError, WaitTimeout
 from conduit.field import Field
 from conduit.jit import entry, inner, kernel
+from conduit.nesting import hint, with_parents
 from conduit.schema import Schema
 from conduit.store.atomics import (
     copy_bytes,
@@ -73,7 +74,9 @@ def measured(schema: Schema, names: object) -> tuple[str, ...]:
     for name in names:
         below = [field for field in schema.fields if field.name == name or field.name.startswith(f"{name}.")]
         if not below:
-            raise ConfigError(f"Expected fields among {list(schema.names)}, got {name!r} - at statistics")
+            raise ConfigError(
+                f"Expected fields of the schema, got {name!r}{hint(name, with_parents(schema.names))} - at statistics"
+            )
         for field in below:
             if field.dtype == "bool" or field.ragged:
                 raise ConfigError(
@@ -215,8 +218,8 @@ class Statistics:
         found = self._table.layout.statistics
         if name not in found:
             raise ConfigError(
-                f"Expected a field with statistics ({list(found)}), got {name!r}: create table "
-                f"{self._table.layout.name!r} with statistics=({name!r},)"
+                f"Expected a field with statistics, declared with Table(..., statistics=({name!r},)), in table "
+                f"{self._table.layout.name!r}, got {name!r}{hint(name, found)}"
             )
         return self._table.layout.schema[name], self._table.segment.base + found[name]
 
@@ -233,6 +236,11 @@ class Statistics:
             Closed, Forked: The client or engine has closed.
         """
         seat = self._table.check_open()
+        if values is not None and not isinstance(values, Mapping):
+            raise ConfigError(f"Expected {{field: values}}, got {type(values).__name__}")
+        twice = [name for name in named if name in (values or {})]
+        if twice:
+            raise ConfigError(f"Expected each field once, got {twice[0]!r} both in the mapping and as a keyword")
         given = [(*self._field(name), value) for name, value in {**(values or {}), **named}.items()]
         checked = [(field, at, _as_values(field, value)) for field, at, value in given]
         with self._mutex:

@@ -18,6 +18,7 @@ from conduit.arrays import as_array
 from conduit.clock import Deadline
 from conduit.errors import Busy, Closed, ConfigError, FieldError, WaitTimeout
 from conduit.jit import entry
+from conduit.nesting import hint
 from conduit.schema import Field, dtype_name
 from conduit.store import protocol
 from conduit.store.layout import WEIGHT_COPIES, TensorSpec, WeightsLayout
@@ -41,6 +42,8 @@ def describe(example: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
         raise ConfigError(f"Expected a state dict with at least one array, got {type(example).__name__}")
     specs = []
     for name, value in example.items():
+        if not isinstance(name, str):
+            raise ConfigError(f"Expected names of type `str` in a state dict, got {name!r} of `{type(name).__name__}`")
         try:
             dtype = dtype_name(value.dtype)
             shape = tuple(int(n) for n in value.shape)
@@ -48,7 +51,7 @@ def describe(example: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
             raise ConfigError(
                 f"Expected an array or tensor, got {type(value).__name__} - at policy[{name!r}]"
             ) from error
-        specs.append(TensorSpec(str(name), dtype, shape))
+        specs.append(TensorSpec(name, dtype, shape))
     return tuple(specs)
 
 
@@ -147,11 +150,14 @@ class PolicySlot:
         return version
 
     def _validated(self, state_dict: Mapping[str, Any]) -> dict[str, Array]:
+        if not isinstance(state_dict, Mapping):
+            raise FieldError(f"Expected a state dict, got {type(state_dict).__name__}", at=self._layout.name)
         expected = {spec.name for spec in self._layout.tensors}
         if set(state_dict) != expected:
-            missing, unknown = sorted(expected - set(state_dict)), sorted(set(state_dict) - expected)
+            missing, unknown = sorted(expected - set(state_dict)), [name for name in state_dict if name not in expected]
+            near = hint(unknown[0], expected) if unknown else ""
             raise FieldError(
-                f"Expected the arrays this policy was created with, missing {missing}, unknown {unknown}",
+                f"Expected the arrays this policy was created with, missing {missing}, unknown {unknown}{near}",
                 at=self._layout.name,
             )
         arrays = {}

@@ -46,4 +46,26 @@ def _numbers() -> Iterator[Bar]:
     yield _equal("A16 an ml_dtypes scalar", batch["reward"][0].item(), 0.25)
 
 
-GROUPS: tuple[Callable[[], Iterator[Bar]], ...] = (_numbers,)
+def _names() -> Iterator[Bar]:
+    """A12 names that nobody looked at."""
+    schema = conduit.Schema(
+        [conduit.Field("obs", "float32", (2,), observation=True), conduit.Field("reward", "float32")]
+    )
+    asked: dict[str, Callable[[conduit.Client], object]] = {
+        "transform={'rewards': ...}": lambda e: e.loader("t", batch_size=1, transform={"rewards": conduit.scale(2.0)}),
+        "min_rows={'rt': ...} of a mix": lambda e: e.mix({"tr": 1.0}, batch_size=1, min_rows={"rt": 1}),
+        "a policy's array 'wieght'": lambda e: e.policy().publish({"wieght": np.zeros(1)}),
+    }
+    policies = {"policy": {"weight": np.zeros(1)}}
+    tables = {name: conduit.Table(schema, capacity=100) for name in ("t", "tr")}
+    with conduit.Engine.create("bar-names", tables, policies=policies) as engine:
+        for name, ask in asked.items():
+            try:
+                ask(engine)
+                found = "taken"
+            except conduit.errors.ConduitError as error:
+                found = "refused, the nearest named" if "did you mean" in str(error) else "refused"
+            yield _equal(f"A12 {name}", found, "refused, the nearest named")
+
+
+GROUPS: tuple[Callable[[], Iterator[Bar]], ...] = (_numbers, _names)

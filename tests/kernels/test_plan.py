@@ -47,7 +47,7 @@ def test_scale_and_cast_are_data_that_can_be_compared_and_sent():
         (lambda: scale(2.0, dtype="int32"), "a float dtype for a scaled field.*got 'int32'"),
         (lambda: scale(2.0, dtype="double"), "a float dtype.*got 'double'"),
         (lambda: Transform("uint8", 2.0), "a float dtype for a scaled field"),
-        (lambda: scale(math.nan), "a finite factor and offset, got nan"),
+        (lambda: scale(math.nan), "a number as factor, got nan"),
         (lambda: scale(1.0, offset=math.inf), "a finite factor and offset, got 1.0 and inf"),
     ],
 )

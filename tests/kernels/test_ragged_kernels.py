@@ -197,7 +197,10 @@ def test_what_comes_with_a_ragged_field_is_named_behind_it():
     [
         ({"ragged": "packed"}, "Expected 'pad' or 'pack', got 'packed' - at ragged"),
         ({"ragged": {"tokens": "flat"}}, "Expected 'pad' or 'pack', got 'flat'"),
-        ({"ragged": {"reward": "pad"}}, r"Expected names of ragged fields \(tokens, more.points\), got 'reward'"),
+        (
+            {"ragged": {"reward": "pad"}},
+            r"Expected names of ragged fields, got 'reward', and there is only `tokens`, `more.points` - at ragged",
+        ),
         ({"ragged": 3}, "Expected ragged='pad', 'pack' or a dict"),
         ({"window": conduit.Sequence(3)}, "Expected a window of single steps .* fields=.* - at `tokens`"),
         ({"window": conduit.Rollout(3, 1)}, "Expected a window of single steps"),

@@ -120,9 +120,9 @@ def test_unknown_tables_and_policies_are_named_with_those_there_are(make):
         lambda: engine.loader("reply", batch_size=1),
         lambda: engine.schema("reply"),
     ):
-        with pytest.raises(ConfigError, match=r"one of the tables \['replay'\] of engine 't[0-9-]+', got 'reply'"):
+        with pytest.raises(ConfigError, match=r"a table of engine 't[0-9-]+', got 'reply': did you mean `replay`\?"):
             call()
-    with pytest.raises(ConfigError, match=r"one of the policies \['policy'\].*got 'actor'.*policies="):
+    with pytest.raises(ConfigError, match=r"a policy of engine .*policies=.* got 'actor', and there is only `policy`"):
         engine.policy("actor")
     assert engine.tables == ("replay",)
     assert engine.schema("replay") == CARTPOLE
@@ -153,7 +153,7 @@ def test_a_closed_client_says_so_whatever_is_asked_of_it(make):
         ({"w": np.zeros(4, np.float64)}, "`float32` of shape .4,., got `float64`.* - at `policy.w`"),
         ({"w": np.zeros(5, np.float32)}, r"got `float32` of shape \(5,\) - at `policy.w`"),
         ({"w": [0.0] * 4}, "`float32` of shape .4,., got list - at `policy.w`"),
-        ({"v": OBS}, r"unknown \['v'\] - at `policy`"),
+        ({"v": OBS}, r"unknown \['v'\].* - at `policy`"),
     ],
     ids=["dtype", "shape", "list", "unknown"],
 )
