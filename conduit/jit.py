@@ -35,6 +35,8 @@ KERNEL_MODULES = (
     "conduit.store.words",
     "conduit.store.events",
     "conduit.store.protocol",
+    "conduit.store.locks",
+    "conduit.store.holds",
     "conduit.store.recovery",
     "conduit.store.counting",
     "conduit.store.limiter",

@@ -98,10 +98,11 @@ class Bulk:
                 - 1
             )
             try:
+                stream.mark()
                 self._store(row, done * envs, (done + count) * envs)
                 stream.commit(count)
             except BaseException:
-                stream.abort(count * envs)
+                stream.discard(count * envs)
                 raise
             done += count
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self
 
 import numpy as np
 
 from conduit.errors import Closed, ConfigError
+from conduit.jit import entry
 from conduit.kernels.batchwise import Apply, BatchTransform, Contents
 from conduit.kernels.cpu import GENERATION_MASK, ROW_BITS
 from conduit.kernels.plan import Computed
 from conduit.kernels.windows import Rollout
 from conduit.plane.batch import Maker, as_bfloat16
+from conduit.store import queue
+from conduit.store.endings import when_gone
 from conduit.store.queue import (
     Q_AGAIN,
     Q_BOOTSTRAP,
@@ -21,11 +23,11 @@ from conduit.store.queue import (
     Q_GENERATION,
     Q_PAGE,
     Q_START,
+    Q_STATE,
     Q_STOP,
     Q_STREAM,
     Q_TICK,
-    Q_WORD,
-    QueueView,
+    Q_WORDS,
 )
 from conduit.store.table import META_DTYPE, TableView
 from conduit.store.words import FINAL, FIRST, KEPT, LINK_SHIFT
@@ -33,37 +35,37 @@ from conduit.store.words import FINAL, FIRST, KEPT, LINK_SHIFT
 Array = np.ndarray[Any, Any]
 
 _FLAGS = ("terminated", "truncated")
+_ENDS = {queue.ACKNOWLEDGED: "acknowledged", queue.GIVEN_BACK: "given back", queue.LOST: "lost"}
 
 
 class Record:
-    """The claim itself, apart from its arrays: it ends once, in whichever thread is first.
+    """The claim itself, apart from its arrays: it ends once, in whichever thread is first, or when the record goes.
+
+    Made before anything is claimed, so that what the claiming call notes in its words always has an end.
+
+    Args:
+        table: The queue.
+        seat: This process's seat.
+        counts: The consumer's counts.
 
     Attributes:
-        page, generation: What is claimed of, ...
-        start, stop: ... and its local rows.
-        ended: How it ended, "acknowledged" or "given back", or None.
+        array, words: int64 (store.queue.Q_*).
     """
 
-    __slots__ = ("_counts", "_open", "_queue", "_records", "ended", "generation", "page", "start", "stop", "words")
+    __slots__ = ("__weakref__", "_counts", "_seat", "_table", "array", "words")
 
-    def __init__(self, queue: QueueView, records: set[Record], counts: dict[str, int], words: list[int]) -> None:
-        self._queue = queue
-        self._records = records
+    def __init__(self, table: TableView, seat: Array, counts: Array) -> None:
+        self._table = table
+        self._seat = seat
         self._counts = counts
-        self._open = [True]
-        self.words = words
-        self.page, self.start, self.stop, self.generation = (words[i] for i in (Q_PAGE, Q_START, Q_STOP, Q_GENERATION))
-        self.ended: str | None = None
-        records.add(self)
+        self.array = np.zeros(Q_WORDS, np.int64)
+        self.words = self.array.data
+        when_gone(self, entry(queue.drop_claim), self.array, seat, counts)
 
-    def _take_end(self, how: str) -> bool:
-        try:
-            self._open.pop()
-        except IndexError:
-            return False
-        self.ended = how
-        self._records.discard(self)
-        return True
+    @property
+    def ended(self) -> str | None:
+        """How it ended, "acknowledged", "given back" or "lost", or None."""
+        return _ENDS.get(self.words[Q_STATE])
 
     def acknowledge(self) -> None:
         """Mark the rows as done.
@@ -71,14 +73,8 @@ class Record:
         Raises:
             Closed: The client has closed, or the claim was given back: the rows are delivered again.
         """
-        table = self._queue.table
-        table.check_open()
-        if self._take_end("acknowledged"):
-            if self._queue.acknowledge(table.address, self.page, self.words[Q_WORD]) < 0:
-                self.ended = "lost"
-            else:
-                self._counts["acknowledged"] += 1
-        if self.ended != "acknowledged":
+        self._table.check_open()
+        if entry(queue.end)(self.array, self._seat, self._counts, queue.ACKNOWLEDGED) != queue.ACKNOWLEDGED:
             raise Closed(f"Expected a claim that is held, this one was {self.ended}: its rows are delivered again")
 
     def give_back(self) -> None:
@@ -87,12 +83,7 @@ class Record:
         Raises:
             Closed: They have been acknowledged.
         """
-        if self._take_end("given back"):
-            participants = self._queue.table.participants
-            self._counts["given back"] += 1
-            if participants is not None and participants.seated:
-                self._queue.give_back(self._queue.table.address, self.page, self.words[Q_WORD])
-        if self.ended == "acknowledged":
+        if entry(queue.end)(self.array, self._seat, self._counts, queue.GIVEN_BACK) == queue.ACKNOWLEDGED:
             raise Closed("Expected a claim that is not acknowledged, this one is: its rows are done")
 
 
@@ -207,11 +198,11 @@ class Claim(Mapping[str, Any]):
         self._columns = columns
         self._record = record
         self._hold = hold
-        self._row = record.page * columns.page_rows + record.start
+        self._row = words[Q_PAGE] * columns.page_rows + words[Q_START]
         self._values: dict[str, Any] = {}
         self._added: tuple[str, ...] = ()
         self.num_envs: int = words[Q_ENVS]
-        self.ticks: int = (record.stop - record.start) // self.num_envs
+        self.ticks: int = (words[Q_STOP] - words[Q_START]) // self.num_envs
         self.stream: int = words[Q_STREAM]
         self.first_tick: int = words[Q_TICK]
         self.complete: bool = not rollout or self.ticks == rollout
@@ -247,7 +238,7 @@ class Claim(Mapping[str, Any]):
     def ids(self) -> Any:
         """Row ids, int64 [ticks, num_envs]."""
         rows = np.arange(self._row, self._row + self.ticks * self.num_envs).reshape(self._lead)
-        return self._columns.own(rows | (self._record.generation & GENERATION_MASK) << ROW_BITS)
+        return self._columns.own(rows | (self._record.words[Q_GENERATION] & GENERATION_MASK) << ROW_BITS)
 
     @property
     def versions(self) -> Any:
@@ -281,7 +272,7 @@ class Claim(Mapping[str, Any]):
         local = self._record.words[Q_BOOTSTRAP]
         if local < 0:
             return None
-        row = self._record.page * self._columns.page_rows + local
+        row = self._record.words[Q_PAGE] * self._columns.page_rows + local
         names = self._columns.schema.observation_names
         return {name: self._columns.deliver(self._hold, name, row, (self.num_envs,)) for name in names}
 
@@ -377,10 +368,6 @@ class Claim(Mapping[str, Any]):
                 self.ack()
             else:
                 self.give_back()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_record") and self._record.ended is None and not sys.is_finalizing():
-            self._record.give_back()
 
     def __repr__(self) -> str:
         return (

@@ -16,13 +16,18 @@ import numpy as np
 
 from conduit.clock import Deadline
 from conduit.errors import Closed, ConfigError, DataTimeout
+from conduit.jit import entry
 from conduit.kernels.batchwise import BatchTransform
 from conduit.numbers import at_least
 from conduit.plane.batch import Format, torch_maker
 from conduit.plane.claim import Claim, Columns, Record
-from conduit.store.queue import Q_WORDS, QueueView
-from conduit.store.table import Lease, TableView
+from conduit.store import queue
+from conduit.store.endings import when_gone
+from conduit.store.queue import QueueView
+from conduit.store.table import TableView, too_many_holds
+from conduit.store.words import HAZARDS_PER_PARTICIPANT
 
+Array = np.ndarray[Any, Any]
 Partial = Literal["deliver", "drop"]
 
 
@@ -74,18 +79,17 @@ class Consumer:
                 f"Expected partial='deliver' for queue {table.layout.name!r}, which has no rollouts that could be unfinished"
             )
         self._table = table
-        self._queue = QueueView(table)
         self._timeout = timeout
         self._drops = partial == "drop"
         tensors = torch_maker() if format == "torch" else None
         self._columns = Columns(table, tensors or _read_only, tensors or np.ndarray.view, batch_transforms)
-        self._out = np.zeros(Q_WORDS, np.int64)
-        self._out_address = self._out.ctypes.data
         # one object for each claim stands behind its arrays; its death says that nobody can look any more
         self._hold_type = type("_Hold", (ctypes.c_char * table.segment.layout.size,), {})
-        self._records: set[Record] = set()
-        self._claims = self._rows = self._again = self._dropped = 0
-        self._ended = {"acknowledged": 0, "given back": 0}
+        self._counts = np.zeros(queue.C_WORDS, np.int64)
+        self._open: list[Array] = []
+        self._spare: tuple[Record, Any] | None = None
+        self._dropped = 0
+        self._take, self._end = entry(queue.claim_rows), entry(queue.end)
         self._waited = 0.0
         self._closed = False
 
@@ -111,7 +115,7 @@ class Consumer:
         self._waited += time.monotonic() - begun
         if found is None:
             raise DataTimeout(
-                f"Expected rows to claim in queue {self._table.layout.name!r} within {allowed} s: {self._queue.explain()}. "
+                f"Expected rows to claim in queue {self._table.layout.name!r} within {allowed} s: {QueueView(self._table).explain()}. "
                 "Are its writers alive (`conduit status`)?"
             )
         return found
@@ -141,42 +145,43 @@ class Consumer:
 
     def _claim(self, most: int) -> Claim | None:
         table = self._table
-        seat = table.check_open()
-        hazard = seat.take_hazard()
-        page = self._queue.take(table.address, seat.number, most, hazard, self._out_address)
+        seat = table.check_open().seat
+        prepared, self._spare = self._spare or self._prepare(seat), None
+        record, hold = prepared
+        page = self._take(table.address, most, record.array, seat, self._counts)
         if page < 0:
-            seat.give_hazard(hazard)
+            self._spare = prepared
+            if page != -1:
+                table.check_open()
+                raise too_many_holds()
             return None
-        words = self._out.tolist()
-        record = Record(self._queue, self._records, self._ended, words)
-        hold = self._hold_type.from_address(table.segment.base)  # type: ignore[attr-defined]
-        hold.lease = Lease(table, page, record.generation, record.stop, hazard)
         claim = Claim(self._columns, record, hold, self._rollout)
-        self._claims += 1
-        self._rows += record.stop - record.start
-        self._again += claim.delivered_before
         if self._columns.steps:
-            claim.transform(self._claims)
+            claim.transform(int(self._counts[queue.C_CLAIMS]))
         return claim
+
+    def _prepare(self, seat: Array) -> tuple[Record, Any]:
+        """What a claim is noted in, and what stands behind its arrays: whatever they come to hold ends with them."""
+        record = Record(self._table, seat, self._counts)
+        hold = self._hold_type.from_address(self._table.segment.base)  # type: ignore[attr-defined]
+        hold.table = self._table
+        when_gone(hold, entry(queue.drop_hold), record.array, seat)
+        if len(self._open) >= 2 * HAZARDS_PER_PARTICIPANT:
+            self._open = [words for words in self._open if words[queue.Q_STATE] <= queue.HELD]
+        self._open.append(record.array)
+        return record, hold
 
     @property
     def stats(self) -> ConsumerStats:
         """Counts since the consumer was opened."""
-        return ConsumerStats(
-            self._claims,
-            self._rows,
-            self._ended["acknowledged"],
-            self._ended["given back"],
-            self._again,
-            self._dropped,
-            self._waited,
-        )
+        claims, rows, again, acknowledged, given_back = self._counts.tolist()
+        return ConsumerStats(claims, rows, acknowledged, given_back, again, self._dropped, self._waited)
 
     def close(self) -> None:
         """Give back what is claimed and not acknowledged; idempotent. Arrays of claims stay valid as long as the client lives."""
         self._closed = True
-        for record in list(self._records):
-            record.give_back()
+        for words in list(self._open):
+            self._end(words, self._table.segment.seat, self._counts, queue.GIVEN_BACK)
 
     def __iter__(self) -> Iterator[Claim]:
         return self

@@ -38,7 +38,6 @@ from conduit.schema import Field
 from conduit.store.counting import Counts, counts_over
 from conduit.store.declaration import row_stride
 from conduit.store.layout import (
-    HAZARDS_PER_PARTICIPANT,
     MAGIC,
     SegmentLayout,
     TableLayout,
@@ -52,6 +51,7 @@ from conduit.store.queue import count_rows
 from conduit.store.segment import HEADER_CLOSED, HEADER_PID, HEADER_TIME, read_layout, remove_if_dead
 from conduit.store.words import (
     FREE,
+    HAZARDS_PER_PARTICIPANT,
     INIT,
     KIND_MASK,
     LIMITS_BYTES,

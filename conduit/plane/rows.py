@@ -13,10 +13,10 @@ from conduit.field import Field
 from conduit.jit import entry
 from conduit.nesting import hint
 from conduit.numbers import at_least, whole
-from conduit.plane.stream import Stream
+from conduit.plane.stream import Form, Stream
 from conduit.plane.values import checked, checked_lengths, checked_observation, checked_values
 from conduit.store import committing, interpreter
-from conduit.store.words import W_BASE, W_BEYOND, W_LOCAL
+from conduit.store.words import W_BASE, W_BEYOND, W_BUSY, W_ENDS, W_LOCAL
 
 Array = np.ndarray[Any, Any]
 
@@ -79,28 +79,40 @@ class _Views:
 class _Staged(_Views):
     """Uncommitted rows of a writer, from `_row` on."""
 
-    __slots__ = ("_lead", "_names_", "_ragged", "_row", "_rows", "_stream")
+    __slots__ = ("__weakref__", "_lead", "_names_", "_number", "_ragged", "_row", "_rows", "_stream")
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._names_ = (*stream.schema.names, "terminated", "truncated")
         self._ragged = stream.schema.ragged_names
-        self._row = -1
+        self._number = -1
+        self._rows = 0
+
+    @property
+    def number(self) -> int:
+        """Number of this form in its stream; -1 before it begins."""
+        return self._number
 
     def _names(self) -> tuple[str, ...]:
         return self._names_
 
-    def _start(self, what: str, rows: int, tail: int, lead: tuple[int, ...]) -> None:
-        self._stream.check()
-        # a rollout of a queue may end with these ticks
-        tail += self._stream.envs if self._stream.rollout else 0
-        self._row = self._stream.here(rows, tail, self._stream.largest_tick)
-        self._stream.in_progress = what
+    def _start(self, form: Form, what: str, rows: int, tail: int, lead: tuple[int, ...]) -> None:
+        """Begin, as `form`: with the end of that object the rows are discarded, if they are not committed."""
+        stream = self._stream
+        self._number = stream.begin(form, what)
         self._rows = rows
         self._lead = lead
+        # a rollout of a queue may end with these ticks
+        tail += stream.envs if stream.rollout else 0
+        self._row = stream.here(rows, tail, stream.largest_tick)
+        stream.words[W_BUSY // 8] = self._number
+
+    def _is_open(self) -> bool:
+        return self._stream.words[W_BUSY // 8] == self._number
 
     def _check(self) -> None:
-        if self._row < 0 or self._stream.closed:
+        if self._stream.words[W_BUSY // 8] != self._number:
+            self._stream.table.check_open()
             raise Closed(
                 "Expected rows that are still being written, these were committed or discarded, or their writer closed"
             )
@@ -153,22 +165,15 @@ class _Staged(_Views):
     def _finish(self, ticks: int) -> int:
         """Commit; returns -1, or the row that ends an episode and cannot (nothing is committed then)."""
         self._check()
-        place = self._stream.commit(ticks)
-        if place < 0:
-            self._row = -1
-            self._stream.in_progress = None
-        return place
+        return self._stream.commit(ticks)
 
     def _discard(self) -> None:
-        if self._row < 0:
-            return
-        self._row = -1
-        self._stream.in_progress = None
-        self._stream.abort(self._rows)
+        if self._is_open():
+            self._stream.discard(self._rows)
 
 
 class Step(_Staged):
-    """One step of all environments; a context manager that commits on leaving and discards on an exception.
+    """One step of all environments, in the block of `writer.step()`.
 
     `row.obs` is a view [num_envs, *shape] ([*shape] for one environment without an axis) into shared memory;
     `row.reward = x` assigns with checks. Flags not assigned are False; other fields not assigned keep what the memory held.
@@ -181,15 +186,29 @@ class Step(_Staged):
 
     __slots__ = ("_stored",)
 
-    def __enter__(self) -> Self:
+    def begin(self, form: Form) -> None:
+        """Begin the step, as `form`."""
         stream = self._stream
-        lead = stream.lead
-        self._start("step", stream.envs, stream.envs if stream.hands_over else 0, lead)
+        self._start(form, "step", stream.envs, stream.envs if stream.hands_over else 0, stream.lead)
         if self._ragged:
             self._stored: set[str | int] = set()
             for name in self._ragged:
                 stream.table.columns[name][self._row : self._row + stream.envs] = (0, 0)
-        return self
+
+    def leave(self, *, failed: bool) -> None:
+        """Commit the step, or discard it where it failed.
+
+        Raises:
+            FieldError: An episode ends without its final observation; the step is discarded.
+            Closed, Frozen: The writer, client or engine has closed, or the table was frozen; the step is discarded.
+        """
+        try:
+            if not failed:
+                place = self._finish(1)
+                if place >= 0:
+                    self._stream.refuse(place)
+        finally:
+            self._discard()
 
     def _values(self, name: str) -> Any:
         stream = self._stream
@@ -237,15 +256,6 @@ class Step(_Staged):
         views = [stream.reserve_value(name, self._row + env, count) for env, count in enumerate(counts)]
         return views[0] if stream.num_envs is None else views
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None or self._row < 0:
-            self._discard()
-            return
-        place = self._finish(1)
-        if place >= 0:
-            self._discard()
-            self._stream.refuse(place)
-
     def set_final(self, env: int, observation: Any) -> None:
         """Keep the final observation of an environment that ends with this step."""
         env = _place(env, self._stream.envs, "an environment")
@@ -255,6 +265,34 @@ class Step(_Staged):
         self._set_final(self._row + env, observation)
         if self._ragged:
             self._stored.add(env)
+
+
+class StepBlock:
+    """The block of a step: commits it on leaving, and discards it on an exception.
+
+    Nothing but the `with` statement holds it, so a step whose block was left in whatever way is over.
+    """
+
+    __slots__ = ("__weakref__", "_step")
+
+    def __init__(self, stream: Stream) -> None:
+        self._step = Step(stream)
+
+    @property
+    def number(self) -> int:
+        """Number of the step in its stream."""
+        return self._step.number
+
+    def __enter__(self) -> Step:
+        try:
+            self._step.begin(self)
+        except BaseException:
+            self._step.leave(failed=True)
+            raise
+        return self._step
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._step.leave(failed=kind is not None)
 
 
 class Slab(_Staged):
@@ -268,7 +306,7 @@ class Slab(_Staged):
     def __init__(self, stream: Stream, ticks: int, max_finals: int | None) -> None:
         _check_plain(stream, "rollout")
         super().__init__(stream)
-        self._ends = False
+        self._ends: list[str] = []
         ticks = at_least("ticks", ticks, 1)
         max_finals = None if max_finals is None else at_least("max_finals", max_finals, 0)
         if stream.rollout and ticks > stream.rollout:
@@ -286,7 +324,11 @@ class Slab(_Staged):
             )
         self._ticks = ticks
         stream.check_grant(ticks, f"{ticks} ticks of {stream.envs}")
-        self._start("rollout", rows, tail, (ticks, *stream.lead))
+        try:
+            self._start(self, "rollout", rows, tail, (ticks, *stream.lead))
+        except BaseException:
+            self._discard()
+            raise
 
     @property
     def ticks(self) -> int:
@@ -306,6 +348,7 @@ class Slab(_Staged):
             FieldError: A step ends an episode and its final observation was not kept, or the autoreset mode has no room for the
                 end; the slab stays open (as a context manager it is discarded).
         """
+        ends = self._stream.words[W_ENDS // 8]
         place = self._finish(self.ticks)
         if place >= 0:
             if not self._stream.hands_over:
@@ -314,7 +357,8 @@ class Slab(_Staged):
             raise FieldError(
                 f"Expected set_final({tick}, {env}, observation) for the episode that ends there", at="final"
             )
-        if self._ends:
+        self._ends.append("committed")
+        if ends:
             self._stream.end_rollout()
 
     def bootstrap(self, observation: Any) -> None:
@@ -327,21 +371,25 @@ class Slab(_Staged):
             FieldError: The table is no queue of rollouts, a key or value does not fit, or they are kept already.
         """
         self._check()
-        if self._ends:
+        if self._stream.words[W_ENDS // 8]:
             raise FieldError("Expected the observations behind a rollout once", at="bootstrap")
         self._stream.keep_bootstrap(self.ticks, self._stream.checked_bootstrap(observation))
-        self._ends = True
 
     def abort(self) -> None:
         """Discard all steps; idempotent."""
+        self._ends.append("aborted")
         self._discard()
 
     def __enter__(self) -> Self:
-        return self
+        # another object: with the end of the block nothing holds this one, unless the caller has named it before
+        slab = object.__new__(type(self))
+        for name in ("_stream", "_names_", "_ragged", "_number", "_row", "_rows", "_lead", "_ticks", "_ends"):
+            object.__setattr__(slab, name, getattr(self, name))
+        return slab
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
-            if kind is None and self._row >= 0:
+            if kind is None and not self._ends:
                 self.commit()
         finally:
             self.abort()
@@ -369,10 +417,9 @@ class Bare(_Views):
         rows: Rows of the table.
     """
 
-    __slots__ = ("_names_", "_stream", "commit", "rows")
+    __slots__ = ("__weakref__", "_names_", "_number", "_stream", "commit", "rows")
 
     def __init__(self, stream: Stream) -> None:
-        stream.check()
         _check_plain(stream, "bare handle")
         if not interpreter.is_supported():
             raise ConfigError(
@@ -383,8 +430,14 @@ class Bare(_Views):
         self.rows = stream.table.layout.rows
         # a C-level call: a Python function around it would cost as much again as the commit
         self.commit: Callable[[], int] = functools.partial(entry(committing.commit_and_turn), stream.array)
-        stream.in_progress = "bare handle"
+        self._number = stream.begin(self, "bare handle")
         stream.words[W_BEYOND // 8] = 1
+        stream.words[W_BUSY // 8] = self._number
+
+    @property
+    def number(self) -> int:
+        """Number of this form in its stream."""
+        return self._number
 
     def _names(self) -> tuple[str, ...]:
         return self._names_
@@ -406,6 +459,9 @@ class Bare(_Views):
             Frozen: The table is frozen.
         """
         stream = self._stream
+        if stream.words[W_BUSY // 8] != self._number:
+            stream.table.check_open()
+            raise Closed("Expected a bare handle that is open, this one was closed, or its writer")
         place = stream.take_refusal()
         if place >= 0:
             stream.refuse(place)
@@ -424,12 +480,15 @@ class Bare(_Views):
     def close(self) -> None:
         """Hand the writer back to its other forms; idempotent."""
         stream = self._stream
-        if stream.in_progress == "bare handle":
-            stream.in_progress = None
-            stream.abort(stream.envs)
+        if stream.words[W_BUSY // 8] == self._number:
+            stream.discard(stream.envs)
 
     def __enter__(self) -> Self:
-        return self
+        # another object, as a slab's
+        bare = object.__new__(type(self))
+        for name in ("_stream", "_names_", "_number", "commit", "rows"):
+            setattr(bare, name, getattr(self, name))
+        return bare
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -6,9 +6,9 @@ forms of writing (append, step, rollout, bare handle) cannot disagree. Only turn
 
 from __future__ import annotations
 
-import sys
+import weakref
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -20,7 +20,8 @@ from conduit.plane.autoreset import autoreset_of
 from conduit.plane.limiting import check_rows, limits_of, seat_line, why_not_inserted
 from conduit.plane.tally import Tally
 from conduit.plane.values import checked_observation
-from conduit.store import committing, limiter, protocol, spans, staging, turning, writing
+from conduit.store import committing, limiter, spans, staging, turning, writing
+from conduit.store.endings import when_gone
 from conduit.store.queue import QueueView
 from conduit.store.table import TableView
 from conduit.store.words import (
@@ -55,6 +56,14 @@ from conduit.store.words import (
 
 OnFull = Literal["wait", "raise"]
 Array = np.ndarray[Any, Any]
+
+
+class Form(Protocol):
+    """A form of writing that can be in progress: a step, a rollout, the bare handle."""
+
+    @property
+    def number(self) -> int:
+        """Its number in the stream."""
 
 
 class Stream:
@@ -113,7 +122,9 @@ class Stream:
         self.number = table.new_stream()
         self._timeout = timeout
         self._on_full = on_full
-        self._in_progress: str | None = None
+        self._forms = 1
+        self._form: weakref.ref[Form] | None = None
+        self._form_name = ""
         self._closed = False
         self.tally: Tally | None = None
         self._env_states = np.zeros((self.envs, 3), np.int64)
@@ -153,6 +164,9 @@ class Stream:
         ):
             self.words[offset // 8] = value
         seat.watch_fork(self)
+        # not the writer's end: a bare handle, step or rollout that outlives its writer still writes into the page
+        self._locked = seat.seat
+        when_gone(self, entry(writing.end), self.array, seat.seat)
 
     def check(self) -> None:
         """Refuse to write now.
@@ -162,10 +176,15 @@ class Stream:
             Forked: The writer came through a fork.
         """
         self._check_open()
-        if self._in_progress is not None:
-            raise Closed(
-                f"Expected the {self._in_progress} in progress to be finished first: leave its block, commit or abort it"
-            )
+        busy = self.words[W_BUSY // 8]
+        if busy:
+            form = None if self._form is None else self._form()
+            if form is not None and form.number == busy:
+                raise Closed(
+                    f"Expected the {self._form_name} in progress to be finished first: leave its block, commit or abort it"
+                )
+            # of a form that was dropped, or of a call that was interrupted
+            self.discard(staging.ALL_ROWS)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -177,15 +196,23 @@ class Stream:
         """True once the writer has closed."""
         return self._closed
 
-    @property
-    def in_progress(self) -> str | None:
-        """The form of writing that is in progress and keeps others out, or None."""
-        return self._in_progress
+    def begin(self, form: Form, name: str) -> int:
+        """Get a number for a form of writing, which keeps others out from when W_BUSY is it, as long as the form is alive.
 
-    @in_progress.setter
-    def in_progress(self, what: str | None) -> None:
-        self._in_progress = what
-        self.words[W_BUSY // 8] = what is not None
+        Raises:
+            Closed: As `check`.
+        """
+        self.check()
+        self._forms += 1
+        self._form, self._form_name = weakref.ref(form), name
+        if self._seat:
+            # others may wait for what the limiter has granted to it
+            when_gone(form, entry(staging.drop), self.array, np.full(1, self._forms, np.int64))
+        return self._forms
+
+    def mark(self) -> None:
+        """Say that rows are being staged by a call, so that the next one discards them if this one does not come to its end."""
+        self.words[W_BUSY // 8] = 1
 
     def here(self, rows: int = 0, tail: int = 0, items: Array | None = None) -> int:
         """Physical row of the next tick, after turning the page if it has too little room left, or the table was reset.
@@ -201,8 +228,8 @@ class Stream:
         """
         if rows == 0:
             rows, tail = self.envs, self.words[W_RESERVE // 8]
-        self.admit(rows)
         try:
+            self.admit(rows)
             fits = entry(writing.fits)(self.address, rows, tail) and not entry(writing.is_stale)(self.address)
             if not fits or (items is not None and not entry(spans.values_fit)(self.address, items.ctypes.data)):
                 self._turn()
@@ -256,18 +283,20 @@ class Stream:
             self.tally.take(self)
         if self.is_queue:
             entry(writing.finish_page)(self.address)
-        claim = self.table.claim
-        page = claim()
-        if page < 0 and self._on_full == "wait":
-            deadline = Deadline(self._timeout)
-            found = self.table.wait(lambda: None if (p := claim()) < 0 else p, for_space=True, deadline=deadline)
-            page = -1 if found is None else found
-        if page < 0:
+        turned = self._turn_at_once()
+        if not turned and self._on_full == "wait":
+            turned = self.table.wait(self._turn_at_once, for_space=True, deadline=Deadline(self._timeout))
+        if not turned:
             self._explain_full()
         self.table.check_open().look_after_dead()
-        entry(turning.turn)(self.address, page)
-        if self.tally is not None:
-            self.tally.skip(self)
+
+    def _turn_at_once(self) -> bool | None:
+        """Turn to another page; None when all are open or leased."""
+        seat = self.table.check_open()
+        turn = entry(turning.turn_to_next)
+        if turn(self.address) < 0 and (seat.recover_dead() == 0 or turn(self.address) < 0):
+            return None
+        return True
 
     def _explain_full(self) -> None:
         layout = self.table.layout
@@ -308,9 +337,11 @@ class Stream:
 
     def abort(self, rows: int) -> None:
         """Forget flags, priorities and final observations staged for the next `rows` rows."""
-        self.words[W_PRIORITIES_GIVEN // 8] = 0
         entry(staging.abort)(self.address, rows)
-        self._give_back()
+
+    def discard(self, rows: int) -> None:
+        """`abort`, after which nothing is in progress."""
+        entry(staging.discard)(self.address, rows)
 
     def refuse(self, place: int) -> None:
         """Report that the tick's row `place` ends an episode as it cannot (`commit`); nothing was committed.
@@ -507,21 +538,8 @@ class Stream:
         """Publish, seal the page and end the stream; idempotent."""
         if self._closed:
             return
-        self._closed = True
-        self.in_progress = None
-        page = self.words[W_PAGE // 8]
         participants = self.table.participants
-        if page < 0 or participants is None or not participants.seated:
-            return
-        self.publish()
-        self._give_back()
-        if self.words[W_LOCAL // 8] == 0:
-            entry(protocol.free)(self.table.address, page)
-        else:
-            entry(protocol.seal)(self.table.address, page, 1)
-        self.words[W_PAGE // 8] = -1
-
-    def __del__(self) -> None:
-        # not the writer's: a bare handle, step or rollout that outlives its writer still writes into the page
-        if hasattr(self, "address") and not sys.is_finalizing():
-            self.close()
+        if self.tally is not None and participants is not None and participants.seated:
+            self.publish()
+        entry(writing.end)(self.array, self._locked, None)
+        self._closed = True

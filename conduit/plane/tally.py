@@ -9,7 +9,7 @@ import numpy as np
 from conduit.errors import ConfigError
 from conduit.kernels.reference import from_bfloat16
 from conduit.store.table import TableView
-from conduit.store.words import FINAL, W_BASE, W_LOCAL, W_PAGE
+from conduit.store.words import FINAL, W_BASE, W_LOCAL, W_PAGE, W_TICK
 
 if TYPE_CHECKING:
     from conduit.plane.stream import Stream
@@ -37,20 +37,17 @@ class Tally:
                 "the writer with statistics=False"
             )
         self._table = table
-        self._from = 0
-
-    def skip(self, stream: Stream) -> None:
-        """Begin behind the rows that the stream's page already has."""
-        self._from = stream.words[W_LOCAL // 8]
+        self._ticks = 0
 
     def take(self, stream: Stream) -> None:
-        """Count what the stream has committed since."""
-        local = stream.words[W_LOCAL // 8]
-        if stream.words[W_PAGE // 8] < 0 or local <= self._from or self._table.segment.closed:
+        """Count what the stream has committed since, all of it in its present page; before that page is turned."""
+        words = stream.words
+        ticks = words[W_TICK // 8]
+        if words[W_PAGE // 8] < 0 or ticks <= self._ticks or self._table.segment.closed:
             return
-        base = stream.words[W_BASE // 8]
-        rows = slice(base + self._from, base + local)
-        self._from = local
+        end = words[W_BASE // 8] + words[W_LOCAL // 8]
+        rows = slice(end - (ticks - self._ticks) * stream.envs, end)
+        self._ticks = ticks
         is_step = (self._table.meta["link"][rows] & FINAL) == 0
         values = {}
         for name in self._table.statistics.fields:

@@ -20,7 +20,7 @@ from conduit.plane.append import generate_append
 from conduit.plane.bulk import Bulk
 from conduit.plane.ingestion import Ingestion
 from conduit.plane.placement import Placement, Pool, Request, place
-from conduit.plane.rows import Bare, Slab, Step
+from conduit.plane.rows import Bare, Slab, StepBlock
 from conduit.plane.stream import OnFull, Stream
 from conduit.plane.tally import Tally
 from conduit.plane.values import checked, checked_observation, checked_values, flags
@@ -188,13 +188,13 @@ class Writer:
             )
         return self._stream.ticks_left
 
-    def step(self) -> Step:
+    def step(self) -> StepBlock:
         """One step whose rows are written in place: `with writer.step() as row: row.obs[:] = ...`.
 
         Leaving the block commits; an exception discards. Fields that are not assigned keep whatever the memory held, ragged ones
         are empty. `row.tokens = array` stores a ragged value, `row.reserve("tokens", length)` gives its memory to be filled.
         """
-        return Step(self._stream)
+        return StepBlock(self._stream)
 
     def rollout(self, ticks: int, *, max_finals: int | None = None) -> Slab:
         """`ticks` consecutive steps of all environments, in place, as [ticks, num_envs, ...] views.
@@ -273,13 +273,13 @@ class Writer:
         if self._schema.ragged_names:
             self._append_ragged(values, leaves, behind)
             return
-        code = self._store_row(self._words, values)
-        if code == objects.NEED_PAGE:
-            self._checked_finals(self._ended(values), final)
-            stream.here()
-            code = self._store_row(self._words, values)
-        stored = code >= 0
         try:
+            code = self._store_row(self._words, values)
+            if code == objects.NEED_PAGE:
+                self._checked_finals(self._ended(values), final)
+                stream.here()
+                code = self._store_row(self._words, values)
+            stored = code >= 0
             if stored:
                 stream.admit(envs)
                 row = code
@@ -289,12 +289,13 @@ class Writer:
             finals = self._checked_finals(np.flatnonzero(ends[0] | ends[1]).tolist(), final)
             if not stored:
                 row = stream.here()
+                stream.mark()
                 for field, array in zip(self._schema.fields, arrays, strict=True):
                     table.columns[field.name][row : row + envs] = array
                 table.terminated[row : row + envs], table.truncated[row : row + envs] = ends
             self._commit_exactly(row, finals, leaves, behind)
         except BaseException:
-            stream.abort(envs)
+            stream.discard(envs)
             raise
 
     def _commit_exactly(
@@ -353,8 +354,9 @@ class Writer:
             + sum(map(len, (behind or {}).get(name, ())))
             for name in self._schema.ragged_names
         ]
-        row = stream.here(items=np.array(items, np.int64))
         try:
+            row = stream.here(items=np.array(items, np.int64))
+            stream.mark()
             for name, value in given.items():
                 if name in table.arenas:
                     for env, array in enumerate(value):
@@ -364,7 +366,7 @@ class Writer:
             table.terminated[row : row + envs], table.truncated[row : row + envs] = terminated, truncated
             self._commit_exactly(row, finals, leaves, behind)
         except BaseException:
-            stream.abort(envs)
+            stream.discard(envs)
             raise
 
     def _checked(self, values: tuple[Any, ...]) -> tuple[list[Array], list[Array]]:

@@ -11,9 +11,8 @@ from conduit.jit import inner, kernel
 from conduit.store.arguments import ObjectType, data_of
 from conduit.store.atomics import load_relaxed, peek_i64, peek_u8, peek_u32, poke_i64, poke_u8, poke_u32, store_relaxed
 from conduit.store.limiter import ask_for_rows
-from conduit.store.protocol import claim
 from conduit.store.spans import keep_values
-from conduit.store.turning import turn
+from conduit.store.turning import next_page
 from conduit.store.words import (
     AWAITING_FINAL,
     ENV_BYTES,
@@ -27,15 +26,16 @@ from conduit.store.words import (
     T_CONTROL,
     T_META,
     T_PRIORITY,
-    T_QUEUE,
     T_TERMINATED,
     T_TRUNCATED,
     TABLE_RECENT_LEAF,
     W_ARENA_COUNT,
     W_BASE,
     W_BEYOND,
+    W_BUSY,
     W_CLOSED,
     W_COUNTER,
+    W_ENDS,
     W_ENV_STATE,
     W_ENVS,
     W_EPISODES,
@@ -44,7 +44,6 @@ from conduit.store.words import (
     W_LIMIT,
     W_LOCAL,
     W_NEXT_STEP,
-    W_OWNER,
     W_PAGE,
     W_PRIORITIES_GIVEN,
     W_PUBLISH_EVERY,
@@ -233,7 +232,18 @@ def commit(writer, ticks):  # type: ignore[no-untyped-def]
         because row k of these (0 for the first) ends its episode and has no final observation staged, or must itself only close
         the episode before ("next_step").
     """
-    return _commit(writer, ticks)
+    result = _commit(writer, ticks)
+    if result >= -1:
+        poke_i64(writer + W_BUSY, 0)
+        if peek_i64(writer + W_ENDS) != 0:
+            poke_i64(writer + W_ENDS, 0)
+            if peek_i64(writer + W_FINISHES) != 0:
+                _finish_page(writer)
+            else:
+                # the page takes no more: whoever turns it finishes it
+                _publish(writer)
+                poke_i64(writer + W_LIMIT, peek_i64(writer + W_LOCAL))
+    return result
 
 
 @kernel(types.int64(ObjectType()))
@@ -246,7 +256,8 @@ def commit_and_turn(state):  # type: ignore[no-untyped-def]
         nothing instead of something wrong.
     """
     writer = data_of(state)
-    if peek_i64(writer + W_BEYOND) != 0:
+    # a handle that was closed or dropped has no rows either
+    if peek_i64(writer + W_BEYOND) != 0 or peek_i64(writer + W_BUSY) == 0:
         return BEYOND
     # no page (closed), or a full one behind which no other was free: there is no row that could have been assigned
     left = min(peek_i64(writer + W_ROWS) - peek_i64(writer + W_KEPT), peek_i64(writer + W_LIMIT))
@@ -263,11 +274,8 @@ def commit_and_turn(state):  # type: ignore[no-untyped-def]
         if row >= 0:
             return row
         if load_relaxed(peek_i64(writer + W_CLOSED)) == 0:
-            table = peek_i64(writer + W_TABLE)
-            if peek_i64(table + T_QUEUE) != 0:
-                _finish_page(writer)
-            page = claim(table, peek_i64(writer + W_OWNER), 0)
-            if page >= 0:
-                return turn(writer, page)
+            row = next_page(writer)
+            if row >= 0:
+                return row
     poke_i64(writer + W_BEYOND, 1)
     return BEYOND

@@ -23,12 +23,11 @@ from conduit.store.arenas import ArenaLayout, check_arenas
 from conduit.store.declaration import Priorities, Table, align, row_stride
 from conduit.store.limits import Limits, checked_limiter
 from conduit.store.statistics import measured, seat_bytes
-from conduit.store.words import LINE, META_BYTES, OWNER_MASK, TABLE_CONTROL_BYTES
+from conduit.store.words import HAZARDS_PER_PARTICIPANT, LINE, META_BYTES, OWNER_MASK, TABLE_CONTROL_BYTES
 
 MAGIC = 0x3154495544_4E4F43  # "CONDUIT1"
 VERSION = 4
 HEADER_BYTES = 4096
-HAZARDS_PER_PARTICIPANT = 16
 PARTICIPANT_BYTES = LINE
 WEIGHT_COPIES = 3
 MAX_NAMED_LOADERS = 64

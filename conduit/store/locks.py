@@ -9,7 +9,20 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import platform
 import struct
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from conduit.jit import entry, inner, kernel
+from conduit.store.arguments import ObjectType, data_of
+from conduit.store.atomics import peek_i64, poke_i64, syscall
+from conduit.store.endings import when_gone
+from conduit.store.words import P_LOCK, P_NUMBER, P_WORDS
+
+Array = np.ndarray[Any, np.dtype[np.int64]]
 
 LOCK_BASE = 1 << 40
 """First lock byte; lock bytes lie far beyond the end of any segment. Byte LOCK_BASE + p belongs to participant p."""
@@ -21,6 +34,14 @@ LOCK_LIMITS = LOCK_SPAN - 2
 LOCK_LOADERS = 1 << 17
 """Held for a moment by who takes or registers a loader's name."""
 LOCK_CREATOR = LOCK_SPAN - 1
+
+_CLOSE = {"x86_64": 3, "aarch64": 57}.get(platform.machine(), -1)
+_FCNTL = {"x86_64": 72, "aarch64": 25}.get(platform.machine(), -1)
+_SET_LOCK, _WRITE, _UNLOCK = fcntl.F_OFD_SETLK, fcntl.F_WRLCK, fcntl.F_UNLCK
+
+L_BYTE, L_HELD, L_REQUEST = 0, 8, 16
+"""Words of a `LockByte`: its byte; 1 while it is held; the struct flock that the kernel reads."""
+L_WORDS = 6
 
 
 def try_lock(fd: int, byte: int, length: int = 1) -> bool:
@@ -50,3 +71,97 @@ def held(fd: int, byte: int = 0, length: int = LOCK_SPAN) -> bool:
     request = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, LOCK_BASE + byte, length, 0)
     answer = struct.unpack("hhqqi4x", fcntl.fcntl(fd, fcntl.F_OFD_GETLK, request))
     return bool(answer[0] != fcntl.F_UNLCK)
+
+
+@inner
+def _ask(lock, seat, kind):  # type: ignore[no-untyped-def]
+    """`_set_lock` on the byte of a LockByte; 0 where it was done."""
+    request = lock + L_REQUEST
+    poke_i64(request, kind)
+    poke_i64(request + 8, LOCK_BASE + peek_i64(lock + L_BYTE))
+    poke_i64(request + 16, 1)
+    poke_i64(request + 24, 0)
+    return syscall(_FCNTL, peek_i64(seat + P_LOCK), _SET_LOCK, request, 0, 0, 0)
+
+
+@kernel(types.int64(ObjectType(), ObjectType(), types.int64))
+def take_byte(words, seat, byte):  # type: ignore[no-untyped-def]
+    """Take a lock byte and note it; 1, or 0 when somebody else has it."""
+    lock = data_of(words)
+    poke_i64(lock + L_BYTE, byte)
+    taken = 1 if _ask(lock, data_of(seat), _WRITE) == 0 else 0
+    if taken != 0:
+        poke_i64(lock + L_HELD, 1)
+    return taken
+
+
+@kernel(types.int64(ObjectType(), ObjectType(), ObjectType()))
+def give_byte(words, seat, _thing):  # type: ignore[no-untyped-def]
+    """Give a lock byte back if it is held. Idempotent (conduit.store.endings)."""
+    lock = data_of(words)
+    if peek_i64(lock + L_HELD) != 0:
+        poke_i64(lock + L_HELD, 0)
+        _ask(lock, data_of(seat), _UNLOCK)
+    return 0
+
+
+@kernel(types.int64(ObjectType(), ObjectType()))
+def give_all(seat, _thing):  # type: ignore[no-untyped-def]
+    """Close the lock descriptor: every lock of this handle is given back. Idempotent (conduit.store.endings)."""
+    at = data_of(seat)
+    fd = peek_i64(at + P_LOCK)
+    poke_i64(at + P_LOCK, -1)
+    poke_i64(at + P_NUMBER, -1)
+    if fd >= 0:
+        syscall(_CLOSE, fd, 0, 0, 0, 0, 0)
+    return 0
+
+
+class Locks:
+    """A process's hold on a segment: its lock descriptor, and what it has taken under it; all of it ends with the object.
+
+    Attributes:
+        seat: int64 words (words.P_*), as kernels note what is held.
+    """
+
+    def __init__(self) -> None:
+        self.seat = np.zeros(P_WORDS, np.int64)
+        self.seat[P_NUMBER // 8] = -1
+        self.seat[P_LOCK // 8] = -1
+        when_gone(self, entry(give_all), self.seat)
+
+    def open(self, path: str) -> None:
+        """Open the descriptor on a segment's file."""
+        self.seat[P_LOCK // 8] = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+    @property
+    def fd(self) -> int:
+        """The descriptor, which is never mapped (a mapping would keep its locks alive in forked children), or -1."""
+        return int(self.seat[P_LOCK // 8])
+
+    def close(self) -> None:
+        """Give every lock back; idempotent."""
+        entry(give_all)(self.seat, None)
+
+
+class LockByte:
+    """A lock byte of a segment that is held for a moment: from `take` until `give`, and no longer than the object lives.
+
+    The threads of a process must keep apart by themselves.
+
+    Args:
+        seat: The process's seat (words.P_*).
+    """
+
+    def __init__(self, seat: Array) -> None:
+        self._seat = seat
+        self._words = np.zeros(L_WORDS, np.int64)
+        when_gone(self, entry(give_byte), self._words, seat)
+
+    def take(self, byte: int) -> bool:
+        """Take a byte, while none is held; False when another open file description holds it."""
+        return entry(take_byte)(self._words, self._seat, byte) != 0
+
+    def give(self) -> None:
+        """Give it back; idempotent."""
+        entry(give_byte)(self._words, self._seat, None)

@@ -61,6 +61,7 @@ from conduit.store.interpreter import (
 from conduit.store.limiter import ask_for_rows, give_back_rows
 from conduit.store.recognising import int_size, int_value, is_array, is_recognised, pointers_of, ragged_length
 from conduit.store.spans import forget_values, has_room, place_value
+from conduit.store.staging import _abort
 from conduit.store.words import (
     A_BYTES,
     W_ARENA_COUNT,
@@ -206,7 +207,10 @@ def _append(writer, values):  # type: ignore[no-untyped-def]
     if keep_finals(writer, row, items + 8 * count) == 0:
         return REFUSED - count
     _put_values(writer, row, items, 0, count - 2)
-    return _commit(writer, 1)
+    result = _commit(writer, 1)
+    if result < -1:
+        _abort(writer, peek_i64(writer + W_ENVS))
+    return result
 
 
 _SIGNATURE = types.int64(ObjectType(), ObjectType())
@@ -227,6 +231,7 @@ def store_row(state, values):  # type: ignore[no-untyped-def]
     items = address_of(values) + ITEMS
     row = _find_row(writer, items)
     if row >= 0:
+        poke_i64(writer + W_BUSY, 1)
         _put_values(writer, row, items, 0, peek_i64(writer + W_FIELD_COUNT))
     return row
 

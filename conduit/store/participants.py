@@ -21,9 +21,11 @@ import numpy as np
 from conduit.errors import EngineNotFound, Forked, ParticipantsFull
 from conduit.jit import entry
 from conduit.store import recovery
-from conduit.store.layout import HAZARDS_PER_PARTICIPANT, LOADER_BYTES, MAX_NAMED_LOADERS
-from conduit.store.locks import held, try_lock, unlock
+from conduit.store.endings import when_gone
+from conduit.store.layout import LOADER_BYTES, MAX_NAMED_LOADERS
+from conduit.store.locks import LockByte, give_all, held, try_lock, unlock
 from conduit.store.segment import Segment
+from conduit.store.words import HAZARDS_PER_PARTICIPANT, P_HAZARDS, P_NUMBER
 
 LINE_PID, LINE_SINCE, LINE_ROWS, LINE_NAME = 0, 1, 2, 4
 """Words of a participant's line; its process name takes the last 96 bytes."""
@@ -87,9 +89,7 @@ class Participants:
         self._hazards = segment.array(
             segment.layout.hazards, (self._count, HAZARDS_PER_PARTICIPANT), np.dtype(np.int64)
         )
-        self._hazard_base: int = self._hazards.ctypes.data
-        # single list operations, and no mutex: a lease may end in a garbage collection in the middle of either of them
-        self._free_hazards = list(range(HAZARDS_PER_PARTICIPANT))
+        self.seat = segment.seat
         # threads of a process share the lock descriptor, so the kernel's lock does not keep them apart
         self._recovering = threading.Lock()
         self._last_look = 0.0
@@ -98,9 +98,10 @@ class Participants:
         self.number = -1
         _open_handles.add(self)  # before the lock is taken, since another thread may fork at any time
         # a client that is dropped without close() must not keep its seat: with the lock gone it counts as dead
-        self._finalizer = weakref.finalize(self, segment.release_locks)
-        self._finalizer.atexit = False
+        when_gone(self, entry(give_all), self.seat)
         self.number = self._join()
+        self.seat[P_HAZARDS // 8] = self._hazards[self.number].ctypes.data
+        self.seat[P_NUMBER // 8] = self.number
 
     def _join(self) -> int:
         number = self._take_seat()
@@ -156,7 +157,7 @@ class Participants:
         Garbage collection gives the lock back before it finalizes writers and leases that lie in the same cycle; by then
         their pages may be another participant's.
         """
-        return self.number >= 0 and not self.forked and self._segment.lock_fd >= 0
+        return bool(self.seat[P_NUMBER // 8] >= 0)
 
     def check(self) -> None:
         """Refuse use in a forked child.
@@ -172,33 +173,13 @@ class Participants:
 
     def leave(self) -> None:
         """Give the seat back; the caller has finished its pages. Idempotent."""
-        if self.seated:
+        if self.number >= 0 and not self.forked and self._segment.lock_fd >= 0:
+            self.seat[P_NUMBER // 8] = -1
             self._recover(self.number)
             self._lines[self.number, LINE_PID] = 0
             unlock(self._segment.lock_fd, self.number)
         self.number = -1
         _open_handles.discard(self)
-
-    # -- leases
-
-    def take_hazard(self) -> int:
-        """Address of a hazard slot that no other lease of this process uses.
-
-        Raises:
-            BufferError: All slots are in use.
-        """
-        try:
-            index = self._free_hazards.pop()
-        except IndexError:
-            raise BufferError(
-                f"Expected at most {HAZARDS_PER_PARTICIPANT} leases and claims at a time in one attached client: end some, "
-                "acknowledge claims and drop what was made from them"
-            ) from None
-        return self._hazard_base + 8 * (self.number * HAZARDS_PER_PARTICIPANT + index)
-
-    def give_hazard(self, address: int) -> None:
-        """Make a hazard slot available again; its lease has ended."""
-        self._free_hazards.append((address - self._hazard_base) // 8 - self.number * HAZARDS_PER_PARTICIPANT)
 
     # -- the dead
 
@@ -223,12 +204,16 @@ class Participants:
         pages = 0
         self._last_look = time.monotonic()
         with self._recovering:
-            for number in np.flatnonzero(self._lines[:, LINE_PID]).tolist():
-                if number == self.number or not try_lock(self._segment.lock_fd, number):
-                    continue
-                pages += self._recover(number)
-                self._lines[number, LINE_PID] = 0
-                unlock(self._segment.lock_fd, number)
+            lock = LockByte(self.seat)
+            try:
+                for number in np.flatnonzero(self._lines[:, LINE_PID]).tolist():
+                    if number == self.number or not lock.take(number):
+                        continue
+                    pages += self._recover(number)
+                    self._lines[number, LINE_PID] = 0
+                    lock.give()
+            finally:
+                lock.give()
         return pages
 
     def look_after_dead(self, every: float = 0.5) -> int:

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numba import types
 
-from conduit.jit import entry, inner, kernel
+from conduit.jit import inner, kernel
+from conduit.store.arguments import ObjectType, data_of
 from conduit.store.atomics import (
     compare_and_swap,
     load_acquire,
@@ -24,14 +26,19 @@ from conduit.store.atomics import (
     store_release,
 )
 from conduit.store.events import wake
+from conduit.store.holds import NO_SEAT, NO_SLOT, end_hold_at, give_slot, hazard_of, take_slot
 from conduit.store.protocol import block_of, end_claim, returned_until, side_of
 from conduit.store.table import TableView
 from conduit.store.words import (
     CONSUMER_MASK,
     GENERATION_SHIFT,
+    H_SLOT,
+    H_TABLE,
+    H_WORDS,
     KIND_MASK,
     LINE,
     OPEN,
+    P_NUMBER,
     PAGE_AGE,
     PAGE_COMMITTED,
     PAGE_ENVS,
@@ -56,10 +63,31 @@ from conduit.store.words import (
     TAG_SHIFT,
 )
 
-Q_PAGE, Q_START, Q_STOP, Q_ENVS, Q_GENERATION, Q_STREAM, Q_TICK, Q_WORD, Q_BOOTSTRAP, Q_AGAIN = range(10)
+(
+    Q_PAGE,
+    Q_START,
+    Q_STOP,
+    Q_ENVS,
+    Q_GENERATION,
+    Q_STREAM,
+    Q_TICK,
+    Q_WORD,
+    Q_BOOTSTRAP,
+    Q_AGAIN,
+    Q_TABLE,
+    Q_STATE,
+    Q_HOLD,
+) = range(13)
 """Words of a claim: page, local rows from start to stop, rows per tick, the page's generation, stream, tick of the stream at
-start, SIDE_CLAIM as it was swapped in, local row of the bootstrap observations or -1, 1 if the rows may have been delivered before."""
-Q_WORDS = 10
+start, SIDE_CLAIM as it was swapped in, local row of the bootstrap observations or -1, 1 if the rows may have been delivered before;
+table descriptor, what became of it, and the hold on its page (words.H_*)."""
+Q_WORDS = Q_HOLD + H_WORDS
+
+HELD, ACKNOWLEDGED, GIVEN_BACK, LOST = 1, 2, 3, 4
+"""What became of a claim; 0 before it was made."""
+C_CLAIMS, C_ROWS, C_AGAIN, C_ACKNOWLEDGED, C_GIVEN_BACK = range(5)
+"""Counts of a consumer, int64: claims and rows handed out, claims of rows that may have been handed out before, claims by their end."""
+C_WORDS = 5
 
 _NEVER = (1 << 63) - 1
 
@@ -197,6 +225,81 @@ def give_back(table, page, word):  # type: ignore[no-untyped-def]
     return 0
 
 
+@inner
+def _count(counts, which, more):  # type: ignore[no-untyped-def]
+    poke_i64(counts + 8 * which, peek_i64(counts + 8 * which) + more)
+
+
+@kernel(types.int64(types.int64, types.int64, ObjectType(), ObjectType(), ObjectType()))
+def claim_rows(table, most, words, seat, counts):  # type: ignore[no-untyped-def]
+    """`take` with a hazard of this process's seat; the claim, and the hold on its page, are noted in `words` (Q_*).
+
+    Returns:
+        The page; -1 when no rows can be claimed now; NO_SLOT or NO_SEAT (conduit.store.holds).
+    """
+    at, mine, counted = data_of(words), data_of(seat), data_of(counts)
+    owner = peek_i64(mine + P_NUMBER)
+    if owner < 0:
+        return NO_SEAT
+    slot = take_slot(mine)
+    if slot < 0:
+        return NO_SLOT
+    page = take(table, owner, most, hazard_of(mine, slot), at)
+    if page < 0:
+        give_slot(mine, slot)
+        return -1
+    poke_i64(at + 8 * Q_HOLD + H_TABLE, table)
+    poke_i64(at + 8 * Q_HOLD + H_SLOT, slot + 1)
+    poke_i64(at + 8 * Q_TABLE, table)
+    poke_i64(at + 8 * Q_STATE, HELD)
+    _count(counted, C_CLAIMS, 1)
+    _count(counted, C_ROWS, peek_i64(at + 8 * Q_STOP) - peek_i64(at + 8 * Q_START))
+    _count(counted, C_AGAIN, peek_i64(at + 8 * Q_AGAIN))
+    return page
+
+
+@inner
+def _end(words, seat, counts, how):  # type: ignore[no-untyped-def]
+    """End a claim once, whoever is first; returns what became of it."""
+    at, mine, counted = data_of(words), data_of(seat), data_of(counts)
+    before = compare_and_swap(at + 8 * Q_STATE, HELD, how)
+    if before != HELD:
+        return before
+    table, page, word = peek_i64(at + 8 * Q_TABLE), peek_i64(at + 8 * Q_PAGE), peek_i64(at + 8 * Q_WORD)
+    # without a seat somebody else has given it back, or will
+    seated = peek_i64(mine + P_NUMBER) >= 0
+    if how == ACKNOWLEDGED:
+        if not seated or acknowledge(table, page, word) < 0:
+            poke_i64(at + 8 * Q_STATE, LOST)
+            return LOST
+        _count(counted, C_ACKNOWLEDGED, 1)
+        return how
+    _count(counted, C_GIVEN_BACK, 1)
+    if seated:
+        give_back(table, page, word)
+    return how
+
+
+@kernel(types.int64(ObjectType(), ObjectType(), ObjectType(), types.int64))
+def end(words, seat, counts, how):  # type: ignore[no-untyped-def]
+    """End a claim: ACKNOWLEDGED or GIVEN_BACK. Returns what became of it, which may be another end that came before, or LOST."""
+    return _end(words, seat, counts, how)
+
+
+@kernel(types.int64(ObjectType(), ObjectType(), ObjectType(), ObjectType()))
+def drop_claim(words, seat, counts, _thing):  # type: ignore[no-untyped-def]
+    """Give back a claim that nobody can end any more (conduit.store.endings)."""
+    _end(words, seat, counts, GIVEN_BACK)
+    return 0
+
+
+@kernel(types.int64(ObjectType(), ObjectType(), ObjectType()))
+def drop_hold(words, seat, _thing):  # type: ignore[no-untyped-def]
+    """End the hold on a claim's page: nobody can look at it any more (conduit.store.endings)."""
+    end_hold_at(data_of(words) + 8 * Q_HOLD, data_of(seat))
+    return 0
+
+
 @dataclass(frozen=True, slots=True)
 class QueueCounts:
     """A queue's rows by what has become of them; each number is right for some moment of the look.
@@ -241,7 +344,7 @@ def count_rows(pages: np.ndarray[Any, Any], sides: np.ndarray[Any, Any], rollout
 
 
 class QueueView:
-    """A queue's claims as one process makes them; stateless, for any number of threads.
+    """What a queue's rows are up to, as one process sees it; stateless, for any number of threads.
 
     Args:
         table: The queue.
@@ -251,9 +354,6 @@ class QueueView:
         self.table = table
         shape = (table.layout.pages, LINE // 8)
         self._sides = table.segment.array(table.layout.sides, shape, np.dtype(np.int64))
-        self.take = entry(take)
-        self.acknowledge = entry(acknowledge)
-        self.give_back = entry(give_back)
 
     def counts(self) -> QueueCounts:
         """Its rows now."""

@@ -7,7 +7,10 @@ at. docs/memory-model.md has the argument.
 
 from __future__ import annotations
 
+from numba import types
+
 from conduit.jit import inner, kernel
+from conduit.store.arguments import ObjectType, data_of
 from conduit.store.atomics import (
     compare_and_swap,
     fence_full,
@@ -20,6 +23,7 @@ from conduit.store.atomics import (
 )
 from conduit.store.counting import count_gone
 from conduit.store.events import wake
+from conduit.store.holds import give_slot, hazard_of, take_slot
 from conduit.store.protocol import block_of, lease
 from conduit.store.words import (
     DELETED,
@@ -136,20 +140,8 @@ def _delete_copy(table, page, local, hazard):  # type: ignore[no-untyped-def]
         return
 
 
-@kernel("int64(int64, int64, int64, int64, int64)", nogil=True)
-def delete(table, ids, count, hazard, other):  # type: ignore[no-untyped-def]
-    """Delete rows.
-
-    Args:
-        table: Table descriptor.
-        ids: Row ids, int64 [count].
-        count: How many.
-        hazard: Address of a hazard slot of the caller.
-        other: Address of another one.
-
-    Returns:
-        Rows deleted; not those that have gone before, or never were rows that are drawn.
-    """
+@inner
+def _delete(table, ids, count, hazard, other):  # type: ignore[no-untyped-def]
     rows = peek_i64(table + T_ROWS)
     done = 0
     for i in range(count):
@@ -172,6 +164,32 @@ def delete(table, ids, count, hazard, other):  # type: ignore[no-untyped-def]
             done += 1
         store_release(hazard, 0)
     wake(peek_i64(table + T_CONTROL) + TABLE_SPACE)
+    return done
+
+
+@kernel(types.int64(types.int64, types.int64, types.int64, ObjectType()), nogil=True)
+def delete(table, ids, count, seat):  # type: ignore[no-untyped-def]
+    """Delete rows.
+
+    Args:
+        table: Table descriptor.
+        ids: Row ids, int64 [count].
+        count: How many.
+        seat: This process's seat (words.P_*), two of whose hazards are used.
+
+    Returns:
+        Rows deleted; not those that have gone before, or never were rows that are drawn. -1 when the hazards are not free.
+    """
+    mine = data_of(seat)
+    first = take_slot(mine)
+    if first < 0:
+        return -1
+    second = take_slot(mine)
+    done = -1
+    if second >= 0:
+        done = _delete(table, ids, count, hazard_of(mine, first), hazard_of(mine, second))
+        give_slot(mine, second)
+    give_slot(mine, first)
     return done
 
 

@@ -30,7 +30,7 @@ from conduit.errors import (
 )
 from conduit.store.allocation import allocate, fill_and_allocate
 from conduit.store.layout import HEADER_BYTES, MAGIC, VERSION, SegmentLayout, SegmentSpec, lay_out, read_spec
-from conduit.store.locks import LOCK_CREATOR, LOCK_SPAN, held, try_lock
+from conduit.store.locks import LOCK_CREATOR, LOCK_SPAN, Locks, held, try_lock
 from conduit.store.names import (
     SHM_DIRECTORY,
     Backing,
@@ -61,15 +61,15 @@ class Segment:
         root: uint8 [size], the mapping; every array is a view of it, so the mapping lives as long as any of them.
         words: The mapping as int64 words.
         base: Address of the first byte.
-        lock_fd: A descriptor that is never mapped; liveness locks are taken on it (a mapping would keep the lock alive
-            in forked children).
+        seat: This process's seat, int64 words (words.P_*): what it holds of the segment, as kernels note it.
     """
 
-    def __init__(self, name: str, backing: Backing, fd: int, lock_fd: int, layout: SegmentLayout) -> None:
+    def __init__(self, name: str, backing: Backing, fd: int, locks: Locks, layout: SegmentLayout) -> None:
+        self._locks = locks
+        self.seat = locks.seat
         self.name = name
         self.backing = backing
         self.layout = layout
-        self.lock_fd = lock_fd
         self._anchor = -1
         status = os.fstat(fd)
         self.identity = (status.st_dev, status.st_ino)
@@ -132,11 +132,14 @@ class Segment:
         """Take over the descriptor that gives a memfd its name; it is closed with `unlink`."""
         self._anchor = fd
 
+    @property
+    def lock_fd(self) -> int:
+        """The descriptor that locks are taken through, or -1 (Locks.fd)."""
+        return self._locks.fd
+
     def release_locks(self) -> None:
-        """Close the lock descriptor: every lock of this handle is given back."""
-        if self.lock_fd >= 0:
-            os.close(self.lock_fd)
-            self.lock_fd = -1
+        """Close the lock descriptor: every lock of this handle is given back. Idempotent."""
+        self._locks.close()
 
 
 def _has_header(fd: int) -> bool:
@@ -207,20 +210,20 @@ def create(
     layout = lay_out(spec)
     while True:
         _require_free_name(name)
-        fd, lock_fd = _create_files(name, backing)
+        fd, locks = _create_files(name, backing)
         if fd < 0:
             continue
         try:
             if fill is None:
                 allocate(fd, layout.size, name, backing)
-                segment = Segment(name, backing, fd, lock_fd, layout)
+                segment = Segment(name, backing, fd, locks, layout)
             else:
                 os.ftruncate(fd, layout.size)
-                segment = Segment(name, backing, fd, lock_fd, layout)
+                segment = Segment(name, backing, fd, locks, layout)
                 fill_and_allocate(fd, layout.size, name, backing, fill(segment))
         except BaseException:
             unlink_segment(name)
-            os.close(lock_fd)
+            locks.close()
             os.close(fd)
             raise
         if backing == "shm":
@@ -231,23 +234,24 @@ def create(
         return segment
 
 
-def _create_files(name: str, backing: Backing) -> tuple[int, int]:
-    """Descriptors (data, lock) of a new empty segment, the creator's lock held; (-1, -1) when another process interfered."""
+def _create_files(name: str, backing: Backing) -> tuple[int, Locks]:
+    """A descriptor of a new empty segment, and its locks, the creator's held; -1 when another process interfered."""
+    locks = Locks()
     if backing == "memfd":
         fd = os.memfd_create(shm_name(name)[1:], os.MFD_CLOEXEC)
         path = f"/proc/{os.getpid()}/fd/{fd}"
-        lock_fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try_lock(lock_fd, LOCK_CREATOR)
         try:
+            locks.open(path)
+            try_lock(locks.fd, LOCK_CREATOR)
             if note_memfd(name, path):
-                return fd, lock_fd
+                return fd, locks
         except BaseException:
             os.close(fd)
-            os.close(lock_fd)
+            locks.close()
             raise
         os.close(fd)
-        os.close(lock_fd)
-        return -1, -1
+        locks.close()
+        return -1, locks
     try:
         # no size here: with one, an existing segment would be resized under its users
         fd = posix_ipc.SharedMemory(shm_name(name), posix_ipc.O_CREX, size=0, mode=0o600).fd
@@ -256,7 +260,7 @@ def _create_files(name: str, backing: Backing) -> tuple[int, int]:
             raise NoSpace(
                 f'Expected a memory file system at {SHM_DIRECTORY}, found none: mount one, or use backing="memfd"'
             ) from error
-        return -1, -1
+        return -1, locks
     except (posix_ipc.PermissionsError, OSError) as error:
         if isinstance(error, OSError) and error.errno != errno.EROFS:
             raise
@@ -264,14 +268,20 @@ def _create_files(name: str, backing: Backing) -> tuple[int, int]:
             f"Expected to be allowed to create {SHM_DIRECTORY}{shm_name(name)}, got {error}: "
             f'make {SHM_DIRECTORY} writable for this user, or use backing="memfd"'
         ) from error
-    os.fchmod(fd, 0o600)  # a umask may have taken bits away
-    lock_fd = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
-    # `clean` may take a segment that nobody has locked yet: then begin again
-    if try_lock(lock_fd, LOCK_CREATOR) and os.fstat(fd).st_nlink > 0:
-        return fd, lock_fd
+    try:
+        os.fchmod(fd, 0o600)  # a umask may have taken bits away
+        locks.open(f"/proc/self/fd/{fd}")
+        # `clean` may take a segment that nobody has locked yet: then begin again
+        if try_lock(locks.fd, LOCK_CREATOR) and os.fstat(fd).st_nlink > 0:
+            return fd, locks
+    except BaseException:
+        unlink_segment(name)
+        os.close(fd)
+        locks.close()
+        raise
     os.close(fd)
-    os.close(lock_fd)
-    return -1, -1
+    locks.close()
+    return -1, locks
 
 
 def _digest(encoded: bytes) -> int:
@@ -304,12 +314,9 @@ def attach(name: str) -> Segment:
     try:
         layout = read_layout(fd, name)
         backing: Backing = "shm" if (SHM_DIRECTORY / shm_name(name)[1:]).exists() else "memfd"
-        lock_fd = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
-        try:
-            return Segment(name, backing, fd, lock_fd, layout)
-        except BaseException:
-            os.close(lock_fd)
-            raise
+        locks = Locks()
+        locks.open(f"/proc/self/fd/{fd}")
+        return Segment(name, backing, fd, locks, layout)
     finally:
         os.close(fd)
 

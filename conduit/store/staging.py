@@ -6,8 +6,12 @@ They are kept in rows at the end of the page (its tail), which grows towards the
 
 from __future__ import annotations
 
+from numba import types
+
 from conduit.jit import inner, kernel
+from conduit.store.arguments import ObjectType, data_of
 from conduit.store.atomics import peek_i64, peek_u32, poke_i64, poke_u32, store_relaxed, zero_bytes
+from conduit.store.limiter import give_back_rows
 from conduit.store.protocol import side_of
 from conduit.store.spans import clear_spans, forget_values
 from conduit.store.words import (
@@ -19,15 +23,22 @@ from conduit.store.words import (
     T_TERMINATED,
     T_TRUNCATED,
     W_BASE,
+    W_BUSY,
+    W_ENDS,
     W_ENVS,
     W_KEPT,
     W_LOCAL,
     W_PAGE,
+    W_PRIORITIES_GIVEN,
     W_ROWS,
+    W_SEAT,
     W_TABLE,
     W_TAIL,
 )
 from conduit.store.writing import _room
+
+ALL_ROWS = 1 << 40
+"""More rows than a page has."""
 
 
 @inner
@@ -97,6 +108,7 @@ def stage_bootstrap(writer, ticks):  # type: ignore[no-untyped-def]
     kept = peek_i64(writer + W_ROWS) - peek_i64(writer + W_TAIL) - envs
     if kept < committed:
         return -1
+    poke_i64(writer + W_ENDS, 1)
     poke_i64(writer + W_TAIL, peek_i64(writer + W_TAIL) + envs)
     for env in range(envs):
         clear_spans(writer, peek_i64(writer + W_BASE) + kept + env)
@@ -108,8 +120,10 @@ def stage_bootstrap(writer, ticks):  # type: ignore[no-untyped-def]
 def _abort(writer, rows):  # type: ignore[no-untyped-def]
     kept = peek_i64(writer + W_KEPT)
     poke_i64(writer + W_TAIL, kept)
+    poke_i64(writer + W_PRIORITIES_GIVEN, 0)
     forget_values(writer)
-    if peek_i64(writer + W_PAGE) >= 0:
+    if peek_i64(writer + W_ENDS) != 0:
+        poke_i64(writer + W_ENDS, 0)
         store_relaxed(side_of(peek_i64(writer + W_TABLE), peek_i64(writer + W_PAGE)) + SIDE_BOOTSTRAP, 0)
     rows = min(rows, _room(writer))
     if rows <= 0:
@@ -121,8 +135,36 @@ def _abort(writer, rows):  # type: ignore[no-untyped-def]
     zero_bytes(peek_i64(table + T_META) + start * META_BYTES, rows * META_BYTES)
 
 
+@inner
+def _let_go(writer, rows):  # type: ignore[no-untyped-def]
+    _abort(writer, rows)
+    if peek_i64(writer + W_SEAT) != 0:
+        give_back_rows(writer)
+
+
 @kernel("int64(int64, int64)")
 def abort(writer, rows):  # type: ignore[no-untyped-def]
-    """Forget what was staged for the next `rows` uncommitted rows; the tail shrinks back to what committed rows need."""
-    _abort(writer, rows)
+    """Forget what was staged for the next `rows` uncommitted rows, and give back what a limiter granted for them.
+
+    The tail shrinks back to what committed rows need.
+    """
+    _let_go(writer, rows)
+    return 0
+
+
+@kernel("int64(int64, int64)")
+def discard(writer, rows):  # type: ignore[no-untyped-def]
+    """`abort`, after which nothing is in progress."""
+    _let_go(writer, rows)
+    poke_i64(writer + W_BUSY, 0)
+    return 0
+
+
+@kernel(types.int64(ObjectType(), ObjectType(), ObjectType()))
+def drop(state, number, _thing):  # type: ignore[no-untyped-def]
+    """`discard` a form of writing, int64 [1] its number, if it still is in progress (conduit.store.endings)."""
+    writer = data_of(state)
+    if peek_i64(writer + W_BUSY) == peek_i64(data_of(number)) and peek_i64(writer + W_PAGE) >= 0:
+        _let_go(writer, ALL_ROWS)
+        poke_i64(writer + W_BUSY, 0)
     return 0

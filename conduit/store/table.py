@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any, Self, TypeVar
@@ -12,18 +11,23 @@ import numpy as np
 from conduit.clock import Deadline
 from conduit.errors import Closed, FieldError, Frozen, Overwritten
 from conduit.jit import entry
-from conduit.store import counting, protocol, removal
+from conduit.store import counting, holds, protocol, removal
 from conduit.store.declaration import row_stride
+from conduit.store.endings import when_gone
 from conduit.store.layout import TableLayout
 from conduit.store.participants import Participants
 from conduit.store.segment import Segment
 from conduit.store.statistics import Statistics
 from conduit.store.waiting import wait_for
 from conduit.store.words import (
-    GENERATION_SHIFT,
+    H_ENVS,
+    H_GENERATION,
+    H_HALO,
+    H_ROWS,
+    H_SLOT,
+    H_WORDS,
+    HAZARDS_PER_PARTICIPANT,
     LINE,
-    PAGE_ENVS,
-    PAGE_HALO,
     T_COLUMN_COUNT,
     T_COLUMNS,
     T_CONTROL,
@@ -226,14 +230,6 @@ class TableView:
                 f"Expected table {self.layout.name!r} to take rows, but it is frozen: thaw it with client.thaw({self.layout.name!r})"
             )
 
-    def claim(self) -> int:
-        """A page for this participant (INIT), or -1 when all are open or leased."""
-        seat = self.check_open()
-        page = entry(protocol.claim)(self.address, seat.number, 0)
-        if page < 0 and seat.recover_dead() > 0:
-            page = entry(protocol.claim)(self.address, seat.number, 0)
-        return page
-
     def wait(self, attempt: Callable[[], T | None], *, for_space: bool, deadline: Deadline) -> T | None:
         """Wait until `attempt` succeeds, woken by writers (rows) or by freed pages (space).
 
@@ -259,16 +255,11 @@ class TableView:
         if keys.dtype.kind not in "iu" and keys.size:
             raise FieldError(f"Expected ids as int64, from batch.ids, got {keys.dtype}", at="ids")
         keys = np.ascontiguousarray(keys.ravel(), np.int64)
-        seat = self.check_open()
-        first = seat.take_hazard()
-        try:
-            second = seat.take_hazard()
-            try:
-                return entry(removal.delete)(self.address, keys.ctypes.data, keys.size, first, second)
-            finally:
-                seat.give_hazard(second)
-        finally:
-            seat.give_hazard(first)
+        seat = self.check_open().seat
+        done = entry(removal.delete)(self.address, keys.ctypes.data, keys.size, seat)
+        if done < 0:
+            raise too_many_holds()
+        return done
 
     def lease(self, page: int, generation: int | None = None) -> Lease:
         """Hold a page: its rows neither change nor go until the lease ends.
@@ -281,40 +272,57 @@ class TableView:
             Overwritten: The page holds no rows, or rows of another generation.
             BufferError: This client holds too many leases.
         """
-        seat = self.check_open()
-        block = (self.layout.blocks + page * LINE) // 8
-        if generation is None:
-            generation = self.segment.words[block] >> GENERATION_SHIFT
-        hazard = seat.take_hazard()
-        rows = entry(protocol.lease)(self.address, page, generation, hazard)
-        if rows < 0:
-            seat.give_hazard(hazard)
-            raise Overwritten(
-                f"Expected generation {generation} of page {page} in table {self.layout.name!r}, "
-                "but it has no rows now or was reused: take a newer page"
-            )
-        return Lease(self, page, generation, rows, hazard)
+        lease = Lease(self, page)
+        lease.take(-1 if generation is None else generation)
+        return lease
 
 
 class Lease:
     """A hold on one page; a context manager.
 
     Attributes:
-        page, generation: What is held.
-        rows: Rows committed when it was taken, halo included; they stay as they are while the lease lasts.
-        envs: Rows per tick.
-        halo: Leading rows that are copies of the page before.
+        page: The page that is held.
     """
 
-    def __init__(self, table: TableView, page: int, generation: int, rows: int, hazard: int) -> None:
+    def __init__(self, table: TableView, page: int) -> None:
         self._table = table
-        self._hazard = hazard
+        self._seat = table.check_open().seat
+        self._array = np.zeros(H_WORDS, np.int64)
+        self._words = self._array.data
         self.page = page
-        self.generation = generation
-        self.rows = rows
-        block = (table.layout.blocks + page * LINE) // 8
-        self.envs = table.segment.words[block + PAGE_ENVS // 8]
-        self.halo = table.segment.words[block + PAGE_HALO // 8]
+        when_gone(self, entry(holds.end_hold), self._array, self._seat)
+
+    def take(self, generation: int) -> None:
+        """Begin; see `TableView.lease`, generation -1 is the present one."""
+        rows = entry(holds.hold)(self._table.address, self.page, generation, self._seat, self._array)
+        if rows < 0:
+            if rows == holds.OVERWRITTEN:
+                raise Overwritten(
+                    f"Expected generation {self.generation} of page {self.page} in table {self._table.layout.name!r}, "
+                    "but it has no rows now or was reused: take a newer page"
+                )
+            self._table.check_open()
+            raise too_many_holds()
+
+    @property
+    def rows(self) -> int:
+        """Rows committed when the page was taken, halo included."""
+        return self._words[H_ROWS // 8]
+
+    @property
+    def generation(self) -> int:
+        """Generation of the page."""
+        return self._words[H_GENERATION // 8]
+
+    @property
+    def envs(self) -> int:
+        """Rows per tick."""
+        return self._words[H_ENVS // 8]
+
+    @property
+    def halo(self) -> int:
+        """Leading rows that are copies of the page before."""
+        return self._words[H_HALO // 8]
 
     def column(self, name: str) -> Array:
         """Zero-copy view [rows, *shape] of a field's rows (or of "terminated", "truncated", "meta"); read it only.
@@ -339,20 +347,14 @@ class Lease:
 
     def _check(self) -> TableView:
         table = self._table
-        if self._hazard == 0 or table.participants is None:
+        if self._words[H_SLOT // 8] == 0 or table.participants is None:
             raise Closed("Expected a lease that holds its page, this one has ended")
         table.participants.check()
         return table
 
     def end(self) -> None:
         """Let the page go; idempotent. Views taken from it must not be used afterwards."""
-        if self._hazard == 0:
-            return
-        hazard, self._hazard = self._hazard, 0
-        participants = self._table.participants
-        if participants is not None and participants.seated:
-            entry(protocol.end_lease)(self._table.address, hazard)
-            participants.give_hazard(hazard)
+        entry(holds.end_hold)(self._array, self._seat, None)
 
     def __enter__(self) -> Self:
         return self
@@ -360,6 +362,10 @@ class Lease:
     def __exit__(self, *_: object) -> None:
         self.end()
 
-    def __del__(self) -> None:
-        if not sys.is_finalizing():  # the kernel ends it then
-            self.end()
+
+def too_many_holds() -> BufferError:
+    """What to raise where every hazard of this process is in use."""
+    return BufferError(
+        f"Expected at most {HAZARDS_PER_PARTICIPANT} leases and claims at a time in one attached client: end some, "
+        "acknowledge claims and drop what was made from them"
+    )

@@ -22,7 +22,7 @@ from conduit.store.atomics import (
     zero_bytes,
 )
 from conduit.store.copying import copy_rows
-from conduit.store.protocol import block_of, publish_open, seal, side_of
+from conduit.store.protocol import block_of, claim, publish_open, seal, side_of
 from conduit.store.removal import mark_deleted
 from conduit.store.spans import copy_values, empty_arenas, keep_values, kept_bytes
 from conduit.store.words import (
@@ -87,6 +87,7 @@ from conduit.store.words import (
     W_LAST_GENERATION,
     W_LIMIT,
     W_LOCAL,
+    W_OWNER,
     W_PAGE,
     W_RESERVE,
     W_ROWS,
@@ -95,7 +96,7 @@ from conduit.store.words import (
     W_TAIL,
     W_TICK,
 )
-from conduit.store.writing import BEYOND, _publish
+from conduit.store.writing import BEYOND, _finish_page, _publish
 
 
 @inner
@@ -251,3 +252,19 @@ def turn(writer, page):  # type: ignore[no-untyped-def]
     poke_i64(writer + W_TAIL, tail)
     poke_i64(writer + W_KEPT, tail)
     return base + halo
+
+
+@inner
+def next_page(writer):  # type: ignore[no-untyped-def]
+    """Claim a page and turn to it; returns the physical row of the next tick, or -1 when no page can be had now."""
+    table = peek_i64(writer + W_TABLE)
+    if peek_i64(table + T_QUEUE) != 0:
+        _finish_page(writer)
+    page = claim(table, peek_i64(writer + W_OWNER), 0)
+    return turn(writer, page) if page >= 0 else -1
+
+
+@kernel("int64(int64)", nogil=True)
+def turn_to_next(writer):  # type: ignore[no-untyped-def]
+    """`next_page`: in one call, so that a page that was claimed is the writer's whatever interrupts its caller."""
+    return next_page(writer)

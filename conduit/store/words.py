@@ -196,7 +196,8 @@ W_STRICT = 144
 W_KEPT = 152
 """Tail rows that belong to committed rows; those beyond it are staged."""
 W_BUSY = 160
-"""1 while a step, a rollout or the bare handle is in progress."""
+"""Not 0 while something may be staged that is not committed: the number of the form of writing in progress (a step, a rollout, the
+bare handle), or 1 of a call. A call that was interrupted leaves it, and the next one discards what was staged."""
 W_FIELDS = 168
 """Address of the field descriptions of conduit.store.descriptions."""
 W_FIELD_COUNT = 176
@@ -230,7 +231,9 @@ W_BEYOND = 296
 """1: the bare handle has no row to commit, until it asks for one."""
 W_FINAL = 304
 """Address of the description of what `final` takes (as of a field), or 0 where only the exact path knows."""
-W_WORDS = 39
+W_ENDS = 312
+"""1: the page is finished with the next commit, since the observations behind a rollout are staged."""
+W_WORDS = 40
 
 # --- arena of a ragged field, as a writer sees it: private to a process, int64 words
 A_SPANS = 0
@@ -250,6 +253,28 @@ A_KEPT = 48
 A_BYTES = 56
 SPAN_BYTES = 8
 SPAN_SHIFT, SPAN_MASK = 32, (1 << 32) - 1
+
+# --- a process's seat: private to it, int64 words
+P_LOCK = 0
+"""Descriptor that the segment's locks are taken through, or -1: they have been given back."""
+P_NUMBER = 8
+"""Participant number, or -1: nothing of the segment is this process's to give back."""
+P_HAZARDS = 16
+"""Address of its hazards."""
+P_SLOTS = 24
+"""For each hazard 1 while a lease, a claim or a call uses it, else 0."""
+HAZARDS_PER_PARTICIPANT = 16
+P_WORDS = 3 + HAZARDS_PER_PARTICIPANT
+
+# --- a hold on a page: private to a process, int64 words
+H_TABLE = 0
+"""Address of the table descriptor."""
+H_SLOT = 8
+"""Number of the hazard that holds the page + 1, or 0: nothing is held."""
+H_ROWS = 16
+"""Rows committed when it was taken; then the generation, the rows per tick, and the halo's rows."""
+H_GENERATION, H_ENVS, H_HALO = 24, 32, 40
+H_WORDS = 6
 
 RUNNING, STARTING, AWAITING_FINAL = 0, 1, 2
 """Phases of an environment in a writer: in an episode; next row is its first; next row is a final observation."""

@@ -7,13 +7,18 @@ store.staging keeps observations that are no rows, store.committing adds ticks.
 
 from __future__ import annotations
 
+from numba import types
+
 from conduit.jit import inner, kernel
+from conduit.store.arguments import ObjectType, data_of
 from conduit.store.atomics import fence_full, fetch_add, load_relaxed, peek_i64, poke_i64, store_relaxed, store_release
 from conduit.store.events import wake
+from conduit.store.limiter import give_back_rows
 from conduit.store.protocol import block_of, free, seal
 from conduit.store.spans import kept_bytes
 from conduit.store.words import (
     GENERATION_SHIFT,
+    P_NUMBER,
     PAGE_ARENA,
     PAGE_COMMITTED,
     PAGE_STATE,
@@ -25,6 +30,7 @@ from conduit.store.words import (
     TABLE_EPOCH,
     W_ARENA_COUNT,
     W_BLOCK,
+    W_BUSY,
     W_ENVS,
     W_EPOCH,
     W_GRANTED,
@@ -104,6 +110,33 @@ def _finish_page(writer):  # type: ignore[no-untyped-def]
 def finish_page(writer):  # type: ignore[no-untyped-def]
     """Publish and seal the page of a queue's writer; its stream goes on in the next one."""
     _finish_page(writer)
+    return 0
+
+
+@kernel(types.int64(ObjectType(), ObjectType(), ObjectType()))
+def end(state, seat, _thing):  # type: ignore[no-untyped-def]
+    """Publish, seal the page and end the stream; what was not committed is gone. Idempotent (conduit.store.endings).
+
+    Args:
+        state: The writer's words.
+        seat: This process's seat (words.P_*). Without one the pages are somebody else's to take back.
+        _thing: Left alone.
+    """
+    writer = data_of(state)
+    page = peek_i64(writer + W_PAGE)
+    poke_i64(writer + W_BUSY, 0)
+    if peek_i64(data_of(seat) + P_NUMBER) >= 0:
+        table = peek_i64(writer + W_TABLE)
+        if page >= 0:
+            _publish(writer)
+        if peek_i64(writer + W_SEAT) != 0:
+            give_back_rows(writer)
+        if page >= 0:
+            if peek_i64(writer + W_LOCAL) == 0:
+                free(table, page)
+            else:
+                seal(table, page, 1)
+    poke_i64(writer + W_PAGE, -1)
     return 0
 
 

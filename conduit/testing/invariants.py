@@ -13,12 +13,13 @@ import numpy as np
 
 from conduit.jit import entry
 from conduit.store import protocol
-from conduit.store.layout import HAZARDS_PER_PARTICIPANT
 from conduit.store.table import TableView
 from conduit.store.words import (
     FREE,
+    HAZARDS_PER_PARTICIPANT,
     KIND_MASK,
     OPEN,
+    P_SLOTS,
     PAGE_COMMITTED,
     PAGE_ENDED,
     PAGE_ENVS,
@@ -40,6 +41,16 @@ def hazards(view: TableView) -> Array:
     layout = view.segment.layout
     shape = (layout.spec.max_participants, HAZARDS_PER_PARTICIPANT)
     return view.segment.array(layout.hazards, shape, np.dtype(np.int64))
+
+
+def hazard(view: TableView, slot: int = 0) -> int:
+    """Address of one of this process's own hazards, for kernels that are called by hand."""
+    return int(hazards(view)[view.check_open().number, slot:].ctypes.data)
+
+
+def slots_in_use(view: TableView) -> int:
+    """Hazards of this process that a lease, a claim or a call uses."""
+    return int(np.count_nonzero(view.segment.seat[P_SLOTS // 8 :]))
 
 
 def kinds(view: TableView) -> Array:

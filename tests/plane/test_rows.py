@@ -263,9 +263,8 @@ def test_rows_begun_before_a_close_are_not_committed_after_it(make, unchanged, f
     writer = engine.writer("replay")
     other = engine.writer("replay")
     writer.append(**GOOD)
-    rows = {"step": lambda: writer.step().__enter__(), "rollout": lambda: writer.rollout(2), "bare": writer.bare}[
-        form
-    ]()
+    block = {"step": writer.step, "rollout": lambda: writer.rollout(2), "bare": writer.bare}[form]()
+    rows = block.__enter__()
     if form == "bare":
         assert rows.row == 1
     writer.close()
@@ -283,7 +282,7 @@ def test_rows_begun_before_a_close_are_not_committed_after_it(make, unchanged, f
             with pytest.raises(Closed):
                 rows.reward = 1.0
             with pytest.raises(Closed):
-                rows.__exit__(None, None, None)
+                block.__exit__(None, None, None)
 
 
 @pytest.mark.parametrize("form", ["step", "rollout"])

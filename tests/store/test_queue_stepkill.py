@@ -27,7 +27,7 @@ from conduit.store.words import (
     W_PAGE,
 )
 from conduit.testing import stepping
-from conduit.testing.invariants import check_every_page_can_be_claimed, check_nothing_leaked, hazards, kinds
+from conduit.testing.invariants import check_every_page_can_be_claimed, check_nothing_leaked, hazard, hazards, kinds
 from conduit.testing.stepping import (
     begin,
     call_native_1,
@@ -135,7 +135,7 @@ class Acknowledging(QueueScene):
         seat = client._participants
         out = np.zeros(queue.Q_WORDS, np.int64)
         functions = [stepping.native(queue.take), stepping.native(self.end)]
-        self.run(take_and_end, *functions, view.address, seat.number, seat.take_hazard(), out.ctypes.data)
+        self.run(take_and_end, *functions, view.address, seat.number, hazard(view), out.ctypes.data)
 
     def check(self) -> None:
         done = side(self.view, 0, SIDE_ACKED)
@@ -182,7 +182,7 @@ class RecoveringConsumer(QueueScene):
         assert seat.number == DEAD
         out = np.zeros(queue.Q_WORDS, np.int64)
         for page in range(3):
-            assert entry(queue.take)(view.address, DEAD, 0, seat.take_hazard(), out.ctypes.data) == page
+            assert entry(queue.take)(view.address, DEAD, 0, hazard(view, page), out.ctypes.data) == page
         view.segment.words[(view.layout.sides + SIDE_ACKED) // 8] = 4
         os._exit(0)
 

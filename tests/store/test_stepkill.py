@@ -65,6 +65,7 @@ from conduit.testing.invariants import (
     check_each_row_is_drawn_from_one_page,
     check_every_page_can_be_claimed,
     check_nothing_leaked,
+    hazard,
     hazards,
     kinds,
 )
@@ -480,10 +481,10 @@ class Leasing(Scene):
     must_meet = frozenset({"", " leased"})
 
     def program(self) -> None:
-        client, view = self.attach()
+        _, view = self.attach()
         functions = [stepping.native(one) for one in (protocol.lease, protocol.end_lease)]
         generation = int(view.pages()[1, PAGE_STATE // 8]) >> GENERATION_SHIFT
-        self.run(hold_and_let_go, *functions, view.address, 1, generation, client._participants.take_hazard())
+        self.run(hold_and_let_go, *functions, view.address, 1, generation, hazard(view))
 
     def check(self) -> None:
         view = self.view
@@ -535,7 +536,7 @@ class Recovering(Scene):
         assert entry(protocol.claim)(view.address, seat.number, 0) == 1
         for page in (2, 3):
             generation = int(view.pages()[page, PAGE_STATE // 8]) >> GENERATION_SHIFT
-            entry(protocol.lease)(view.address, page, generation, seat.take_hazard())
+            entry(protocol.lease)(view.address, page, generation, hazard(view, page))
         os._exit(0)
 
     def program(self) -> None:

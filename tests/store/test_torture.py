@@ -25,7 +25,7 @@ from conduit.store.words import (
     T_COLUMNS,
 )
 from conduit.testing import rows
-from conduit.testing.invariants import check_nothing_leaked, check_proving_rows, hazards, kinds
+from conduit.testing.invariants import check_nothing_leaked, check_proving_rows, hazard, hazards, kinds
 from conduit.testing.puppets import Puppet, attach, lease, write_rows
 from conduit.testing.torture import ROLES, small_table
 
@@ -198,11 +198,10 @@ def test_a_claim_and_a_lease_at_the_same_instant_never_both_succeed(engine_name)
         entry(claim_and_write)(view.address, seat.number, 0)
         with Puppet() as claimer:
             claimer.do(attach, engine_name)
-            hazard = seat.take_hazard()
             got = 0
             for _ in range(20):
                 claimer.tell(_claim_and_write, 50_000)
-                changed = entry(lease_and_look)(view.address, hazard, 100_000, leases.ctypes.data)
+                changed = entry(lease_and_look)(view.address, hazard(view), 100_000, leases.ctypes.data)
                 assert changed == 0
                 got += claimer.answer()
         assert leases[0] > 1000

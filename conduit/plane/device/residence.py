@@ -13,9 +13,8 @@ from conduit.kernels.staging import PL_BASE, PL_BYTES, PL_GENERATION, PL_ROWS, P
 from conduit.plane.device.interface import Event, Tensor, columns_in
 from conduit.plane.device.registration import Registration
 from conduit.store.declaration import row_stride
-from conduit.store.layout import HAZARDS_PER_PARTICIPANT
 from conduit.store.table import Lease, TableView
-from conduit.store.words import META_BYTES
+from conduit.store.words import HAZARDS_PER_PARTICIPANT, META_BYTES
 
 Array = np.ndarray[Any, Any]
 

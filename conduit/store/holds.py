@@ -1,0 +1,109 @@
+"""Holds on pages: one compiled call takes a hazard of this process, leases a page and notes both, another one ends it.
+
+`seat` is the process's seat (words.P_*), `words` are those of the hold (words.H_*); both are arrays.
+"""
+
+from __future__ import annotations
+
+from numba import types
+
+from conduit.jit import inner, kernel
+from conduit.store.arguments import ObjectType, data_of
+from conduit.store.atomics import compare_and_swap, load_acquire, load_relaxed, peek_i64, poke_i64, store_release
+from conduit.store.protocol import block_of, end_lease, lease
+from conduit.store.words import (
+    GENERATION_SHIFT,
+    H_ENVS,
+    H_GENERATION,
+    H_HALO,
+    H_ROWS,
+    H_SLOT,
+    H_TABLE,
+    HAZARDS_PER_PARTICIPANT,
+    P_HAZARDS,
+    P_NUMBER,
+    P_SLOTS,
+    PAGE_ENVS,
+    PAGE_HALO,
+    PAGE_STATE,
+)
+
+OVERWRITTEN, NO_SLOT, NO_SEAT = -1, -2, -3
+"""Results of `hold`: the page has no rows of that generation; every hazard is in use; the process has no seat any more."""
+
+
+@inner
+def take_slot(seat):  # type: ignore[no-untyped-def]
+    """Number of a hazard that nobody of this process uses, or NO_SLOT; another thread may ask at the same time."""
+    for slot in range(HAZARDS_PER_PARTICIPANT):
+        at = seat + P_SLOTS + 8 * slot
+        if load_relaxed(at) == 0 and compare_and_swap(at, 0, 1) == 0:
+            return slot
+    return NO_SLOT
+
+
+@inner
+def give_slot(seat, slot):  # type: ignore[no-untyped-def]
+    """Make a hazard available again; nothing is leased by it."""
+    store_release(seat + P_SLOTS + 8 * slot, 0)
+
+
+@inner
+def hazard_of(seat, slot):  # type: ignore[no-untyped-def]
+    """Address of a hazard of this process."""
+    return peek_i64(seat + P_HAZARDS) + 8 * slot
+
+
+@kernel(types.int64(types.int64, types.int64, types.int64, ObjectType(), ObjectType()))
+def hold(table, page, generation, seat, words):  # type: ignore[no-untyped-def]
+    """Lease a page.
+
+    Args:
+        table: Table descriptor.
+        page: Page number.
+        generation: The generation that is meant, or -1 for the present one.
+        seat: This process's seat.
+        words: Where the hold is noted.
+
+    Returns:
+        Rows committed in the page, or OVERWRITTEN, NO_SLOT, NO_SEAT: nothing is held then.
+    """
+    mine, at = data_of(seat), data_of(words)
+    block = block_of(table, page)
+    known = generation if generation >= 0 else load_acquire(block + PAGE_STATE) >> GENERATION_SHIFT
+    poke_i64(at + H_GENERATION, known)
+    if peek_i64(mine + P_NUMBER) < 0:
+        return NO_SEAT
+    slot = take_slot(mine)
+    if slot < 0:
+        return NO_SLOT
+    rows = lease(table, page, known, hazard_of(mine, slot))
+    if rows < 0:
+        give_slot(mine, slot)
+        return OVERWRITTEN
+    poke_i64(at + H_TABLE, table)
+    poke_i64(at + H_ROWS, rows)
+    poke_i64(at + H_ENVS, load_relaxed(block + PAGE_ENVS))
+    poke_i64(at + H_HALO, load_relaxed(block + PAGE_HALO))
+    poke_i64(at + H_SLOT, slot + 1)
+    return rows
+
+
+@inner
+def end_hold_at(words, seat):  # type: ignore[no-untyped-def]
+    """End a hold, by addresses; nothing where there is none."""
+    slot = peek_i64(words + H_SLOT) - 1
+    if slot < 0:
+        return
+    poke_i64(words + H_SLOT, 0)
+    if peek_i64(seat + P_NUMBER) < 0:
+        return
+    end_lease(peek_i64(words + H_TABLE), hazard_of(seat, slot))
+    give_slot(seat, slot)
+
+
+@kernel(types.int64(ObjectType(), ObjectType(), ObjectType()))
+def end_hold(words, seat, _thing):  # type: ignore[no-untyped-def]
+    """End a hold; whoever waits for a page is told. Idempotent (conduit.store.endings)."""
+    end_hold_at(data_of(words), data_of(seat))
+    return 0
