@@ -315,8 +315,12 @@ def attach(name: str) -> Segment:
         layout = read_layout(fd, name)
         backing: Backing = "shm" if (SHM_DIRECTORY / shm_name(name)[1:]).exists() else "memfd"
         locks = Locks()
-        locks.open(f"/proc/self/fd/{fd}")
-        return Segment(name, backing, fd, locks, layout)
+        try:
+            locks.open(f"/proc/self/fd/{fd}")
+            return Segment(name, backing, fd, locks, layout)
+        except BaseException:
+            locks.close()
+            raise
     finally:
         os.close(fd)
 

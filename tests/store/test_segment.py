@@ -1,6 +1,7 @@
 """What creating, opening and removing a segment refuses, in words that name the remedy, and what is left then: nothing."""
 
 import ctypes
+import gc
 import os
 import pickle
 import signal
@@ -247,6 +248,7 @@ def overwrite(name: str, offset: int, content: bytes) -> None:
 def test_a_damaged_or_foreign_segment_is_refused_and_named(dead_engine, offset, content, message):
     overwrite(dead_engine, offset, content)
     before = path_of(dead_engine).read_bytes()
+    gc.collect()  # what earlier tests left
     files = len(list(Path("/proc/self/fd").iterdir()))
     for call in (conduit.attach, conduit.Engine.adopt):
         with pytest.raises(BadSegment, match=message) as refused:
