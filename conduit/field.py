@@ -39,6 +39,8 @@ KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 _RESERVED = (*SYSTEM_NAMES, "final")
 _POSITION = re.compile(r"0|[1-9][0-9]*")
+_LONGEST = 200
+"""Characters of a name: checkpoints and exports have files of the fields' names, and what is added to them."""
 
 
 _NATIVE = {held: name for name, held in DTYPES.items() if held.name == name}
@@ -88,6 +90,8 @@ class Field:
         casting: What a writer accepts: ``"no"`` the exact dtype only, ``"same_kind"`` any array that numpy casts
             within its kind, such as float64 to float32.
         ragged: Whether the first axis varies from row to row, from 0 up to ``shape[0]``.
+        reward: Whether it is (a part of) the reward, of which windows of several steps make returns;
+            :attr:`conduit.Schema.reward_names` says what holds where no field says so.
     """
 
     name: str
@@ -96,6 +100,7 @@ class Field:
     observation: bool = False
     casting: Casting = "no"
     ragged: bool = False
+    reward: bool = False
 
     def __init__(
         self,
@@ -105,17 +110,20 @@ class Field:
         observation: bool = False,
         casting: Casting = "no",
         ragged: bool = False,
+        reward: bool = False,
     ) -> None:
         """Check and normalise the parts.
 
         Args:
-            name: Dotted name; each part matches ``[A-Za-z_][A-Za-z0-9_]*``, or is a position in a tuple. The first
-                part must not be ``terminated``, ``truncated``, ``meta`` or ``final``, nor start with ``next_`` or ``_``.
+            name: Dotted name of at most 200 characters; each part matches ``[A-Za-z_][A-Za-z0-9_]*``, or is a position in
+                a tuple. The first part must not be ``terminated``, ``truncated``, ``meta`` or ``final``, nor start with
+                ``next_`` or ``_``.
             dtype: Anything :func:`dtype_name` knows.
             shape: Shape of one row's value.
             observation: Whether it is (part of) the observation.
             casting: ``"no"`` or ``"same_kind"``.
             ragged: Whether the first axis varies; its largest length is ``shape[0]``.
+            reward: Whether it is (part of) the reward.
 
         Raises:
             SchemaError: A part is not as described; the message names the field.
@@ -129,6 +137,9 @@ class Field:
         object.__setattr__(self, "observation", bool(observation))
         object.__setattr__(self, "casting", casting)
         object.__setattr__(self, "ragged", bool(ragged))
+        object.__setattr__(self, "reward", bool(reward))
+        if self.observation and self.reward:
+            raise SchemaError("Expected a field to be an observation or a reward, got both", at=name)
         if self.ragged and not self.shape:
             raise SchemaError("Expected a shape that begins with the largest length of a ragged field, got ()", at=name)
 
@@ -158,7 +169,8 @@ class Field:
         return math.prod(self.shape[1:]) * self.itemsize
 
     def __str__(self) -> str:
-        notes = (", observation" if self.observation else "") + (", same_kind" if self.casting == "same_kind" else "")
+        notes = (", observation" if self.observation else "") + (", reward" if self.reward else "")
+        notes += ", same_kind" if self.casting == "same_kind" else ""
         notes += ", ragged" if self.ragged else ""
         return f"{self.dtype} {self.shape}{notes}"
 
@@ -172,6 +184,8 @@ def _check_name(name: object) -> None:
             f"Expected letters, digits and `_` in each dotted part of a name, the first not a digit, got {name!r}",
             at=name,
         )
+    if len(name) > _LONGEST:
+        raise SchemaError(f"Expected a name of at most {_LONGEST} characters, got {len(name)}", at=f"{name[:40]}...")
     if first in _RESERVED:
         raise SchemaError(f"The name `{first}` is Conduit's own, and not a field: leave it out or rename it", at=name)
     if first.startswith(("next_", "_")):

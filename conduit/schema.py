@@ -5,6 +5,10 @@ are stored flat under dotted names, ``obs.camera`` or ``obs.0``, and are given b
 the names alone: a part made of digits is a position in a tuple, any other part is a key of a dict. So a schema by
 hand, from spaces and from JSON are the same thing, and two schemas are equal when their fields are.
 
+Two roles decide what windows make of fields: observations have a next one, rewards are summed up. They are declared, by
+``Field(observation=True)`` and ``Field(reward=True)``. One thing is guessed: where no field is declared to be a reward, a
+field called ``reward``, or those below a parent ``reward.``, are; ``str(schema)`` and ``conduit status`` show the roles.
+
 Invariants: names are unique, no name is both a field and the parent of one, the positions of a tuple count 0, 1, 2
 without a gap, and every row has the same number of bytes (the values of ragged fields lie elsewhere; a row holds their
 place). The fingerprint covers the order of the fields too, since the layout of the memory follows it; the price is that the same fields in another order are another schema.
@@ -36,6 +40,7 @@ _KEYS: Mapping[str, type] = {
     "observation": bool,
     "casting": str,
     "ragged": bool,
+    "reward": bool,
 }
 """Keys of a field in a document and the types of their values; the first three are always there."""
 
@@ -67,6 +72,8 @@ class Schema:
         fields: The fields in the order given.
         names: Their dotted names, in the same order.
         observation_names: The names of the fields that are observations, in the same order.
+        reward_names: The names of the fields that are rewards, in the same order: those declared so, or, where there is none,
+            ``reward``, or those below ``reward.``.
         ragged_names: The names of the fields that are ragged, in the same order.
         row_bytes: Bytes of one row's fields, without padding and without the system columns; ragged ones at their longest.
         fingerprint: 16 hexadecimal characters: the head of the sha256 of :meth:`to_json`.
@@ -74,7 +81,8 @@ class Schema:
 
     fields: tuple[Field, ...]
     names: tuple[str, ...] = field(compare=False, repr=False)
-    observation_names: tuple[str, ...] = field(compare=False, repr=False)
+    observation_names: tuple[str, ...] = field(compare=False)
+    reward_names: tuple[str, ...] = field(compare=False)
     ragged_names: tuple[str, ...] = field(compare=False, repr=False)
     row_bytes: int = field(compare=False, repr=False)
     fingerprint: str = field(compare=False, repr=False)
@@ -104,10 +112,12 @@ class Schema:
         if not by_name:
             raise SchemaError("Expected at least one field, got none")
         observed = tuple(item.name for item in given if item.observation)
+        rewards = tuple(item.name for item in given if item.reward)
         for name, value in (
             ("fields", given),
             ("names", tuple(by_name)),
             ("observation_names", observed),
+            ("reward_names", rewards or tuple(item.name for item in given if _is_called_reward(item))),
             ("ragged_names", tuple(item.name for item in given if item.ragged)),
             ("row_bytes", sum(item.row_bytes for item in given)),
             ("_by_name", by_name),
@@ -122,25 +132,33 @@ class Schema:
         """Describe the rows of a Gymnasium environment: ``obs``, ``action`` and ``reward``.
 
         Box, Discrete, MultiDiscrete and MultiBinary become fields of the space's own dtype and shape; Dict and Tuple
-        nest to any depth. A Discrete is a scalar. The reward is a scalar written with ``casting="same_kind"``, since
+        nest to any depth. A Discrete is a scalar; values that do not begin at 0 stay as they are (``conduit.one_hot`` takes
+        ``start``). ``obs`` is the observation and ``reward`` the reward, which is written with ``casting="same_kind"``, since
         environments return it as float64.
 
         Args:
             observation_space: The space of one environment (``single_observation_space`` of a vector environment).
             action_space: The action space of one environment.
-            reward: Dtype of the reward, or None to leave the field out.
+            reward: Dtype of a scalar reward, the space of several (Box, or Dict and Tuple of them), or None to leave it out.
 
         Raises:
             SchemaError: A space is of another kind, or its key, dtype or shape cannot be stored; names the path.
             MissingExtra: Gymnasium is not installed.
         """
         fields = [*_fields_of_space("obs", observation_space, True), *_fields_of_space("action", action_space, False)]
-        if reward is not None:
+        if hasattr(reward, "contains"):
+            fields += [replace(item, casting="same_kind") for item in _fields_of_space("reward", reward, False)]
+        elif reward is not None:
             fields.append(Field("reward", reward, (), casting="same_kind"))
         return cls(fields)
 
     @classmethod
-    def from_example(cls, example: Mapping[str, Any], observation: str | Iterable[str] | None = None) -> Schema:
+    def from_example(
+        cls,
+        example: Mapping[str, Any],
+        observation: str | Iterable[str] | None = None,
+        reward: str | Iterable[str] | None = None,
+    ) -> Schema:
         """Describe rows by one row of one environment: no leading axis, no ``terminated`` and ``truncated``.
 
         numpy and torch arrays and scalars give their own dtype and shape. Python's bool, int and float become bool,
@@ -150,23 +168,20 @@ class Schema:
         Args:
             example: Names, nested or dotted, to values.
             observation: Names, of fields or of their parents, that are observations; by default ``obs`` if present.
+            reward: Names, of fields or of their parents, that are rewards; by default ``reward`` if present.
 
         Raises:
-            SchemaError: A value, key, dtype or shape cannot be stored, or a name in ``observation`` is not there.
+            SchemaError: A value, key, dtype or shape cannot be stored, or a name in ``observation`` or ``reward`` is not there.
         """
         if not isinstance(example, Mapping):
             raise SchemaError(f"Expected a mapping of names to values, got `{type(example).__name__}`")
         fields = [item for key, value in example.items() for item in _fields_of_value(key, value)]
-        roots = (
-            ("obs",) if observation is None else (observation,) if isinstance(observation, str) else tuple(observation)
+        observed = _below(
+            "obs" if observation is None else observation, fields, observation is not None, "observations"
         )
-        observed = {root: {f.name for f in fields if f.name == root or f.name.startswith(f"{root}.")} for root in roots}
-        for root, names in observed.items():
-            if not names and observation is not None:
-                raise SchemaError(
-                    f"Expected names of observations, got {root!r}{hint(root, with_parents(f.name for f in fields))}"
-                )
-        return cls(replace(f, observation=any(f.name in names for names in observed.values())) for f in fields)
+        # a reward that is called so needs no mark
+        rewards = set() if reward is None else _below(reward, fields, True, "rewards")
+        return cls(replace(f, observation=f.name in observed, reward=f.name in rewards) for f in fields)
 
     @classmethod
     def from_json(cls, document: bytes | bytearray | memoryview | str) -> Schema:
@@ -219,6 +234,8 @@ class Schema:
                 entry["casting"] = item.casting
             if item.ragged:
                 entry["ragged"] = True
+            if item.reward:
+                entry["reward"] = True
             fields.append(entry)
         return {"format": _FORMAT, "fields": fields}
 
@@ -294,6 +311,35 @@ class Schema:
                 raise FieldError(f"Expected names of the schema, got {name!r}{hint(name, self.names)}", at=str(name))
         return self._nesting.nest(flat) | self._observations.nest(flat, "next_") | ends
 
+    def renamed(self, rename: Mapping[str, str]) -> Schema:
+        """This schema with other names for some fields, in the same order and with the same roles.
+
+        Args:
+            rename: {a field's name, or that of a parent for all below it: the name in its place}.
+
+        Raises:
+            SchemaError: A name that is not there, or names that do not make a schema.
+        """
+        if not isinstance(rename, Mapping) or not all(isinstance(new, str) for new in rename.values()):
+            raise SchemaError(f"Expected {{name of a field: name in its place}}, got {rename!r}")
+        names = {name: name for name in self.names}
+        # what is named more exactly comes later and wins
+        for old, new in sorted(rename.items(), key=lambda pair: str(pair[0]).count(".")):
+            found = [name for name in self.names if name == old or name.startswith(f"{old}.")]
+            if not found:
+                raise SchemaError(f"Expected a field of the schema, got {old!r}{hint(old, with_parents(self.names))}")
+            for name in found:
+                names[name] = new + name[len(old) :]
+        return Schema(replace(f, name=names[f.name], reward=f.name in self.reward_names) for f in self.fields)
+
+    def __str__(self) -> str:
+        """One line per field: name, dtype, shape, roles."""
+        lines = []
+        for item in self.fields:
+            guessed = ", reward (by its name)" if item.name in self.reward_names and not item.reward else ""
+            lines.append(f"{item.name}: {item}{guessed}")
+        return "\n".join(lines)
+
     def __getitem__(self, name: str) -> Field:
         found = self._by_name.get(name)
         if found is None:
@@ -313,6 +359,25 @@ class Schema:
         return Schema, (self.fields,)
 
 
+def _is_called_reward(item: Field) -> bool:
+    return not item.observation and (item.name == "reward" or item.name.startswith("reward."))
+
+
+def _below(roots: str | Iterable[str], fields: list[Field], must: bool, what: str) -> set[str]:
+    """The names of the fields that are one of the roots, or below one.
+
+    Raises:
+        SchemaError: A root is not there, and must be.
+    """
+    found: set[str] = set()
+    for root in (roots,) if isinstance(roots, str) else tuple(roots):
+        names = {f.name for f in fields if f.name == root or f.name.startswith(f"{root}.")}
+        if must and not names:
+            raise SchemaError(f"Expected names of {what}, got {root!r}{hint(root, with_parents(f.name for f in fields))}")
+        found |= names
+    return found
+
+
 def _joined(path: str, key: object) -> str:
     if not isinstance(key, str) or not KEY.fullmatch(key):
         raise SchemaError(
@@ -320,6 +385,20 @@ def _joined(path: str, key: object) -> str:
             at=path,
         )
     return f"{path}.{key}"
+
+
+_WRAP = "store numbers of fixed shape, by a wrapper of the environment whose space says so, or by `Schema([Field(...), ...])`"
+_REMEDIES = {
+    "Sequence": "values of varying length are a ragged field, `Schema([..., Field({path!r}, dtype, (max_length, ...), "
+    "ragged=True{role})])`",
+    "Text": "store the characters' numbers as a ragged field, `Schema([..., Field({path!r}, 'uint8', (max_length,), "
+    "ragged=True{role})])`, and write `np.frombuffer(text.encode(), np.uint8)`",
+    "Graph": "store its arrays as ragged fields, `Schema([..., Field('{path}.nodes', dtype, (max_nodes, ...), ragged=True{role}), "
+    "Field('{path}.edges', ...), Field('{path}.edge_links', 'int64', (max_edges, 2), ragged=True{role})])`",
+    "OneOf": "store which of its spaces it is and a value of each, `spaces.Tuple((spaces.Discrete(n), space_0, ...))`, by a "
+    "wrapper of the environment, or as fields by `Schema([...])`",
+}
+"""What to do with spaces whose values have no fixed shape, by the name of the space."""
 
 
 def _fields_of_space(path: str, space: object, observation: bool) -> list[Field]:
@@ -335,9 +414,10 @@ def _fields_of_space(path: str, space: object, observation: bool) -> list[Field]
         parts = [(f"{path}.{place}", part) for place, part in enumerate(space.spaces)]
     else:
         kind = type(space)
+        remedy = next((text for name, text in _REMEDIES.items() if isinstance(space, getattr(spaces, name, ()))), _WRAP)
         raise SchemaError(
             "Expected a Gymnasium Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple space, got "
-            f"`{kind.__module__}.{kind.__qualname__}`: wrap the environment, or use `Schema.from_example`",
+            f"`{kind.__module__}.{kind.__qualname__}`: {remedy.format(path=path, role=', observation=True' if observation else '')}",
             at=path,
         )
     if not parts:
