@@ -67,8 +67,8 @@ NAMES = {
 }
 
 MEMBERS = {
-    "Batch": "episodes get ids items keys nest release steps transform values versions",
-    "BatchTransform": "check_device outputs run run_on_device",
+    "Batch": "episodes get ids items keys nest release reward_names steps transform values versions",
+    "BatchTransform": "bound check_device outputs run run_on_device",
     "Claim": (
         "ack batch bootstrap complete delivered_before episodes finals first_tick get give_back ids is_first "
         "items keys mask nest num_envs steps stream ticks transform values versions"
@@ -86,7 +86,7 @@ MEMBERS = {
         "restore restored scan schema statistics tables thaw writer"
     ),
     "Episode": "max_length next_obs",
-    "Field": "casting dtype item_bytes itemsize max_length name numpy_dtype observation ragged row_bytes shape",
+    "Field": "casting dtype item_bytes itemsize max_length name numpy_dtype observation ragged reward row_bytes shape",
     "Ingestion": "publish_every",
     "Limits": "max_diff min_diff min_size numbers samples_per_insert",
     "Loader": "close next stats update_priorities valid",
@@ -106,7 +106,7 @@ MEMBERS = {
     "Scan": "",
     "Schema": (
         "difference fields fingerprint flatten flatten_observation from_document from_example from_json "
-        "from_spaces names nest observation_names ragged_names row_bytes to_document to_json"
+        "from_spaces names nest observation_names ragged_names renamed reward_names row_bytes to_document to_json"
     ),
     "Sequence": "across burn_in length next_obs overlap pad",
     "Statistics": "fields read stamp update",
@@ -126,10 +126,10 @@ CALLS = {
     "attach": "name timeout=0.0",
     "cast": "dtype",
     "scale": "factor *offset=0.0 *dtype='float32'",
-    "Field": "name dtype shape=() observation=False casting='no' ragged=False",
+    "Field": "name dtype shape=() observation=False casting='no' ragged=False reward=False",
     "Schema": "fields",
     "Schema.from_spaces": "observation_space action_space reward='float32'",
-    "Schema.from_example": "example observation=None",
+    "Schema.from_example": "example observation=None reward=None",
     "Table": (
         "schema capacity page_rows=None max_stack=1 max_n_step=1 max_length=1 num_envs=1 priorities=None "
         "statistics=() kind='replay' mean_lengths=None rollout_length=None limiter=None max_times_sampled=None"
@@ -145,13 +145,13 @@ CALLS = {
     "Client.loader": (
         "table *batch_size *window=None *sampling=None *transform=None *batch_transforms=() *max_staleness=None "
         "*policy=None *seed=None *name=None *format='torch' *buffers=3 *on_busy='error' *timeout=30.0 "
-        "*min_rows=None *fields=None *ragged='pad' *device='cpu' *pool=None *shard=None"
+        "*min_rows=None *fields=None *ragged='pad' *rename=None *device='cpu' *pool=None *shard=None"
     ),
-    "Client.consumer": "table *format='torch' *timeout=30.0 *partial='deliver' *batch_transforms=()",
+    "Client.consumer": "table *format='torch' *timeout=30.0 *partial='deliver' *batch_transforms=() *rename=None",
     "Client.mix": (
         "tables *batch_size *window=None *sampling=None *transform=None *batch_transforms=() *max_staleness=None "
         "*policy=None *seed=None *name=None *format='torch' *buffers=3 *on_busy='error' *timeout=30.0 "
-        "*min_rows=None *fields=None *ragged='pad' *counts='exact'"
+        "*min_rows=None *fields=None *ragged='pad' *rename=None *counts='exact'"
     ),
     "Client.policy": "name='policy'",
     "Client.scan": "table",
@@ -172,7 +172,7 @@ CALLS = {
     "Delivery.next": "timeout=None",
     "apply": "function",
     "clip": "low=None high=None",
-    "gae": "gamma=0.99 lam=0.95 *values='value' *reward='reward' *bootstrap=None *final_values=None",
+    "gae": "gamma=0.99 lam=0.95 *values='value' *reward=None *bootstrap=None *final_values=None",
     "hindsight": (
         "function *goal='obs.desired_goal' *achieved='obs.achieved_goal' *reward='reward' *strategy='future' "
         "*ratio=0.8 *outcome='next'"
@@ -180,10 +180,10 @@ CALLS = {
     "normalise": "*eps=1e-08 *update=False *dtype='float32'",
     "normalise_advantages": "*eps=1e-08 *name='advantages'",
     "one_hot": "n *dtype='float32'",
-    "returns_to_go": "gamma=1.0 *reward='reward'",
+    "returns_to_go": "gamma=1.0 *reward=None",
     "sequence_priority": "errors mask=None eta=0.9",
     "vtrace": (
-        "gamma=0.99 *lam=1.0 *rho_bar=1.0 *c_bar=1.0 *pg_rho_bar=1.0 *values='value' *reward='reward' "
+        "gamma=0.99 *lam=1.0 *rho_bar=1.0 *c_bar=1.0 *pg_rho_bar=1.0 *values='value' *reward=None "
         "*log_ratios=None *bootstrap=None *final_values=None"
     ),
     "Transition": "n_step=1 gamma=0.99 stack=1 padding='repeat' newest='wait'",

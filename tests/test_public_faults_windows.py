@@ -375,10 +375,10 @@ class TestTypesAndShapes:
                     assert got == {name: want[name] for name in got}
 
     def test_a_reward_that_cannot_be_summed_is_refused_when_the_loader_is_opened(self, make):
-        """In tf-agents#723, cpprb#130: vector or integer rewards went through n-step sums as garbage."""
+        """In tf-agents#723, cpprb#130: integer rewards went through n-step sums as garbage."""
         spec = conduit.Schema([conduit.Field("obs", "int64", (), observation=True), conduit.Field("reward", "int32")])
         engine = make(spec=spec, max_n_step=3)
-        with pytest.raises(ConfigError, match="`float32` or `float64` scalar as reward"):
+        with pytest.raises(ConfigError, match="`float32` or `float64` as reward of n-step returns, got int32"):
             engine.loader("replay", batch_size=4, window=conduit.Transition(n_step=3))
         engine.loader("replay", batch_size=4).close()
 

@@ -30,11 +30,13 @@ class Contents:
         window: What its samples are.
         arrays: {name: Computed}, `lanes` being all axes behind the batch's.
         is_open: A user's function has run: there may be more, or other things.
+        reward_names: Those of `arrays` that are rewards.
     """
 
     window: Window
     arrays: Mapping[str, Computed]
     is_open: bool
+    reward_names: tuple[str, ...] = ()
 
     def need(self, names: Iterable[str], step: BatchTransform) -> None:
         """Refuse a step whose inputs are not there.
@@ -48,6 +50,19 @@ class Contents:
                 f"Expected {missing} in the batch (store such a field, list it in fields=..., or make it with conduit.apply "
                 f"first), got {list(self.arrays)}{hint(missing[0], self.arrays)} - at batch_transforms, {step}"
             )
+
+    def reward(self, step: BatchTransform) -> str:
+        """The name of the reward, for a step that was not told it.
+
+        Raises:
+            ConfigError: The batch has none, or several.
+        """
+        if len(self.reward_names) != 1:
+            raise ConfigError(
+                f"Expected one field of the batch to be the reward, got {list(self.reward_names)}: declare it in the schema by "
+                f"reward=, list it in fields=..., or name what the step is to take, reward='...' - at batch_transforms, {step}"
+            )
+        return self.reward_names[0]
 
     def need_steps(self, step: BatchTransform) -> tuple[int, ...]:
         """Axes of the consecutive steps that the window has.
@@ -74,6 +89,14 @@ class BatchTransform(ABC):
     """
 
     __slots__ = ()
+
+    def bound(self, contents: Contents) -> BatchTransform:
+        """The step with the names of what it takes by its role; found out when the loader is opened.
+
+        Raises:
+            ConfigError: There is no such field, or several.
+        """
+        return self
 
     @abstractmethod
     def outputs(self, contents: Contents) -> tuple[Computed, ...]:
@@ -176,6 +199,7 @@ def with_batch_transforms(plan: Plan, steps: Iterable[Any]) -> Plan:
     listed = tuple(steps) if isinstance(steps, Iterable) else (steps,)
     axes = {item.name: (*item.lanes, *item.shape) for item in plan.outputs}
     arrays = {item.name: Computed(item.name, item.transform.dtype, axes[item.name]) for item in plan.outputs}
+    arrays |= {item.name: Computed(item.name, item.transform.dtype, item.field.shape) for item in plan.returns}
     arrays |= {item.name: item for item in plan.computed}
     for ragged in plan.ragged:
         parts = ragged.arrays(plan.batch_size).items()
@@ -183,24 +207,38 @@ def with_batch_transforms(plan: Plan, steps: Iterable[Any]) -> Plan:
     arrays = {name: arrays[name] for name in plan.names}
     is_open = False
     added: list[Computed] = []
+    bound: list[BatchTransform] = []
+    adds: list[int] = []
     for step in listed:
         if not isinstance(step, BatchTransform):
             raise ConfigError(
                 f"Expected conduit.gae, vtrace, returns_to_go, normalise_advantages, hindsight or apply, got "
                 f"{type(step).__name__} - at batch_transforms"
             )
-        made = step.outputs(Contents(plan.window, arrays, is_open))
+        contents = Contents(plan.window, arrays, is_open, plan.reward_names)
+        bound.append(step.bound(contents))
+        made = bound[-1].outputs(contents)
         for item in made:
-            if item.name in arrays:
-                raise ConfigError(
-                    f"Expected one step to make {item.name!r}, it is there already: leave one of them out, or rename the "
-                    f"field - at batch_transforms, {step}"
-                )
+            check_new(item.name, arrays, step)
             arrays[item.name] = item
         added += made
+        adds.append(len(made))
         is_open = is_open or isinstance(step, Apply)
     names = (*plan.names, *(item.name for item in added))
-    return replace(plan, names=names, batchwise=listed, added=tuple(added))
+    return replace(plan, names=names, batchwise=tuple(bound), added=tuple(added), adds=tuple(adds))
+
+
+def check_new(name: str, arrays: Mapping[str, Any], step: BatchTransform) -> None:
+    """Refuse a step that makes what is there already.
+
+    Raises:
+        ConfigError: The batch has something of this name.
+    """
+    if name in arrays:
+        raise ConfigError(
+            f"Expected one step to make {name!r}, it is there already: deliver a stored field under another name by rename=, "
+            f"or leave it out by fields=..., or leave out a step - at batch_transforms, {step}"
+        )
 
 
 def as_numpy(values: Mapping[str, Any], name: str, dtype: Any, shape: tuple[int, ...] | None = None) -> Array:

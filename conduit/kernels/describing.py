@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Listed
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from conduit.jit import address
-from conduit.kernels.plan import Plan
+from conduit.kernels.plan import Plan, Return
 from conduit.kernels.resolve import (
+    S_WORDS,
     SIGNATURE,
     V_ACROSS,
     V_BOOTSTRAP,
@@ -23,6 +26,7 @@ from conduit.kernels.resolve import (
     V_NEED,
     V_REPEAT,
     V_RESOLVE,
+    V_RETURN,
     V_RETURN_DOUBLE,
     V_REWARD,
     V_REWARD_DOUBLE,
@@ -33,6 +37,8 @@ from conduit.kernels.resolve import (
     V_REWARD_STRIDE,
     V_SAMPLED,
     V_STACK,
+    V_SUM_COUNT,
+    V_SUMS,
     V_TABLE,
     V_UNCOUNTED,
     V_WHOLE,
@@ -59,27 +65,45 @@ def resolver(window: Window, item: int, scaled: bool) -> int:
     return address(ROLLOUTS if isinstance(window, Rollout) else SEQUENCES, SIGNATURE)
 
 
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """A return in memory.
+
+    Attributes:
+        plan: What it is.
+        source, stride: Address of its field's row 0, and bytes from row to row.
+        out: Address of the sums, [batch, *shape].
+    """
+
+    plan: Return
+    source: int
+    stride: int
+    out: int
+
+
 def describe_window(
-    plan: Plan, table: int, sampled: tuple[int, int], reward: tuple[int, int, int], addresses: dict[int, int]
-) -> Array:
+    plan: Plan, table: int, sampled: tuple[int, int], rewards: Listed[Summed], addresses: dict[int, int]
+) -> tuple[Array, Array]:
     """The words of a plan's window.
 
     Args:
         plan: The plan.
         table: Table descriptor.
         sampled: Address of how often each row was delivered, and how often it may be; zeros where nothing limits that.
-        reward: Address, row stride and item size of the reward column, zeros where no return is made.
+        rewards: The plan's returns.
         addresses: {V_*: address} of index arrays and outputs.
 
     Returns:
-        int64 [V_WORDS].
+        int64 [V_WORDS], and what its V_SUMS points to.
     """
     window = plan.window
     words = np.zeros(V_WORDS, np.int64)
     reals = words.view(np.float64)
-    scaled = plan.reward is not None and not plan.reward.is_cast
+    lone = rewards[0] if plan.lone_return is not None else None
+    sums = np.zeros((0 if lone is not None else len(rewards), S_WORDS), np.int64)
     values = {V_TABLE: table, V_NEED: need(window)[1], V_EVERY: 1, V_STACK: 1, **addresses}
-    values[V_RESOLVE] = resolver(window, reward[2] if reward[0] else 0, scaled)
+    item = 0 if lone is None else lone.plan.field.itemsize
+    values[V_RESOLVE] = resolver(window, item, lone is not None and not lone.plan.transform.is_cast)
     if sampled[0] != 0:
         values |= {V_SAMPLED: sampled[0], V_MAX_SAMPLED: sampled[1], V_UNCOUNTED: values[V_RESOLVE]}
         values[V_RESOLVE] = address(resolve_counted, SIGNATURE)
@@ -90,15 +114,26 @@ def describe_window(
             V_NEED: 1 if window.newest == "bootstrap" else window.n_step,
             V_STACK: window.stack,
             V_REPEAT: window.padding == "repeat",
-            V_REWARD: reward[0],
-            V_REWARD_STRIDE: reward[1],
+            V_SUMS: sums.ctypes.data,
+            V_SUM_COUNT: len(sums),
         }
         reals[V_GAMMA // 8] = window.gamma
-        if plan.reward is not None:
-            values[V_REWARD_DOUBLE] = reward[2] == 8
-            values[V_RETURN_DOUBLE] = plan.reward.dtype == "float64"
-            reals[V_REWARD_FACTOR // 8], reals[V_REWARD_OFFSET // 8] = plan.reward.factor, plan.reward.offset
-            reals[V_REWARD_LOW // 8], reals[V_REWARD_HIGH // 8] = plan.reward.low, plan.reward.high
+        for one, made in zip(sums, rewards, strict=False):
+            transform = made.plan.transform
+            one[:4] = made.source, made.stride, made.plan.elements, made.plan.field.itemsize == 8
+            one[4:8] = np.array([transform.factor, transform.offset, transform.low, transform.high]).view(np.int64)
+            one[8:] = made.out, transform.dtype == "float64"
+        if lone is not None:
+            transform = lone.plan.transform
+            values |= {
+                V_REWARD: lone.source,
+                V_REWARD_STRIDE: lone.stride,
+                V_REWARD_DOUBLE: item == 8,
+                V_RETURN: lone.out,
+                V_RETURN_DOUBLE: transform.dtype == "float64",
+            }
+            reals[V_REWARD_FACTOR // 8], reals[V_REWARD_OFFSET // 8] = transform.factor, transform.offset
+            reals[V_REWARD_LOW // 8], reals[V_REWARD_HIGH // 8] = transform.low, transform.high
     elif isinstance(window, Sequence):
         values |= {
             V_LENGTH: window.length,
@@ -113,4 +148,4 @@ def describe_window(
         values |= {V_LENGTH: window.ticks, V_ENVS: window.num_envs, V_EVERY: window.stride or window.ticks}
     for offset, value in values.items():
         words[offset // 8] = value
-    return words
+    return words, sums

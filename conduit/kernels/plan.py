@@ -12,6 +12,7 @@ import numpy as np
 
 from conduit.errors import ConfigError
 from conduit.field import Field
+from conduit.kernels.naming import check_roles, clash, shown
 from conduit.kernels.packing import Layout, Ragged, layouts, ragged_output
 from conduit.kernels.transforms import Conversion, Normalise, Pipeline, RandomShift, Transform, as_steps, fuse
 from conduit.kernels.windows import Episode, Rollout, Sequence, Transition, Window, has_next, lanes
@@ -22,6 +23,12 @@ from conduit.schema import Schema
 NEXT = "next_"
 FLAGS = ("terminated", "truncated")
 
+INTERNAL = ":"
+"""How the names of a batch's arrays begin that are not delivered under their names: no field can have such a name."""
+IDS, VERSIONS, EPISODES, STEPS = KEYS = (":ids", ":versions", ":episodes", ":steps")
+"""The arrays that say where a batch's rows come from."""
+STORED = ":stored "
+"""What the name of an array begins with that holds a normalised field's values as they are stored."""
 
 Rows = Literal["anchor", "following", "stack", "following_stack", "lanes", "following_lanes"]
 """Which row numbers of a window an output reads."""
@@ -52,6 +59,11 @@ class Output:
     shift: RandomShift | None = None
 
     @property
+    def is_internal(self) -> bool:
+        """True when it is not delivered."""
+        return self.name.startswith(INTERNAL)
+
+    @property
     def is_augmented(self) -> bool:
         """True when more than an affine cast is asked for (conduit.kernels.augment)."""
         return bool(self.classes or self.normalise or self.shift or self.transform.is_clipped)
@@ -79,7 +91,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """One array of a batch that the window makes from flags and rewards.
+    """One array of a batch that is read from no field: the window makes it from flags, or a sampler or step adds it.
 
     Attributes:
         name: Name in the batch.
@@ -93,6 +105,31 @@ class Computed:
 
 
 @dataclass(frozen=True, slots=True)
+class Return:
+    """One array of a batch that the window sums up from a reward field.
+
+    Attributes:
+        name: Name in the batch.
+        field: The schema's field; each of its elements is summed up by itself.
+        transform: What is done to every single reward before.
+    """
+
+    name: str
+    field: Field
+    transform: Transform
+
+    @property
+    def elements(self) -> int:
+        """Elements of one sample."""
+        return int(np.prod(self.field.shape, dtype=np.int64))
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """Dtype of the array, float32 or float64."""
+        return np.dtype(self.transform.dtype)
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What one batch is made of.
 
@@ -101,11 +138,13 @@ class Plan:
         window: What a sample is built from.
         outputs: Arrays read from fields.
         computed: Arrays that the window makes.
-        names: All of them, in the order of the batch.
-        reward: Transform of single rewards before they are summed up, where the window sums.
+        names: All that is delivered, in the order of the batch.
+        returns: Arrays that the window sums up from rewards.
         ragged: Arrays read from ragged fields.
+        reward_names: Those of `names` that are rewards, or returns.
         batchwise: What is done to the whole batch after that, in this order (conduit.kernels.batchwise).
         added: Arrays that these steps add.
+        adds: How many of these each step adds.
     """
 
     batch_size: int
@@ -113,15 +152,22 @@ class Plan:
     outputs: tuple[Output, ...]
     computed: tuple[Computed, ...]
     names: tuple[str, ...]
-    reward: Transform | None = None
+    returns: tuple[Return, ...] = ()
     ragged: tuple[Ragged, ...] = ()
+    reward_names: tuple[str, ...] = ()
     batchwise: tuple[Any, ...] = ()
     added: tuple[Computed, ...] = ()
+    adds: tuple[int, ...] = ()
 
     @property
     def fingerprint(self) -> str:
         """16 hexadecimal characters: equal plans have equal ones, in every process."""
         return hashlib.sha256(json.dumps(describe(self)).encode()).hexdigest()[:16]
+
+    @property
+    def lone_return(self) -> Return | None:
+        """The return, where there is one and it is a number: resolvers sum it up on their way (kernels.transitions)."""
+        return self.returns[0] if len(self.returns) == 1 and self.returns[0].field.shape == () else None
 
     @property
     def sample_bytes(self) -> int:
@@ -142,16 +188,14 @@ def describe(value: Any) -> Any:
     return repr(value) if isinstance(value, float) else value
 
 
-def _computed(window: Window, reward: Field | None, transform: Transform | None) -> dict[str, Computed]:
-    """Everything that a window can make, by name."""
+def _computed(window: Window) -> dict[str, Computed]:
+    """Everything that a window can make from flags, by name."""
     axes = lanes(window)
     made = {flag: Computed(flag, "bool", axes) for flag in FLAGS}
     if isinstance(window, Transition):
         if window.n_step > 1:
             made["discount"] = Computed("discount", "float32", ())
             made["n_steps"] = Computed("n_steps", "int64", ())
-            if reward is not None:
-                made[reward.name] = Computed(reward.name, reward.dtype if transform is None else transform.dtype, ())
         return made
     made |= {name: Computed(name, "bool", axes) for name in ("is_first", "mask")}
     if isinstance(window, Sequence):
@@ -161,15 +205,13 @@ def _computed(window: Window, reward: Field | None, transform: Transform | None)
     return made
 
 
-def _source(schema: Schema, window: Window, name: str) -> tuple[Field, Rows, tuple[int, ...]]:
-    """Field, rows and lanes of an output by its name."""
-    is_next = name not in schema
-    field = schema[name.removeprefix(NEXT) if is_next else name]
+def _source(field: Field, window: Window, *, follows: bool) -> tuple[Rows, tuple[int, ...]]:
+    """Rows and lanes of a field's output, or of its next observation's."""
     if not isinstance(window, Transition):
-        return field, "following_lanes" if is_next else "lanes", lanes(window)
+        return "following_lanes" if follows else "lanes", lanes(window)
     if field.observation and window.stack > 1:
-        return field, "following_stack" if is_next else "stack", (window.stack,)
-    return field, "following" if is_next else "anchor", ()
+        return "following_stack" if follows else "stack", (window.stack,)
+    return "following" if follows else "anchor", ()
 
 
 def make_plan(
@@ -180,6 +222,7 @@ def make_plan(
     fields: Iterable[str] | None = None,
     extra: tuple[Computed, ...] = (),
     ragged: Layout | Mapping[str, Layout] = "pad",
+    rename: Mapping[str, str] | None = None,
 ) -> Plan:
     """Compile a plan for a schema.
 
@@ -195,9 +238,10 @@ def make_plan(
             next_obs), what the window makes.
         ragged: How ragged fields are laid out (conduit.kernels.packing), for all of them or {field: layout}. What comes with
             a field's values is delivered right behind them.
+        rename: {field, or parent: name in the batch}; `fields` has the new names, `transform` and `ragged` the schema's.
 
     Raises:
-        ConfigError: Unknown names, sizes, windows or casts.
+        ConfigError: Unknown names, sizes, windows or casts, a name for two outputs, or a window that needs a role no field has.
     """
     batch_size = at_least("a batch_size", batch_size, 1)
     if transform is not None and not isinstance(transform, Mapping):
@@ -208,49 +252,109 @@ def make_plan(
     if not isinstance(window, Transition | Sequence | Episode | Rollout):
         raise ConfigError(f"Expected a window (Transition, Sequence, Episode, Rollout), got {type(window).__name__}")
     chosen = _transforms(schema, transform or {})
-    summed = schema["reward"] if isinstance(window, Transition) and window.n_step > 1 and "reward" in schema else None
-    if summed is not None and (summed.shape != () or summed.dtype not in ("float32", "float64")):
-        raise ConfigError(
-            f"Expected a `float32` or `float64` scalar as reward of n-step returns, got {summed} - at `reward`"
-        )
-    reward = None if summed is None else _summand(chosen.get("reward"), summed)
-    made = _computed(window, summed, reward)
-    following = [NEXT + name for name in schema.observation_names] if has_next(window) else []
-    every = [*schema.names, *following, *(name for name in made if name not in schema)]
+    visible = shown(schema, rename)
+    stored = dict(zip(visible.names, schema.fields, strict=True))
+    made = _computed(window)
+    following = [NEXT + name for name in visible.observation_names] if has_next(window) else []
+    every = [*stored, *following, *made]
     wanted = every if fields is None else list(fields)
+    for name in wanted:
+        if name not in every:
+            _check_following(name, visible, window)
+        if name in stored and name in made:
+            raise clash(name, stored[name].name, f"the window's `{name}`")
     check_known(wanted, every, "outputs", "fields")
     if len(set(wanted)) != len(wanted) or not wanted:
         raise ConfigError(f"Expected each output once and at least one, got {wanted}")
+    check_roles(schema, window, None if fields is None else {stored[name].name for name in wanted if name in stored})
+    rewards = visible.reward_names
+    sums = rewards if isinstance(window, Transition) and window.n_step > 1 else ()
     chosen_layouts = layouts(schema, ragged)
-    outputs, computed, uneven = [], [], []
+    outputs, computed, uneven, returns = [], [], [], []
     for name in wanted:
         if name in made:
             computed.append(made[name])
             continue
-        field, rows, axes = _source(schema, window, name)
+        if name in sums:
+            returns.append(Return(name, stored[name], _summand(chosen.get(stored[name].name), stored[name])))
+            continue
+        follows = name not in stored
+        field = stored[name.removeprefix(NEXT) if follows else name]
+        rows, axes = _source(field, window, follows=follows)
         done = chosen.get(field.name, Conversion(Transform(field.dtype)))
         if field.ragged:
             uneven.append(ragged_output(name, field, rows, chosen_layouts[field.name], done, batch_size))
             continue
         outputs.append(Output(name, field, rows, axes, done.transform, done.classes, done.normalise, done.shift))
-        if done.normalise is not None and done.normalise.update and name == field.name:
-            outputs.append(Output(f"_{name}", field, rows, axes, Transform(field.dtype)))
+        if done.normalise is not None and done.normalise.update and not follows:
+            outputs.append(Output(STORED + name, field, rows, axes, Transform(field.dtype)))
     parts = {item.name: item.parts for item in uneven}
     names = (*(part for name in wanted for part in parts.get(name, (name,))), *(item.name for item in extra))
     if len(set(names)) != len(names):
-        twice = sorted({name for name in names if names.count(name) > 1})
-        raise ConfigError(f"Expected no field of the name of what comes with a ragged field, got {twice}: rename it")
-    return Plan(batch_size, window, tuple(outputs), (*computed, *extra), names, reward, tuple(uneven))
+        raise _twice(names, wanted, stored, uneven, extra)
+    return Plan(
+        batch_size,
+        window,
+        tuple(outputs),
+        (*computed, *extra),
+        names,
+        tuple(returns),
+        tuple(uneven),
+        tuple(name for name in names if name in rewards),
+    )
+
+
+def _check_following(name: object, visible: Schema, window: Window) -> None:
+    """Refuse a next observation that there is not, of a field that there is.
+
+    Raises:
+        ConfigError: It is one.
+    """
+    field = str(name).removeprefix(NEXT)
+    if field == name or field not in visible:
+        return
+    if not has_next(window):
+        raise ConfigError(
+            f"Expected {name!r} only of a window that reads next observations: open it with next_obs=True - at fields"
+        )
+    raise ConfigError(
+        f"Expected the next one of an observation, got {name!r}: declare {field!r} with observation=True, in conduit.Field or "
+        "Schema.from_example - at fields"
+    )
+
+
+def _twice(
+    names: tuple[str, ...],
+    wanted: list[str],
+    stored: Mapping[str, Field],
+    uneven: list[Ragged],
+    extra: tuple[Computed, ...],
+) -> ConfigError:
+    """The error for a batch in which a name would stand for two arrays."""
+    name = next(name for name in names if names.count(name) > 1)
+    owners = [f"what comes with the ragged `{item.name}`" for item in uneven if name in item.parts[1:]]
+    owners += [f"the `{name}` that the loader adds" for item in extra if item.name == name]
+    owners += [f"`{name}`" for one in wanted if one == name and one not in stored]
+    return clash(name, stored[name].name if name in wanted and name in stored else None, owners[0], owners[-1])
 
 
 def _summand(done: Conversion | None, field: Field) -> Transform:
-    """What is done to each reward that a return sums up."""
+    """What is done to each reward that a return sums up.
+
+    Raises:
+        ConfigError: The field, or what is to be done, is nothing that returns are made of.
+    """
+    if field.dtype not in ("float32", "float64") or field.ragged:
+        remedy = "leave it out by fields=(...)" if field.ragged else "store it as 'float32', with casting='same_kind'"
+        raise ConfigError(
+            f"Expected `float32` or `float64` as reward of n-step returns, got {field}: {remedy} - at `{field.name}`"
+        )
     if done is None:
         return Transform(field.dtype)
     if done.normalise is not None or done.classes or done.transform.dtype not in ("float32", "float64"):
         raise ConfigError(
             f"Expected rewards of n-step returns to be scaled or clipped, to `float32` or `float64`, got {done}: use "
-            "n_step=1, or divide by a fixed number - at transform['reward']"
+            f"n_step=1, or divide by a fixed number - at transform[{field.name!r}]"
         )
     return done.transform
 

@@ -65,10 +65,18 @@ E_BYTES = 48
     V_SAMPLED,
     V_MAX_SAMPLED,
     V_UNCOUNTED,
-) = range(0, 336, 8)
+    V_SUMS,
+    V_SUM_COUNT,
+) = range(0, 352, 8)
 """Words of a window: what it asks for (first half), and addresses of index arrays and outputs (0: not wanted), how
-often rows have been delivered and may be, and the resolver for rows that may."""
-V_WORDS = 42
+often rows have been delivered and may be, the resolver for rows that may; rewards that are summed up one after the other (S_*, back
+to back), and how many they are."""
+V_WORDS = 44
+
+S_SOURCE, S_STRIDE, S_ELEMENTS, S_DOUBLE, S_FACTOR, S_OFFSET, S_LOW, S_HIGH, S_OUT, S_OUT_DOUBLE = range(0, 80, 8)
+"""A reward of several, or of several elements, that is summed up: address of row 0 and bytes from row to row, elements, whether they are
+float64; the transform of each; address of the sums [batch, elements], and whether they are float64."""
+S_WORDS = 10
 
 AGES = 64
 """Bins of the count of rows that were too old, by age in versions; the last one takes all older ones."""

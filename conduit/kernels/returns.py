@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,26 @@ def _needed(contents: Contents, *names: str | None) -> tuple[str, ...]:
     return (*(name for name in names if name is not None), *_FLAGS, *lengths)
 
 
+def reward_in(batch: Mapping[str, Any], reward: str | None) -> str:
+    """Name of the reward in a batch: as it was told, or by its role; a plain mapping knows no roles, there it is "reward".
+
+    Raises:
+        FieldError: There is none, or several, or a batch lacks what says which of its rows are steps.
+    """
+    known = getattr(batch, "reward_names", None)
+    if known is None:
+        return "reward" if reward is None else reward
+    lacking = [name for name in _FLAGS if name not in batch]
+    if lacking:
+        raise FieldError(f"Expected it in the batch, got {list(batch)}: list it in fields=...", at=lacking[0])
+    if reward is None and len(known) != 1:
+        raise FieldError(
+            f"Expected one field of the batch to be the reward, got {list(known)}: name what is to be taken, reward='...'",
+            at="reward",
+        )
+    return known[0] if reward is None else reward
+
+
 def _like(values: Mapping[str, Any], reward: str, made: dict[str, Array]) -> dict[str, Any]:
     """Arrays in the format of the batch that they were made from."""
     if not hasattr(values[reward], "detach"):
@@ -76,7 +96,7 @@ class _Advantages(BatchTransform):
     gamma: float
     lam: float
     values: str
-    reward: str
+    reward: str | None
     bootstrap: str | None
     final_values: str | None
     _target = "returns"
@@ -87,13 +107,18 @@ class _Advantages(BatchTransform):
     def _rates(self) -> tuple[float, float, float, float]:
         return 1.0, 1.0, 1.0, 0.0
 
+    def bound(self, contents: Contents) -> BatchTransform:
+        """The same with the reward's name."""
+        assert isinstance(self, Gae | Vtrace)  # noqa: S101 - for the type checker
+        return replace(self, reward=contents.reward(self)) if self.reward is None else self
+
     def outputs(self, contents: Contents) -> tuple[Computed, ...]:
         """Advantages, targets of the value function, and which steps have them."""
         axes = contents.need_steps(self)
         inputs = (self.reward, self.values, self.bootstrap, self.final_values, self._ratios())
         contents.need(_needed(contents, *inputs), self)
         for name in (self.reward, self.values):
-            known = contents.arrays.get(name)
+            known = contents.arrays.get(name or "")
             if known is not None and known.lanes != axes:
                 raise ConfigError(f"Expected scalars per step, got {known} - at batch_transforms, {self}")
         return (
@@ -105,7 +130,7 @@ class _Advantages(BatchTransform):
     def _compute(
         self, batch: Mapping[str, Any], given: Mapping[str, Any], made: Mapping[str, Array] | None
     ) -> dict[str, Array]:
-        job = Job(batch, self.reward)
+        job = Job(batch, reward_in(batch, self.reward))
         shape = job.shape
         job.put_real(G_VALUES, given["values"], self.values)
         job.put_real(G_BOOTSTRAP, given["bootstrap"], "bootstrap", (shape[0], *shape[2:]))
@@ -149,13 +174,15 @@ class _Advantages(BatchTransform):
         from conduit.kernels.gpu.returns import advantages_of
 
         assert isinstance(self, Gae | Vtrace)  # noqa: S101 - for the type checker
-        return advantages_of(self, batch, given, made, reward=self.reward, target=self._target)
+        reward = reward_in(batch, self.reward)
+        return advantages_of(self, batch, given, made, reward=reward, target=self._target)
 
     def _called(self, batch: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         """Advantages of values that are not in the batch, where the batch lies."""
-        if getattr(_taken(batch, self.reward), "is_cuda", False):
+        reward = reward_in(batch, self.reward)
+        if getattr(_taken(batch, reward), "is_cuda", False):
             return self._launch(batch, given, None)
-        return _like(batch, self.reward, self._compute(batch, given, None))
+        return _like(batch, reward, self._compute(batch, given, None))
 
 
 def _taken(values: Mapping[str, Any], name: str) -> Any:
@@ -171,7 +198,7 @@ class Gae(_Advantages):
     gamma: float
     lam: float
     values: str
-    reward: str
+    reward: str | None
     bootstrap: str | None
     final_values: str | None
 
@@ -209,7 +236,7 @@ class Vtrace(_Advantages):
     c_bar: float
     pg_rho_bar: float
     values: str
-    reward: str
+    reward: str | None
     log_ratios: str | None
     bootstrap: str | None
     final_values: str | None
@@ -265,23 +292,27 @@ class ReturnsToGo(BatchTransform):
     """Sums of the rewards to come. See `returns_to_go`."""
 
     gamma: float
-    reward: str
+    reward: str | None
 
     def __post_init__(self) -> None:
         _keep_rates(self, "gamma")
+
+    def bound(self, contents: Contents) -> BatchTransform:
+        """The same with the reward's name."""
+        return replace(self, reward=contents.reward(self)) if self.reward is None else self
 
     def outputs(self, contents: Contents) -> tuple[Computed, ...]:
         """The returns."""
         axes = contents.need_steps(self)
         contents.need(_needed(contents, self.reward), self)
-        known = contents.arrays.get(self.reward)
+        known = contents.arrays.get(self.reward or "")
         if known is not None and known.lanes != axes:
             raise ConfigError(f"Expected scalars per step, got {known} - at batch_transforms, {self}")
         return (Computed("returns_to_go", "float32", axes),)
 
     def run(self, values: dict[str, Any], arrays: Mapping[str, Array], draw: tuple[int, int]) -> None:
         """Fill them in."""
-        job = Job(values, self.reward)
+        job = Job(values, reward_in(values, self.reward))
         job.put(G_RETURNS, arrays["returns_to_go"])
         entry(sum_up)(job.words.ctypes.data, self.gamma)
 
@@ -345,7 +376,7 @@ def gae(
     lam: float = 0.95,
     *,
     values: str = "value",
-    reward: str = "reward",
+    reward: str | None = None,
     bootstrap: str | None = None,
     final_values: str | None = None,
 ) -> Gae:
@@ -363,7 +394,7 @@ def gae(
         gamma: Discount per step, from 0 to 1.
         lam: From 0 (one step) to 1 (all steps).
         values: Name of V of each step's observation.
-        reward: Name of the reward.
+        reward: Name of the reward in the batch; None for the one that the schema says is the reward, in a plain mapping "reward".
         bootstrap: Name of V of the observation after the last step, [B] or [B, N], or None.
         final_values: Name of V of the true final observation of truncated steps, or None.
 
@@ -381,7 +412,7 @@ def vtrace(
     c_bar: float = 1.0,
     pg_rho_bar: float = 1.0,
     values: str = "value",
-    reward: str = "reward",
+    reward: str | None = None,
     log_ratios: str | None = None,
     bootstrap: str | None = None,
     final_values: str | None = None,
@@ -402,7 +433,7 @@ def vtrace(
         c_bar: Bound of w in the traces, above 0 and of at most rho_bar.
         pg_rho_bar: Bound of w in the advantages, above 0.
         values: Name of V of each step's observation.
-        reward: Name of the reward.
+        reward: Name of the reward in the batch; None for the one that the schema says is the reward, in a plain mapping "reward".
         log_ratios: Name of log w, or None: on policy.
         bootstrap: Name of V of the observation after the last step, [B] or [B, N], or None.
         final_values: Name of V of the true final observation of truncated steps, or None.
@@ -424,7 +455,7 @@ def vtrace(
     )
 
 
-def returns_to_go(gamma: float = 1.0, *, reward: str = "reward") -> ReturnsToGo:
+def returns_to_go(gamma: float = 1.0, *, reward: str | None = None) -> ReturnsToGo:
     """The discounted sum of a step's own and all later rewards of its episode that the window has: "returns_to_go", float32.
 
     As Chen et al., "Decision Transformer" (2021), condition on. Nothing is added behind a truncation or the window's end; with
@@ -432,7 +463,7 @@ def returns_to_go(gamma: float = 1.0, *, reward: str = "reward") -> ReturnsToGo:
 
     Args:
         gamma: From 0 to 1.
-        reward: Name of the reward.
+        reward: Name of the reward in the batch; None for the one that the schema says is the reward, in a plain mapping "reward".
 
     Raises:
         ConfigError: gamma out of range.

@@ -153,6 +153,11 @@ def standardise(values, mask, count, eps):  # type: ignore[no-untyped-def]
     return used
 
 
+def has_lengths(values: Mapping[str, Any], shape: tuple[int, ...]) -> bool:
+    """Whether a batch's "lengths" are those of its windows: rollouts have none, theirs are a stored field's."""
+    return "lengths" in values and (len(shape) < 3 or tuple(np.shape(values["lengths"])[:3]) != shape)
+
+
 class Job:
     """The words of a job, and the arrays that they point into.
 
@@ -185,7 +190,7 @@ class Job:
             first = np.zeros(self.shape, bool)
             first[:, 1:] = (ended[0] | ended[1])[:, :-1]
             self.put(G_FIRST, first)
-        if "lengths" in values:
+        if has_lengths(values, self.shape):
             self.put(G_LENGTHS, as_numpy(values, "lengths", np.int64, (batch,)))
 
     def put(self, word: int, array: Array) -> Array:

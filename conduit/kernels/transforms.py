@@ -138,6 +138,7 @@ class OneHot:
 
     n: int
     dtype: str = "float32"
+    start: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "n", at_least("a number of classes", self.n, 1))

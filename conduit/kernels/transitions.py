@@ -10,6 +10,17 @@ from conduit.kernels.resolve import (
     E_ENVS,
     E_LIMIT,
     E_PAGE,
+    S_DOUBLE,
+    S_ELEMENTS,
+    S_FACTOR,
+    S_HIGH,
+    S_LOW,
+    S_OFFSET,
+    S_OUT,
+    S_OUT_DOUBLE,
+    S_SOURCE,
+    S_STRIDE,
+    S_WORDS,
     V_BOOTSTRAP,
     V_DISCOUNT,
     V_FOLLOWING,
@@ -29,6 +40,8 @@ from conduit.kernels.resolve import (
     V_REWARD_STRIDE,
     V_STACK,
     V_STACKED,
+    V_SUM_COUNT,
+    V_SUMS,
     V_TABLE,
     V_TERMINATED,
     V_TRUNCATED,
@@ -98,6 +111,39 @@ def _put_stacks(window, metas, envs, slot, row, last, after):  # type: ignore[no
         _stack(window, stacked, slot, after, last, step + 1, envs)
 
 
+@inner
+def _put_sums(window, envs, slot, row, used):  # type: ignore[no-untyped-def]
+    """Write the sums of rewards that are several, or have several elements, over the `used` steps from `row` on.
+
+    The steps of a transition lie one tick apart: only the last one's link may lead elsewhere.
+    """
+    page_rows = peek_i64(peek_i64(window + V_TABLE) + T_ROWS)
+    # a row that is being overwritten may say anything
+    end = (row // page_rows + 1) * page_rows
+    gamma = peek_f64(window + V_GAMMA)
+    words = peek_i64(window + V_SUMS)
+    for _ in range(peek_i64(window + V_SUM_COUNT)):
+        source, stride, elements = peek_i64(words + S_SOURCE), peek_i64(words + S_STRIDE), peek_i64(words + S_ELEMENTS)
+        double, out = peek_i64(words + S_DOUBLE) != 0, peek_i64(words + S_OUT)
+        factor, offset = peek_f64(words + S_FACTOR), peek_f64(words + S_OFFSET)
+        low, high = peek_f64(words + S_LOW), peek_f64(words + S_HIGH)
+        for element in range(elements):
+            inside = source + (8 if double else 4) * element
+            total, discount = 0.0, 1.0
+            for k in range(used):
+                at = row + k * envs
+                if at >= end:
+                    break
+                total += discount * _reward(inside, stride, double, factor, offset, low, high, at)
+                discount *= gamma
+            place = elements * slot + element
+            if peek_i64(words + S_OUT_DOUBLE) != 0:
+                poke_f64(out + 8 * place, total)
+            else:
+                poke_f32(out + 4 * place, total)
+        words += 8 * S_WORDS
+
+
 @inner(forceinline=True)
 def _put_transition(window, metas, envs, slot, row, last, after, flags, used, total, discount):  # type: ignore[no-untyped-def]
     """Write what a transition from `row` to `after` delivers; `last` is the last step used, with its flags."""
@@ -109,6 +155,8 @@ def _put_transition(window, metas, envs, slot, row, last, after, flags, used, to
             poke_f64(peek_i64(window + V_RETURN) + 8 * slot, total)
         else:
             poke_f32(peek_i64(window + V_RETURN) + 4 * slot, total)
+    elif peek_i64(window + V_SUM_COUNT) != 0:
+        _put_sums(window, envs, slot, row, used)
     if peek_i64(window + V_DISCOUNT) != 0:
         poke_f32(peek_i64(window + V_DISCOUNT) + 4 * slot, discount)
     if peek_i64(window + V_USED) != 0:

@@ -11,8 +11,8 @@ import numpy as np
 from conduit.errors import MissingExtra
 from conduit.jit import entry
 from conduit.kernels import cpu, resolve
-from conduit.kernels.describing import describe_window
-from conduit.kernels.plan import Plan
+from conduit.kernels.describing import Summed, describe_window
+from conduit.kernels.plan import EPISODES, IDS, KEYS, STEPS, VERSIONS, Plan
 from conduit.kernels.ragged import describe_ragged
 from conduit.kernels.rows import D_WORDS
 from conduit.kernels.windows import Transition, has_next, lanes
@@ -27,8 +27,6 @@ Format = Literal["torch", "numpy"]
 
 Maker = Callable[[Array], Any]
 """Makes what is handed out from a buffer's array: a tensor, or a view."""
-
-_KEYS = ("ids", "versions", "episodes", "steps")
 
 
 class Batch(Mapping[str, Any]):
@@ -61,22 +59,27 @@ class Batch(Mapping[str, Any]):
     @property
     def ids(self) -> Any:
         """Row ids, int64 [B]: they name the rows until these are overwritten (`Loader.valid`)."""
-        return self._key("ids")
+        return self._key(IDS)
 
     @property
     def versions(self) -> Any:
         """Policy versions that acted, int64 [B]."""
-        return self._key("versions")
+        return self._key(VERSIONS)
 
     @property
     def episodes(self) -> Any:
         """Episode numbers, unique in the table, int64 [B]."""
-        return self._key("episodes")
+        return self._key(EPISODES)
 
     @property
     def steps(self) -> Any:
         """Steps in the episode, int64 [B], from 0."""
-        return self._key("steps")
+        return self._key(STEPS)
+
+    @property
+    def reward_names(self) -> tuple[str, ...]:
+        """Names of the rewards in the batch, or of the returns that were made of them."""
+        return self._buffer.reward_names
 
     def __getitem__(self, name: str) -> Any:
         return self._values[name]
@@ -168,7 +171,6 @@ class Scratch:
 
 
 _MADE = {
-    "reward": resolve.V_RETURN,
     "discount": resolve.V_DISCOUNT,
     "n_steps": resolve.V_USED,
     "lengths": resolve.V_USED,
@@ -185,22 +187,24 @@ def _made(plan: Plan, at: dict[str, int]) -> dict[int, int]:
     return {_MADE[item.name]: at[item.name] for item in plan.computed if item.name in _MADE}
 
 
-def _reward(table: TableView, plan: Plan) -> tuple[int, int, int]:
-    """Address, row stride and item size of the reward column, or zeros where the window sums no rewards."""
-    if all(item.name != "reward" for item in plan.computed):
-        return 0, 0, 0
-    column = table.columns["reward"]
-    return column.ctypes.data, column.strides[0], column.itemsize
+def _rewards(table: TableView, plan: Plan, at: dict[str, int]) -> list[Summed]:
+    """Where the rewards lie that the window sums up, and where their sums go."""
+    columns = (table.columns[item.field.name] for item in plan.returns)
+    return [
+        Summed(item, column.ctypes.data, column.strides[0], at[item.name])
+        for item, column in zip(plan.returns, columns, strict=True)
+    ]
 
 
 def spans_of(plan: Plan) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
-    """{name: dtype and shape} of every array of a batch, its keys included."""
+    """{name: dtype and shape} of every array of a batch, those included that are not delivered under their names."""
     size = plan.batch_size
     spans = {item.name: (item.numpy_dtype, (size, *item.lanes, *item.shape)) for item in plan.outputs}
+    spans |= {item.name: (item.numpy_dtype, (size, *item.field.shape)) for item in plan.returns}
     spans |= {item.name: (np.dtype(item.dtype), (size, *item.lanes)) for item in (*plan.computed, *plan.added)}
     for item in plan.ragged:
         spans |= item.arrays(size)
-    return spans | {name: (np.dtype(np.int64), (size,)) for name in _KEYS}
+    return spans | {name: (np.dtype(np.int64), (size,)) for name in KEYS}
 
 
 def offsets_of(spans: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]) -> tuple[dict[str, int], int]:
@@ -234,7 +238,8 @@ class Buffer:
     alive, and so does every view of it, so reference counts tell the truth without any bookkeeping by users.
 
     Attributes:
-        arrays: Every output by name, ids and other keys included.
+        arrays: Every output by name, and what is not delivered under its name (conduit.kernels.plan.INTERNAL).
+        reward_names: Of what is delivered.
         narrowed: Names of arrays that are handed out only up to their last start, and the starts.
         released: The present batch's holder has promised not to look at it again.
         turn: Number of batches this memory has been handed out for.
@@ -282,9 +287,10 @@ class Buffer:
             self._kept += kept
         self.narrowed = [(item.narrowed, self.arrays[item.parts[1]]) for item in plan.ragged if item.narrowed]
         sampled = int(table.descriptor[T_SAMPLED // 8]), int(table.descriptor[T_MAX_SAMPLED // 8])
-        self.window = describe_window(
-            plan, table.address, sampled, _reward(table, plan), scratch.addresses | _made(plan, at)
+        self.window, summed = describe_window(
+            plan, table.address, sampled, _rewards(table, plan, at), scratch.addresses | _made(plan, at)
         )
+        self._kept.append(summed)
         self.job = np.zeros(cpu.J_WORDS, np.int64)
         for offset, value in (
             (cpu.J_TABLE, table.address),
@@ -300,14 +306,14 @@ class Buffer:
             (cpu.J_PAGES, scratch.pages.ctypes.data),
             (cpu.J_GENERATIONS, scratch.generations.ctypes.data),
             (cpu.J_SLOTS, scratch.slots.ctypes.data),
-            (cpu.J_IDS, at["ids"]),
-            (cpu.J_VERSIONS, at["versions"]),
-            (cpu.J_EPISODES, at["episodes"]),
-            (cpu.J_STEPS, at["steps"]),
+            (cpu.J_IDS, at[IDS]),
+            (cpu.J_VERSIONS, at[VERSIONS]),
+            (cpu.J_EPISODES, at[EPISODES]),
+            (cpu.J_STEPS, at[STEPS]),
         ):
             self.job[offset // 8] = value
         self.job_address = self.job.ctypes.data
-        self.names = plan.names
+        self.names, self.reward_names = plan.names, plan.reward_names
         self.delivered = [self.arrays[name] for name in plan.names]
         self.brains = [
             item.name for item in plan.outputs if item.transform.dtype == "bfloat16" and item.name in plan.names

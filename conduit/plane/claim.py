@@ -9,9 +9,10 @@ import numpy as np
 
 from conduit.errors import Closed, ConfigError
 from conduit.jit import entry
-from conduit.kernels.batchwise import Apply, BatchTransform, Contents
+from conduit.kernels.batchwise import Apply, BatchTransform, Contents, check_new
 from conduit.kernels.cpu import GENERATION_MASK, ROW_BITS
-from conduit.kernels.plan import Computed
+from conduit.kernels.naming import clash, shown
+from conduit.kernels.plan import FLAGS, Computed
 from conduit.kernels.windows import Rollout
 from conduit.plane.batch import Maker, as_bfloat16
 from conduit.store import queue
@@ -34,7 +35,8 @@ from conduit.store.words import FINAL, FIRST, KEPT, LINK_SHIFT
 
 Array = np.ndarray[Any, Any]
 
-_FLAGS = ("terminated", "truncated")
+_MARKS = ("is_first", "mask")
+_BOOTSTRAP = "bootstrap_"
 _ENDS = {queue.ACKNOWLEDGED: "acknowledged", queue.GIVEN_BACK: "given back", queue.LOST: "lost"}
 
 
@@ -95,20 +97,31 @@ class Columns:
         make: Makes what is handed out from a view of shared memory.
         own: The same from an array that belongs to the claim.
         steps: Steps on each claim's arrays as a batch of one rollout.
+        rename: {field, or parent: name in claims}.
 
     Raises:
-        ConfigError: A step that is none.
+        ConfigError: A step that is none, that lacks its inputs or makes what is there already; names that cannot be.
     """
 
-    def __init__(self, table: TableView, make: Maker, own: Maker, steps: Iterable[BatchTransform]) -> None:
+    def __init__(
+        self,
+        table: TableView,
+        make: Maker,
+        own: Maker,
+        steps: Iterable[BatchTransform],
+        rename: Mapping[str, str] | None,
+    ) -> None:
         self.table = table
-        self.schema = table.layout.schema
+        self.schema = shown(table.layout.schema, rename)
+        # names in claims to names in the table
+        self.stored = dict(zip(self.schema.names, table.layout.schema.names, strict=True))
         self.make = make
         self.own = own
         self.page_rows = table.layout.page_rows
-        self.names = (*self.schema.names, *_FLAGS)
+        self.names = (*self.schema.names, *FLAGS)
         base = table.segment.base
-        arrays = {**table.columns, **{name: getattr(table, name) for name in _FLAGS}}
+        arrays = {name: table.columns[stored] for name, stored in self.stored.items()}
+        arrays |= {"terminated": table.terminated, "truncated": table.truncated}
         # by name: dtype, shape and strides of a row, stride from row to row, place in the segment
         self._described = {
             name: (array.dtype, array.shape[1:], array.strides[1:], array.strides[0], array.ctypes.data - base)
@@ -118,7 +131,7 @@ class Columns:
         for name, (dtype, offset, *_) in (META_DTYPE.fields or {}).items():
             self._described[f".{name}"] = (dtype, (), (), META_DTYPE.itemsize, meta + offset)
         self._brains = frozenset(field.name for field in self.schema.fields if field.dtype == "bfloat16")
-        self._odd = self._brains | frozenset(table.arenas)
+        self._odd = self._brains | frozenset(self.schema.ragged_names)
         self.steps = tuple(steps) if isinstance(steps, Iterable) else (steps,)
         for step in self.steps:
             if not isinstance(step, BatchTransform):
@@ -126,6 +139,42 @@ class Columns:
                     f"Expected conduit.gae, vtrace, returns_to_go, normalise_advantages or apply, got "
                     f"{type(step).__name__} - at batch_transforms"
                 )
+        if self.steps:
+            self._check_steps()
+
+    def check_batch(self) -> None:
+        """Refuse a field of the name of something that a batch of a claim holds beside the fields.
+
+        Raises:
+            ConfigError: There is one.
+        """
+        for name in (*_MARKS, *map(_BOOTSTRAP.__add__, self.schema.observation_names)):
+            if name in self.stored:
+                raise ConfigError(
+                    f"{clash(name, self.stored[name], f'the `{name}` of a claim as a batch')}, of client.consumer"
+                )
+
+    def _check_steps(self) -> None:
+        """Find out that the steps go together, for a claim in which everything is that can be in one."""
+        self.check_batch()
+        table = self.table.layout.table
+        lead = (table.rollout_length or 1, table.num_envs or 1)
+        fields = [field for field in self.schema.fields if not field.ragged]
+        known = {field.name: Computed(field.name, field.dtype, (*lead, *field.shape)) for field in fields}
+        known |= {name: Computed(name, "bool", lead) for name in (*FLAGS, *_MARKS)}
+        for field in fields:
+            if field.observation:
+                name = _BOOTSTRAP + field.name
+                known[name] = Computed(name, field.dtype, (lead[1], *field.shape))
+        self.steps = tuple(
+            step.bound(Contents(Rollout(*lead), known, False, self.schema.reward_names)) for step in self.steps
+        )
+        is_open = False
+        for step in self.steps:
+            for item in step.outputs(Contents(Rollout(*lead), known, is_open, self.schema.reward_names)):
+                check_new(item.name, known, step)
+                known[item.name] = item
+            is_open = is_open or isinstance(step, Apply)
 
     def array(self, hold: Any, name: str, row: int, lead: tuple[int, ...]) -> Array:
         """View of consecutive rows of a column from physical row `row` on, [*lead, *shape], that keeps `hold` alive."""
@@ -136,7 +185,7 @@ class Columns:
     def deliver(self, hold: Any, name: str, row: int, lead: tuple[int, ...]) -> Any:
         """The same as it is handed out; of a ragged field a list of one value for each row."""
         if name in self._odd:
-            if name in self.table.arenas:
+            if name not in self._brains or self.schema[name].ragged:
                 return self._values(hold, name, row, lead)
             return as_bfloat16(self.make(self.array(hold, name, row, lead)))
         # what a learner waits for: `array`, written out
@@ -145,16 +194,26 @@ class Columns:
         return self.make(np.ndarray((*lead, *shape), dtype, hold, offset + row * stride, (*outer, *inner)))
 
     def _values(self, hold: Any, name: str, row: int, lead: tuple[int, ...]) -> list[Any]:
-        arena = self.table.arenas[name][row // self.page_rows]
+        arena = self.table.arenas[self.stored[name]][row // self.page_rows]
         item = arena.strides[0]
         start = arena.ctypes.data - self.table.segment.base
-        spans = self.table.columns[name][row : row + int(np.prod(lead))]
+        spans = self.table.columns[self.stored[name]][row : row + int(np.prod(lead))]
         found = []
         for first, length in spans.tolist():
             shape = (length, *arena.shape[1:])
             value = self.make(np.ndarray(shape, arena.dtype, hold, start + first * item, arena.strides))
             found.append(as_bfloat16(value) if name in self._brains else value)
         return found
+
+
+class RolloutBatch(dict[str, Any]):
+    """A claim as a batch of one rollout: a dict that knows which of its arrays are rewards.
+
+    Attributes:
+        reward_names: Their names.
+    """
+
+    reward_names: tuple[str, ...]
 
 
 class Claim(Mapping[str, Any]):
@@ -289,24 +348,29 @@ class Claim(Mapping[str, Any]):
         columns = self._columns
         found: dict[str, Any] = {}
         for name in columns.schema.observation_names:
-            if name in columns.table.arenas:
+            if columns.schema[name].ragged:
                 found[name] = [columns.deliver(self._hold, name, row, (1,))[0] for row in rows.tolist()]
             else:
-                value = columns.own(columns.table.columns[name][rows])
+                value = columns.own(columns.table.columns[columns.stored[name]][rows])
                 found[name] = as_bfloat16(value) if columns.schema[name].dtype == "bfloat16" else value
         return columns.own(np.stack(np.divmod(places, self.num_envs), 1)), found
 
-    def batch(self) -> dict[str, Any]:
+    def batch(self) -> RolloutBatch:
         """The claim as a batch of one rollout, {name: [1, ticks, num_envs, *shape]}, as `conduit.gae(...)(batch, ...)` takes it.
 
         "is_first" and "mask" are in it, and bootstrap_<observation> [1, num_envs, *shape] where there are such. Ragged fields
         are left out.
+
+        Raises:
+            ConfigError: A stored field has one of these names; the consumer's `rename` gives it another.
         """
-        batch = {name: value[None] for name, value in self.items() if not isinstance(value, list)}
+        self._columns.check_batch()
+        batch = RolloutBatch({name: value[None] for name, value in self.items() if not isinstance(value, list)})
+        batch.reward_names = self._columns.schema.reward_names
         batch |= {"is_first": self.is_first[None], "mask": self.mask[None]}
         for name, value in (self.bootstrap or {}).items():
             if not isinstance(value, list):
-                batch[f"bootstrap_{name}"] = value[None]
+                batch[_BOOTSTRAP + name] = value[None]
         return batch
 
     def transform(self, number: int) -> None:
@@ -325,11 +389,9 @@ class Claim(Mapping[str, Any]):
                 name: Computed(name, str(value.dtype).removeprefix("torch."), tuple(value.shape[1:]))
                 for name, value in batch.items()
             }
-            for item in step.outputs(Contents(Rollout(*self._lead), known, is_open)):
-                if item.name in batch:
-                    raise ConfigError(
-                        f"Expected one step to make {item.name!r}, it is there already - at batch_transforms, {step}"
-                    )
+            contents = Contents(Rollout(*self._lead), known, is_open, self._columns.schema.reward_names)
+            for item in step.outputs(contents):
+                check_new(item.name, batch, step)
                 arrays[item.name] = np.zeros((1, *item.lanes), item.dtype)
                 batch[item.name] = self._columns.own(arrays[item.name])
             step.run(batch, arrays, (0, number))

@@ -184,6 +184,7 @@ class Client:
         min_rows: int | None = None,
         fields: Iterable[str] | None = None,
         ragged: Layout | Mapping[str, Layout] = "pad",
+        rename: Mapping[str, str] | None = None,
         device: str | Device = "cpu",
         pool: str | int | None = None,
         shard: tuple[int, int] | None = None,
@@ -211,10 +212,13 @@ class Client:
             timeout: Seconds that `next` may wait; None without limit.
             min_rows: Rows that must be there before the first batch; default batch_size, or 1 in a table with a limiter,
                 whose min_size it is then.
-            fields: Outputs to deliver, default all: fields, next_<observation>, terminated, truncated.
+            fields: Outputs to deliver, default all: fields, next_<observation>, terminated, truncated, and what the window makes.
             ragged: How ragged fields come, for all or {field: ...}. "pad": <name> [B, max_length, ...] with zeros behind each
                 value, <name>_mask bool [B, max_length], <name>_lengths int64 [B]. "pack": <name> [total, ...], one value
                 behind the other, <name>_cu_seqlens int32 [B + 1], <name>_position_ids int32 [total].
+            rename: {field, or parent of fields: name in the batch}, for a field whose name is also that of something that a window,
+                the sampling or a step adds, such as {"discount": "env_discount"}. `fields` and batch_transforms have the new names,
+                `transform` and `ragged` those of the schema.
             device: "cpu", or where batches are wanted: "cuda", "cuda:1". The rows are those that a loader on the CPU delivers
                 (docs/kernels.md). Transforms of single fields work as on the CPU, batch_transforms do not.
             pool: Device memory for a mirror of the table's newest pages, such as "8 GiB" or bytes; None for none: wide rows are
@@ -258,6 +262,7 @@ class Client:
                 min_rows=min_rows,
                 fields=fields,
                 ragged=ragged,
+                rename=rename,
                 shard=shard,
             )
 
@@ -297,6 +302,7 @@ class Client:
         min_rows: int | Mapping[str, int] | None = None,
         fields: Iterable[str] | None = None,
         ragged: Layout | Mapping[str, Layout] = "pad",
+        rename: Mapping[str, str] | Mapping[str, Mapping[str, str]] | None = None,
         counts: Counts = "exact",
     ) -> MixedLoader:
         """Open a loader whose batches come from several tables, for use by one thread.
@@ -322,6 +328,7 @@ class Client:
             on_busy: As for `loader`.
             timeout: As for `loader`.
             ragged: As for `loader`.
+            rename: As for `loader`, for all tables or {table: {field: name in the batch}}.
 
         Raises:
             ConfigError: Bad options, or outputs that differ; names the first difference.
@@ -352,6 +359,7 @@ class Client:
                 min_rows=min_rows,
                 fields=tuple(fields) if isinstance(fields, Iterable) and not isinstance(fields, str) else fields,
                 ragged=ragged,
+                rename=rename,
                 counts=counts,
             )
 
@@ -367,6 +375,7 @@ class Client:
         timeout: float | None = 30.0,
         partial: Partial = "deliver",
         batch_transforms: Iterable[BatchTransform] = (),
+        rename: Mapping[str, str] | None = None,
     ) -> Consumer:
         """Open a consumer of a queue, for use by one thread: each row is delivered to one consumer, and is done when that says so.
 
@@ -377,6 +386,8 @@ class Client:
             partial: What becomes of rollouts that are shorter than rollout_length: "deliver" them, or "drop" them.
             batch_transforms: Steps on each claim as a batch of one rollout (`Claim.batch`): conduit.gae, vtrace,
                 returns_to_go, normalise_advantages, apply. What they add is in the claim, without the batch axis.
+            rename: {field, or parent of fields: name in claims}, for a field whose name is also that of something that a batch
+                or a step adds, such as {"mask": "action_mask"}.
 
         Raises:
             ConfigError: Bad options, or the table is no queue.
@@ -387,7 +398,9 @@ class Client:
                 f"Expected a table of kind='queue' for a consumer, {table!r} is one of kind={view.layout.table.kind!r}: use "
                 f"client.loader({table!r}, batch_size=...)"
             )
-        consumer = Consumer(view, format=format, timeout=timeout, partial=partial, batch_transforms=batch_transforms)
+        consumer = Consumer(
+            view, format=format, timeout=timeout, partial=partial, batch_transforms=batch_transforms, rename=rename
+        )
         self._consumers.add(consumer)
         return consumer
 

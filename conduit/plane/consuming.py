@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -66,6 +66,7 @@ class Consumer:
         timeout: float | None,
         partial: Partial,
         batch_transforms: Iterable[BatchTransform],
+        rename: Mapping[str, str] | None,
     ) -> None:
         if format not in ("torch", "numpy"):
             raise ConfigError(f"Expected format 'torch' or 'numpy', got {format!r}")
@@ -82,7 +83,7 @@ class Consumer:
         self._timeout = timeout
         self._drops = partial == "drop"
         tensors = torch_maker() if format == "torch" else None
-        self._columns = Columns(table, tensors or _read_only, tensors or np.ndarray.view, batch_transforms)
+        self._columns = Columns(table, tensors or _read_only, tensors or np.ndarray.view, batch_transforms, rename)
         # one object for each claim stands behind its arrays; its death says that nobody can look any more
         self._hold_type = type("_Hold", (ctypes.c_char * table.segment.layout.size,), {})
         self._counts = np.zeros(queue.C_WORDS, np.int64)

@@ -19,6 +19,7 @@ from conduit.errors import BuffersBusy, Closed, ConfigError, DataTimeout
 from conduit.jit import entry
 from conduit.kernels import cpu
 from conduit.kernels.batchwise import BatchTransform, with_batch_transforms
+from conduit.kernels.naming import shown
 from conduit.kernels.packing import Layout
 from conduit.kernels.plan import Plan, make_plan
 from conduit.kernels.resolve import V_CURRENT, V_OLDEST
@@ -119,6 +120,7 @@ class Loader(Delivery):
         min_rows: int | None,
         fields: Iterable[str] | None,
         ragged: Layout | Mapping[str, Layout],
+        rename: Mapping[str, str] | None,
         shard: tuple[int, int] | None = None,
         share: Share | None = None,
     ) -> None:
@@ -142,7 +144,9 @@ class Loader(Delivery):
         table.check_open()
         added = () if sampling is None else WEIGHTS
         extra = added if share is None else share.extra
-        self.plan: Plan = make_plan(table.layout.schema, batch_size, window, transform, fields, extra, ragged)
+        schema = table.layout.schema
+        self.plan: Plan = make_plan(schema, batch_size, window, transform, fields, extra, ragged, rename)
+        self._shown = shown(schema, rename)
         batch_size = self.plan.batch_size
         table.layout.table.check_window(*need(self.plan.window))
         limited = table.layout.limits is not None
@@ -238,7 +242,7 @@ class Loader(Delivery):
 
     def _hand_out(self, buffer: Buffer) -> Batch:
         buffer.take()
-        return Batch(buffer, self._make, self._table.layout.schema)
+        return Batch(buffer, self._make, self._shown)
 
     def _fill(self, buffer: Buffer) -> bool:
         """Draw a batch; staleness is counted from the version that is published now, however long rows were waited for."""

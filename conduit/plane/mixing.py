@@ -81,7 +81,7 @@ class Part(Loader):
         """The batch whose slots have all been filled."""
         buffer = self._buffers[index]
         buffer.take()
-        batch = Batch(buffer, self._make, self._table.layout.schema)
+        batch = Batch(buffer, self._make, self._shown)
         if self.plan.batchwise:
             batch.transform(self._transforming, self.sampler.batch)
         return batch
@@ -127,6 +127,7 @@ class MixedLoader(Delivery):
         batch_size: int,
         sampling: Prioritised | Mapping[str, Prioritised | None] | None,
         min_rows: int | Mapping[str, int] | None,
+        rename: Mapping[str, str] | Mapping[str, Mapping[str, str]] | None,
         seed: int,
         place: NamedLoader | None,
         counts: Counts,
@@ -147,13 +148,11 @@ class MixedLoader(Delivery):
                 f"Expected batches in which each table has a row, got batch_size={batch_size} of which {table!r} would give "
                 f"{float(least):.3g}: use at least {-(-1 // min(self._shares))}, or counts='random'"
             )
-        for name, view in views.items():
-            if SOURCE.name in view.layout.schema:
-                raise ConfigError(
-                    f"Expected tables without a field named {SOURCE.name!r}, got one in {name!r}: rename it"
-                )
         chosen = self._by_table(sampling, "sampling")
         rows = self._by_table(min_rows, "min_rows")
+        # names of fields for all tables, or for each its own
+        each = isinstance(rename, Mapping) and any(isinstance(names, Mapping) for names in rename.values())
+        shown = self._by_table(rename, "rename") if each else [rename] * len(self.tables)
         extra = (*(WEIGHTS if any(one is not None for one in chosen) else ()), SOURCE)
         share = Share(extra)
         self._parts: list[Part] = []
@@ -164,6 +163,7 @@ class MixedLoader(Delivery):
                     share=share,
                     batch_size=batch_size,
                     sampling=chosen[i],
+                    rename=shown[i],
                     seed=seed + i * _NEXT_SEED,
                     min_rows=-(-ratio.numerator * batch_size // ratio.denominator) if rows[i] is None else rows[i],
                     **options,

@@ -15,6 +15,7 @@ from conduit.nesting import hint
 from conduit.numbers import at_least, whole
 from conduit.plane.stream import Form, Stream
 from conduit.plane.values import checked, checked_lengths, checked_observation, checked_values
+from conduit.schema import Schema
 from conduit.store import committing, interpreter
 from conduit.store.words import W_BASE, W_BEYOND, W_BUSY, W_ENDS, W_LOCAL
 
@@ -47,6 +48,21 @@ def _place(value: object, count: int, what: str) -> int:
     if number is None or not 0 <= number < count:
         raise FieldError(f"Expected {what} from 0 to {count - 1}, got {value!r}", at="final")
     return number
+
+
+def _check_names(form: type, schema: Schema, what: str) -> None:
+    """Refuse a field that attribute access could not reach, since the form has something of that name itself.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    for name in schema.names:
+        first = name.partition(".")[0]
+        if hasattr(form, first):
+            raise ConfigError(
+                f"Expected no field named as what the {what} has itself, got `{name}` beside its `{first}`: use writer.append, or "
+                "rename the field"
+            )
 
 
 class _Views:
@@ -82,6 +98,7 @@ class _Staged(_Views):
     __slots__ = ("__weakref__", "_lead", "_names_", "_number", "_ragged", "_row", "_rows", "_stream")
 
     def __init__(self, stream: Stream) -> None:
+        _check_names(type(self), stream.schema, type(self).__name__.lower())
         self._stream = stream
         self._names_ = (*stream.schema.names, "terminated", "truncated")
         self._ragged = stream.schema.ragged_names
@@ -421,6 +438,7 @@ class Bare(_Views):
 
     def __init__(self, stream: Stream) -> None:
         _check_plain(stream, "bare handle")
+        _check_names(Bare, stream.schema, "bare handle")
         if not interpreter.is_supported():
             raise ConfigError(
                 "Expected CPython with its interpreter lock for the bare handle: use writer.step() instead"

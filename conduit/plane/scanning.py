@@ -91,11 +91,13 @@ class Scan:
         """The steps of one environment in a page, their episodes, and the tick of the last one."""
         envs = lease.envs
         every = slice(part.begin * envs + env, part.end * envs, envs)
-        meta = self._whole("meta", part.page)
+        meta = self._page(self._table.meta, part.page)
         flags = meta["link"][every]
         here = (flags & (FINAL | DELETED)) == 0
         if self._table.sampled is not None:
-            here &= self._whole("sampled", part.page)[every] < (self._table.layout.table.max_times_sampled or 0)
+            here &= self._page(self._table.sampled, part.page)[every] < (
+                self._table.layout.table.max_times_sampled or 0
+            )
         rows = np.arange(every.start, every.stop, envs)[here]
         flags = meta["link"][rows]
         episodes = (np.int64(stream) << 32) | meta["episode"][rows].astype(np.int64)
@@ -121,15 +123,14 @@ class Scan:
         )
         return steps, episodes, part.tick + int(rows[-1]) // envs if len(rows) else -1
 
-    def _whole(self, name: str, page: int) -> Array:
-        """All rows of a page, its tail included, which a lease's own view has not."""
-        table, size = self._table, self._table.layout.page_rows
-        array = table.columns[name] if name in table.columns else getattr(table, name)
+    def _page(self, array: Array, page: int) -> Array:
+        """All rows of a page in an array of the whole table, its tail included, which a lease's own view has not."""
+        size = self._table.layout.page_rows
         view: Array = array[page * size : (page + 1) * size]
         return view
 
     def _values(self, name: str, page: int, rows: Array) -> Array | list[Array]:
-        column = self._whole(name, page)
+        column = self._page(self._table.columns[name], page)
         if name not in self._table.arenas:
             return column[rows]
         arena = self._table.arenas[name][page]

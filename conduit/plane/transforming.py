@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from conduit.errors import ConfigError, FieldError
 from conduit.kernels import augment, reference
+from conduit.kernels.batchwise import BatchTransform
 from conduit.kernels.plan import Output, Plan
 from conduit.kernels.rows import D_REFUSED
 from conduit.store.table import TableView
@@ -53,7 +55,7 @@ class Transforming:
                 )
             self._scales[name] = np.zeros((2, *output.field.shape))
             self._eps[name] = output.normalise.eps
-        self._updates = [output for output in plan.outputs if output.name == f"_{output.field.name}"]
+        self._updates = [output for output in plan.outputs if output.is_internal]
         self._indicators = [(i, output) for i, output in enumerate(plan.outputs) if output.classes]
         self._moves = any(output.shift is not None for output in plan.outputs)
         self.prepares = self._moves or bool(self._scales)
@@ -114,13 +116,32 @@ class Transforming:
 
     def finish(self, values: dict[str, Any], arrays: Mapping[str, Array], number: int) -> None:
         """Run the steps on the whole batch, `values` by name; `arrays` is the memory behind them."""
-        for step in self._plan.batchwise:
+        for step in self._steps(values):
             step.run(values, arrays, (self._seed, number))
 
     def finish_on_device(self, values: dict[str, Any], number: int) -> None:
         """Launch the steps on a whole batch that lies on a device, `values` by name."""
-        for step in self._plan.batchwise:
+        for step in self._steps(values):
             step.run_on_device(values, (self._seed, number))
+
+    def _steps(self, values: dict[str, Any]) -> Iterator[BatchTransform]:
+        """The steps on the whole batch, each of which finds in `values` what it is to fill, and nobody before it.
+
+        Raises:
+            FieldError: A user's function has made an array of the name of one that a later step makes.
+        """
+        pending = {item.name: values.pop(item.name) for item in self._plan.added}
+        names = iter(pending)
+        for step, count in zip(self._plan.batchwise, self._plan.adds, strict=True):
+            for name in itertools.islice(names, count):
+                if name in values:
+                    raise FieldError(
+                        f"Expected one step to make it, got two: another name for what conduit.apply's function adds - at "
+                        f"batch_transforms, {step}",
+                        at=name,
+                    )
+                values[name] = pending[name]
+            yield step
 
 
 def _check_classes(output: Output, array: Array, index: Array) -> None:

@@ -10,7 +10,7 @@ import conduit
 from conduit import Field, Schema
 from conduit.jit import entry
 from conduit.kernels import cpu
-from conduit.kernels.plan import make_plan
+from conduit.kernels.plan import IDS, STEPS, make_plan
 from conduit.plane.batch import Buffer, Scratch
 from conduit.plane.transforming import Transforming
 from conduit.store.atomics import peek_i64, poke_i64
@@ -75,8 +75,8 @@ def check(buffer, rows):
     np.testing.assert_array_equal(arrays["obs"], np.repeat(rows[:, None], 3, 1))
     np.testing.assert_array_equal(arrays["next_obs"], np.repeat(rows[:, None], 3, 1) + 1)
     np.testing.assert_array_equal(arrays["big"], np.repeat(rows[:, None], 200, 1))
-    np.testing.assert_array_equal(arrays["ids"], (1 << 40) + rows)
-    np.testing.assert_array_equal(arrays["steps"], rows)
+    np.testing.assert_array_equal(arrays[IDS], (1 << 40) + rows)
+    np.testing.assert_array_equal(arrays[STEPS], rows)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 15, 16, 17, 64, 257])

@@ -198,7 +198,9 @@ def test_ragged_values_of_several_tables_lie_in_one_batch(engine_name, ragged):
             with engine.writer(name) as writer:
                 for n in range(100):
                     writer.append(tokens=np.full(n % 10, 1000 * k + n, np.int32), n=1000 * k + n)
-        with engine.mix({"a": 1, "b": 1}, batch_size=10, ragged=ragged, format="numpy") as loader:
+        with engine.mix(
+            {"a": 1, "b": 1}, batch_size=10, ragged=ragged, format="numpy", fields=("tokens", "n")
+        ) as loader:
             for _ in range(10):
                 batch = loader.next()
                 np.testing.assert_array_equal(batch["n"] // 1000, batch["source"])

@@ -580,9 +580,8 @@ def test_advantages_of_a_claim_are_those_of_a_batch_of_one_rollout(queue):
 def test_a_step_that_lacks_its_inputs_claims_nothing(queue):
     engine = queue(rollout_length=1)
     steps(engine.writer("replay"), 0, 1)
-    consumer = engine.consumer("replay", batch_transforms=[conduit.gae()])
     with pytest.raises(ConfigError, match=r"Expected \['value'\] in the batch"):
-        consumer.next()
+        engine.consumer("replay", batch_transforms=[conduit.gae()])
     assert ticks(engine.consumer("replay").next()) == [0]
 
 

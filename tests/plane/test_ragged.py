@@ -371,7 +371,9 @@ def test_values_and_those_of_the_next_row_come_padded_or_packed(make, path, layo
 def test_n_step_transitions_carry_the_value_n_rows_on(make):
     engine = make(SCHEMA, capacity=400, max_n_step=3)
     fill(engine, 300)
-    loader = engine.loader("replay", batch_size=64, window=conduit.Transition(n_step=3), format="numpy")
+    loader = engine.loader(
+        "replay", batch_size=64, window=conduit.Transition(n_step=3), format="numpy", fields=("serial", "next_tokens")
+    )
     batch = loader.next()
     for i, serial in enumerate(batch["serial"].tolist()):
         np.testing.assert_array_equal(value_of(batch, "next_tokens", i), tokens(serial + 3))
@@ -611,7 +613,7 @@ def test_bfloat16_values_are_tensors_of_bfloat16(make):
         for _ in range(10):
             writer.append(x=torch.arange(3).to(torch.bfloat16))
     for layout in ("pad", "pack"):
-        batch = engine.loader("replay", batch_size=4, ragged=layout).next()
+        batch = engine.loader("replay", batch_size=4, ragged=layout, fields=("x",)).next()
         assert batch["x"].dtype == torch.bfloat16
         assert batch["x"].reshape(-1)[:3].tolist() == [0, 1, 2]
 

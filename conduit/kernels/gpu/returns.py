@@ -22,7 +22,8 @@ import triton.language as tl
 
 from conduit.errors import ConfigError, FieldError
 from conduit.kernels.gpu.launching import LARGEST_PART, as_words, check, launch, power_of_two, tiles
-from conduit.kernels.returns import Gae, ReturnsToGo, Vtrace
+from conduit.kernels.returns import Gae, ReturnsToGo, Vtrace, reward_in
+from conduit.kernels.traces import has_lengths
 
 MANY_COLUMNS = 1 << 15
 """Columns (environments of all samples) from which on the sequential form is taken."""
@@ -300,9 +301,10 @@ def trace(
     )
 
 
-def _steps(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """What a batch says of its steps, by the names that `trace` has."""
-    return {name: batch[name] for name in ("mask", "is_first", "lengths") if name in batch}
+def _steps(batch: Mapping[str, Any], shape: tuple[int, ...]) -> dict[str, Any]:
+    """What a batch of steps [B, T] or [B, T, N] says of them, by the names that `trace` has."""
+    found = {name: batch[name] for name in ("mask", "is_first") if name in batch}
+    return found | ({"lengths": batch["lengths"]} if has_lengths(batch, shape) else {})
 
 
 def advantages_of(
@@ -353,7 +355,7 @@ def advantages_of(
         made["advantages"],
         made[target],
         made["advantage_mask"],
-        **_steps(batch),
+        **_steps(batch, tuple(rewards.shape)),
         **tensors,
     )
     return {name: made[name] for name in ("advantages", target, "advantage_mask")}
@@ -361,7 +363,7 @@ def advantages_of(
 
 def returns_to_go(kind: ReturnsToGo, batch: Mapping[str, Any], out: Any) -> None:
     """The sums of conduit.returns_to_go, float32, as the advantages of values that are 0 everywhere, behind every end too."""
-    rewards = batch[kind.reward]
+    rewards = batch[reward_in(batch, kind.reward)]
     zeros = rewards.new_zeros(rewards.shape)
     trace(
         Gae(kind.gamma, 1.0, "", "", None, None),
@@ -374,5 +376,5 @@ def returns_to_go(kind: ReturnsToGo, batch: Mapping[str, Any], out: Any) -> None
         batch["terminated"].new_empty(zeros.shape),
         bootstrap=rewards.new_zeros((rewards.shape[0], *rewards.shape[2:])),
         final_values=zeros,
-        **_steps(batch),
+        **_steps(batch, tuple(rewards.shape)),
     )

@@ -7,6 +7,7 @@ the steps, and rounded once: they equal the CPU's bit for bit.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import triton
@@ -14,7 +15,7 @@ import triton.language as tl
 
 from conduit.errors import ConfigError
 from conduit.kernels.gpu.elements import constants_of, convert
-from conduit.kernels.gpu.launching import LARGEST_PART, as_words, check, launch, tiles
+from conduit.kernels.gpu.launching import LARGEST, LARGEST_PART, as_words, check, launch, row_stride, tiles
 from conduit.kernels.transforms import Transform
 from conduit.kernels.windows import Transition
 from conduit.store import words
@@ -243,6 +244,99 @@ def transitions(
         BOOTSTRAP=int(window.newest == "bootstrap"),
         S=window.stack,
         REPEAT=int(window.padding == "repeat"),
+        PAGE_ROWS=page_rows,
+        BLOCK=_BLOCK,
+    )
+
+
+@triton.jit(do_not_specialize=["count"])
+def _sum(  # type: ignore[no-untyped-def]
+    rows,
+    used,
+    envs,
+    reward,
+    returns,
+    count,
+    WORKS: tl.constexpr,
+    N: tl.constexpr,
+    GAMMA: tl.constexpr,
+    ELEMENTS: tl.constexpr,
+    STRIDE: tl.constexpr,
+    PAGE_ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = place < count
+    sample = place // ELEMENTS
+    row = tl.load(rows + sample, mask=mask, other=-1)
+    steps = tl.load(used + sample, mask=row >= 0, other=0)
+    page = row // PAGE_ROWS
+    many = tl.load(envs + page, mask=row >= 0, other=0)
+    end = (page + 1) * PAGE_ROWS
+    total = tl.zeros((BLOCK,), tl.float64)
+    discount = tl.full((BLOCK,), 1.0, tl.float64)
+    for k in range(N):
+        at = row + k * many
+        counts = (k < steps) & (at < end)
+        value = tl.load(reward + at * STRIDE + place % ELEMENTS, mask=counts, other=0)
+        total = tl.where(counts, total + discount * convert(value, tl.float64, WORKS, 0), total)
+        discount = discount * GAMMA
+    tl.store(returns + place, total.to(returns.dtype.element_ty), mask=mask)
+
+
+def sums(
+    rows: Any,
+    used: Any,
+    envs: Any,
+    reward: Any,
+    returns: Any,
+    *,
+    window: Transition,
+    page_rows: int,
+    transform: Transform | None = None,
+) -> None:
+    """Sum up a reward of any shape over the steps that `transitions` has found, each element by itself, in one launch.
+
+    Args:
+        rows: int64 [batch], anchors, -1 for none.
+        used: int64 [batch], steps used, one tick apart, 0 where the row anchors no window.
+        envs: int64 [pages], rows per tick of each.
+        reward: float32 or float64 [rows of the table, *shape].
+        returns: float32 or float64 [batch, *shape], overwritten; zeros where no steps are used.
+        window: Steps and discount.
+        page_rows: Rows of a page.
+        transform: What is done to every single reward, in float64.
+
+    Raises:
+        FieldError: Wrong tensors.
+        ConfigError: A page of no rows, or too many elements.
+    """
+    check(rows, "rows", "int64", (None,))
+    batch = len(rows)
+    check(used, "used", "int64", (batch,), like=rows)
+    check(envs, "envs", "int64", (None,), like=rows)
+    check(reward, "reward", ("float32", "float64"), (None,) * reward.dim(), like=rows, strided=True)
+    check(returns, "returns", ("float32", "float64"), (batch, *reward.shape[1:]), like=rows)
+    elements = math.prod(reward.shape[1:])
+    if page_rows < 1 or batch * elements > LARGEST:
+        raise ConfigError(
+            f"Expected page_rows of at least 1 and at most {LARGEST} returns, got {page_rows} and {batch * elements}"
+        )
+    launch(
+        _sum,
+        tiles(batch * elements, _BLOCK),
+        rows,
+        used,
+        envs,
+        reward,
+        returns,
+        batch * elements,
+        num_warps=NUM_WARPS,
+        WORKS=(tuple(constants_of(transform or Transform("float64"), double=True)),),
+        N=window.n_step,
+        GAMMA=float(window.gamma),
+        ELEMENTS=elements,
+        STRIDE=row_stride(reward),
         PAGE_ROWS=page_rows,
         BLOCK=_BLOCK,
     )

@@ -16,7 +16,7 @@ import numpy as np
 from conduit.errors import SchemaMismatch
 from conduit.jit import entry
 from conduit.kernels import augment, cpu, rows, staging
-from conduit.kernels.plan import NEXT, Output, Plan
+from conduit.kernels.plan import INTERNAL, KEYS, NEXT, Output, Plan
 from conduit.kernels.transforms import FLOATS, Transform
 from conduit.kernels.windows import Transition
 from conduit.plane.batch import Batch, Buffer, Scratch, offsets_of, spans_of
@@ -29,8 +29,8 @@ from conduit.store.table import TableView
 Array = np.ndarray[Any, Any]
 Spans = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
 
-KEYS = ("ids", "versions", "episodes", "steps")
-"""Names of a batch's keys."""
+_STATE, _SHIFT = f"{INTERNAL}state", f"{INTERNAL}shift"
+"""Arrays that are sent and not delivered: seed and number of the batch, and how far second stacks lie behind first ones."""
 _INT64 = np.dtype(np.int64)
 _AGAIN = 1 << 10
 """Attempts of draws after a batch's first ones: other random bits than theirs."""
@@ -41,7 +41,7 @@ def can_gather(plan: Plan) -> str:
     if plan.ragged:
         return f"ragged fields ({plan.ragged[0].field.name!r})"
     for output in plan.outputs:
-        if output.classes or output.normalise is not None or output.name == f"_{output.field.name}":
+        if output.classes or output.normalise is not None or output.is_internal:
             return f"one_hot and normalise ({output.name!r})"
         if output.transform.is_clipped and output.transform.dtype not in FLOATS:
             return f"clipped integers ({output.name!r})"
@@ -54,7 +54,11 @@ def check_plan(plan: Plan, schema: Schema) -> None:
     Raises:
         SchemaMismatch: A field of it is another one, or none, of the schema.
     """
-    for field in (*(item.field for item in plan.outputs), *(item.field for item in plan.ragged)):
+    for field in [
+        *(item.field for item in plan.outputs),
+        *(item.field for item in plan.ragged),
+        *(item.field for item in plan.returns),
+    ]:
         name = field.name
         have = schema[name] if name in schema.names else None
         if have != field:
@@ -84,13 +88,26 @@ class DeviceBatch(Batch):
     when nothing made from it is alive any more.
     """
 
-    __slots__ = ("_device",)
+    __slots__ = ("_device", "_reward_names")
 
-    def __init__(self, values: dict[str, Tensor], keys: dict[str, Tensor], schema: Schema, device: Device) -> None:
+    def __init__(
+        self,
+        values: dict[str, Tensor],
+        keys: dict[str, Tensor],
+        schema: Schema,
+        device: Device,
+        reward_names: tuple[str, ...],
+    ) -> None:
         self._values = values
         self._keys = keys
         self._schema = schema
         self._device = device
+        self._reward_names = reward_names
+
+    @property
+    def reward_names(self) -> tuple[str, ...]:
+        """Names of the rewards in the batch, or of the returns that were made of them."""
+        return self._reward_names
 
     def _key(self, name: str) -> Tensor:
         return self._keys[name]
@@ -146,9 +163,9 @@ class DeviceBuffer(Buffer):
         self._moves = residence is not None and any(output.shift is not None for output in plan.outputs)
         for kind in self._kinds:
             shape = self.scratch.index[kind].shape
-            sent |= {f"near {kind}": (_INT64, shape), f"far {kind}": (_INT64, shape)}
-        sent["shift"] = np.dtype(np.int32), (plan.batch_size if self._pairs else 0,)
-        sent["state"] = _INT64, (2 if self._moves else 0,)
+            sent |= {f"{INTERNAL}near {kind}": (_INT64, shape), f"{INTERNAL}far {kind}": (_INT64, shape)}
+        sent[_SHIFT] = np.dtype(np.int32), (plan.batch_size if self._pairs else 0,)
+        sent[_STATE] = _INT64, (2 if self._moves else 0,)
         self._sent = sent
         self._sent_at, self._sent_bytes = offsets_of(sent)
         self._pinned = device.pinned(self._sent_bytes)
@@ -171,7 +188,7 @@ class DeviceBuffer(Buffer):
     def _describe(self, residence: Residence, memory: Array, seed: int) -> None:
         """The words of the staging, and pinned memory for far rows."""
         plan, table, size = self._plan, self._table, self._plan.batch_size
-        self._state = self._array(memory, "state")
+        self._state = self._array(memory, _STATE)
         if self._moves:
             self._state[0] = np.uint64(seed % 2**64).astype(np.int64)
         indices = np.zeros((len(self._kinds), staging.X_WORDS), np.int64)
@@ -182,8 +199,8 @@ class DeviceBuffer(Buffer):
             words[:] = (
                 index.ctypes.data,
                 index[:1].size,
-                self._array(memory, f"near {kind}").ctypes.data,
-                self._array(memory, f"far {kind}").ctypes.data,
+                self._array(memory, f"{INTERNAL}near {kind}").ctypes.data,
+                self._array(memory, f"{INTERNAL}far {kind}").ctypes.data,
                 listed[kind].ctypes.data,
             )
         spans: Spans = {
@@ -223,7 +240,7 @@ class DeviceBuffer(Buffer):
                 (staging.G_STACK, self.scratch.index["stack"].ctypes.data),
                 (staging.G_FOLLOWING_STACK, self.scratch.index["following_stack"].ctypes.data),
                 (staging.G_STACK_SIZE, self.scratch.index["stack"].shape[1]),
-                (staging.G_SHIFT, self._array(memory, "shift").ctypes.data),
+                (staging.G_SHIFT, self._array(memory, _SHIFT).ctypes.data),
             ):
                 self._staging[offset // 8] = value
         self._own = indices, listed, copies
@@ -326,13 +343,13 @@ class DeviceBuffer(Buffer):
         items = []
         for output in self._plan.outputs:
             column = columns[output.field.name if near else output.name]
-            index, out = tensors[f"{way} {output.rows}"], tensors[output.name]
+            index, out = tensors[f"{INTERNAL}{way} {output.rows}"], tensors[output.name]
             if output.shift is not None:
                 pick = augment.pick_of(output, self._table.layout.schema.names)
                 frames.moved_images(
                     column,
                     index,
-                    tensors["state"],
+                    tensors[_STATE],
                     out,
                     transform=output.transform,
                     shift=output.shift,
@@ -348,9 +365,9 @@ class DeviceBuffer(Buffer):
             window = self._plan.window
             frames.frame_stacks(
                 columns[output.field.name],
-                tensors["near stack"],
-                tensors["near following_stack"],
-                tensors["shift"],
+                tensors[f"{INTERNAL}near stack"],
+                tensors[f"{INTERNAL}near following_stack"],
+                tensors[_SHIFT],
                 tensors[name],
                 tensors[following],
                 transform=output.transform,

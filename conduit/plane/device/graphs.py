@@ -14,10 +14,10 @@ import numpy as np
 
 from conduit.errors import ConfigError
 from conduit.kernels.cpu import GENERATION_MASK, ROW_BITS
-from conduit.kernels.plan import Plan
+from conduit.kernels.plan import INTERNAL, KEYS, Plan
 from conduit.kernels.windows import Transition
 from conduit.plane.batch import offsets_of, spans_of
-from conduit.plane.device.buffers import KEYS, Spans, check_plan, stack_pairs, view_of
+from conduit.plane.device.buffers import Spans, check_plan, stack_pairs, view_of
 from conduit.plane.device.interface import Device, Event, Tensor
 from conduit.plane.device.mirror import Mirror
 from conduit.plane.device.residence import BASE, GENERATION, ROWS
@@ -36,6 +36,13 @@ from conduit.store.words import (
 
 Array = np.ndarray[Any, Any]
 
+_ROWS, _FOLLOWING, _USED, _DISCOUNTS, _ENDED, _CUT, _GIVEN_UP, _STACK, _FOLLOWING_STACK, _SHIFT = (
+    INTERNAL + name
+    for name in (
+        *("rows", "following", "used", "discounts", "ended", "cut"),
+        *("given up", "stack", "following stack", "shift"),
+    )
+)
 _INT64 = np.dtype(np.int64)
 _RING = 3
 _LACKS = "draws of the device are of uniformly drawn transitions without random_shift and max_staleness, out of a pool"
@@ -75,17 +82,17 @@ class Draws:
         self._head_memory = memory
         self._spans = heads
         self._shown: bytes = b""
+        # what is not delivered has names that no field can have
         made: Spans = {
             **spans_of(plan),
-            **dict.fromkeys(("rows", "following", "used"), (_INT64, (size,))),
-            "returns": (np.dtype("float32" if plan.reward is None else plan.reward.dtype), (size,)),
-            "discounts": (np.dtype(np.float32), (size,)),
-            "ended": (np.dtype(bool), (size,)),
-            "cut": (np.dtype(bool), (size,)),
-            "given up": (_INT64, (1,)),
-            "stack": (_INT64, (size, window.stack)),
-            "following stack": (_INT64, (size, window.stack)),
-            "shift": (np.dtype(np.int32), (size,)),
+            **dict.fromkeys((_ROWS, _FOLLOWING, _USED), (_INT64, (size,))),
+            _DISCOUNTS: (np.dtype(np.float32), (size,)),
+            _ENDED: (np.dtype(bool), (size,)),
+            _CUT: (np.dtype(bool), (size,)),
+            _GIVEN_UP: (_INT64, (1,)),
+            _STACK: (_INT64, (size, window.stack)),
+            _FOLLOWING_STACK: (_INT64, (size, window.stack)),
+            _SHIFT: (np.dtype(np.int32), (size,)),
         }
         at, end = offsets_of(made)
         memory = device.empty(end)
@@ -96,18 +103,16 @@ class Draws:
         }
         # what a transition makes is written where the batch has it
         for name, output in (
-            ("discount", "discounts"),
-            ("n_steps", "used"),
-            ("terminated", "ended"),
-            ("truncated", "cut"),
+            ("discount", _DISCOUNTS),
+            ("n_steps", _USED),
+            ("terminated", _ENDED),
+            ("truncated", _CUT),
         ):
-            if name in plan.names:
+            if any(item.name == name for item in plan.computed):
                 self._made[output] = self._made[name]
-        if any(item.name == "reward" for item in plan.computed):
-            self._made["returns"] = self._made["reward"]
         self.outputs = {name: self._made[name] for name in plan.names}
         self.ids, self.versions, self.episodes, self.steps = (self._made[key] for key in KEYS)
-        self.given_up = self._made["given up"]
+        self.given_up = self._made[_GIVEN_UP]
         self.refresh()
         self.seek(seed, number)
         self._replay: Callable[[], None] | None = None
@@ -184,33 +189,44 @@ class Draws:
             *lists,
             meta,
             heads["committed"],
-            made["rows"],
+            made[_ROWS],
             self.given_up,
             window=window,
             page_rows=page_rows,
         )
         stacked = window.stack > 1
-        summed = any(item.name == "reward" for item in plan.computed)
+        lone = plan.lone_return
         transitions.transitions(
-            made["rows"],
+            made[_ROWS],
             meta,
             heads["committed"],
             heads["envs"],
-            made["following"],
-            made["discounts"],
-            made["used"],
-            made["ended"],
-            made["cut"],
+            made[_FOLLOWING],
+            made[_DISCOUNTS],
+            made[_USED],
+            made[_ENDED],
+            made[_CUT],
             window=window,
             page_rows=page_rows,
-            reward=columns["reward"] if summed else None,
-            returns=made["returns"] if summed else None,
-            reward_transform=plan.reward,
-            stack=made["stack"] if stacked else None,
-            following_stack=made["following stack"] if stacked else None,
-            shift=made["shift"] if stacked else None,
+            reward=None if lone is None else columns[lone.field.name],
+            returns=None if lone is None else made[lone.name],
+            reward_transform=None if lone is None else lone.transform,
+            stack=made[_STACK] if stacked else None,
+            following_stack=made[_FOLLOWING_STACK] if stacked else None,
+            shift=made[_SHIFT] if stacked else None,
         )
-        index = {"anchor": "rows", "following": "following", "stack": "stack", "following_stack": "following stack"}
+        for item in plan.returns if lone is None else ():
+            transitions.sums(
+                made[_ROWS],
+                made[_USED],
+                heads["envs"],
+                columns[item.field.name],
+                made[item.name],
+                window=window,
+                page_rows=page_rows,
+                transform=item.transform,
+            )
+        index = {"anchor": _ROWS, "following": _FOLLOWING, "stack": _STACK, "following_stack": _FOLLOWING_STACK}
         pairs = stack_pairs(plan)
         paired = {name for pair in pairs for name in pair}
         items = [
@@ -226,9 +242,9 @@ class Draws:
             output = next(output for output in plan.outputs if output.name == name)
             frames.frame_stacks(
                 columns[output.field.name],
-                made["stack"],
-                made["following stack"],
-                made["shift"],
+                made[_STACK],
+                made[_FOLLOWING_STACK],
+                made[_SHIFT],
                 made[name],
                 made[following],
                 transform=output.transform,
@@ -236,7 +252,7 @@ class Draws:
                 name=name,
             )
         keys = (made[key] for key in KEYS)
-        draws.keys(made["rows"], meta, heads["names"], heads["streams"], *keys, page_rows=page_rows)
+        draws.keys(made[_ROWS], meta, heads["names"], heads["streams"], *keys, page_rows=page_rows)
         philox.advance(heads["state"])
 
     def launched(self) -> None:

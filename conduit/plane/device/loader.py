@@ -115,7 +115,7 @@ class DeviceLoader(Loader):
         with self.device.guard():
             values, keys = buffer.send(self.sampler.batch)
         self._far += buffer.far
-        return DeviceBatch(values, keys, self._table.layout.schema, self.device)
+        return DeviceBatch(values, keys, self._shown, self.device, self.plan.reward_names)
 
     def draws(self) -> Draws:
         """Batches that the device draws by itself out of the pool, for a CUDA graph.
