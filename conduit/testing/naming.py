@@ -25,11 +25,72 @@ _SUFFIXES = ("", "", "", "_mask", "_lengths", "_cu_seqlens", "_position_ids", ".
 _OTHER = "renamed"
 
 LIKELY = (
-    *("ids", "versions", "episodes", "steps", "discount", "n_steps", "mask", "is_first", "loss_mask", "lengths", "weights"),
-    *("probabilities", "source", "advantages", "returns", "targets", "advantage_mask", "returns_to_go", "relabelled", "reward"),
-    *("obs", "obs_mask", "x_mask", "x_lengths", "final", "terminated", "truncated", "meta", "priority", "bootstrap", "sampled"),
-    *("bootstrap_obs", "bootstrap_x", "self", "commit", "reserve", "abort", "release", "keys", "items", "shape", "ticks", "row"),
-    *("rows", "set_final", "close", "state", "shift", "stack", "used", "ended", "cut", "next_obs", "_x", "_ids", "lambda"),
+    *(
+        "ids",
+        "versions",
+        "episodes",
+        "steps",
+        "discount",
+        "n_steps",
+        "mask",
+        "is_first",
+        "loss_mask",
+        "lengths",
+        "weights",
+    ),
+    *(
+        "probabilities",
+        "source",
+        "advantages",
+        "returns",
+        "targets",
+        "advantage_mask",
+        "returns_to_go",
+        "relabelled",
+        "reward",
+    ),
+    *(
+        "obs",
+        "obs_mask",
+        "x_mask",
+        "x_lengths",
+        "final",
+        "terminated",
+        "truncated",
+        "meta",
+        "priority",
+        "bootstrap",
+        "sampled",
+    ),
+    *(
+        "bootstrap_obs",
+        "bootstrap_x",
+        "self",
+        "commit",
+        "reserve",
+        "abort",
+        "release",
+        "keys",
+        "items",
+        "shape",
+        "ticks",
+        "row",
+    ),
+    *(
+        "rows",
+        "set_final",
+        "close",
+        "state",
+        "shift",
+        "stack",
+        "used",
+        "ended",
+        "cut",
+        "next_obs",
+        "_x",
+        "_ids",
+        "lambda",
+    ),
     *("following", "anchor", "lanes", "values", "get", "nest", "transform", "columns", "fields", "rename", "renamed2"),
 )
 """Names that stand for something, or once stood, where fields are written and delivered."""
@@ -48,7 +109,8 @@ def names(count: int, seed: int) -> list[str]:
     """Names of fields: words as they are, behind and in front of what the code adds to names, and dotted."""
     chance = random.Random(seed)
     known = words()
-    chosen = dict.fromkeys(chance.sample(known, min(count // 2, len(known))))
+    chosen = dict.fromkeys((*LIKELY, *keyword.kwlist)[:count])
+    chosen |= dict.fromkeys(chance.sample(known, min(max(0, count - len(chosen)) // 2, len(known))))
     while len(chosen) < count:
         chosen[f"{chance.choice(_PREFIXES)}{chance.choice(known)}{chance.choice(_SUFFIXES)}"] = None
     return list(chosen)
@@ -202,7 +264,8 @@ def _check(batch: Any, field: conduit.Field, name: str, width: int, options: dic
             assert np.array_equal(got, wanted), f"row {step}: {got} instead of {wanted}"
         elif lanes:
             got = batch[name][slot].reshape(4, width)
-            for lane in range(4 if "lengths" not in batch else int(batch["lengths"][slot])):
+            known = isinstance(window, conduit.Sequence)
+            for lane in range(int(batch["lengths"][slot]) if known else 4):
                 assert np.array_equal(got[lane], _value(step + lane, width)), f"row {step}, lane {lane}"
         else:
             assert np.array_equal(batch[name][slot], _value(step, width)), f"row {step}: {batch[name][slot]}"
@@ -223,7 +286,7 @@ def _check(batch: Any, field: conduit.Field, name: str, width: int, options: dic
 def _consume(engine: conduit.Engine, name: str, width: int) -> bool:
     """The same through a queue: a slab is written, a claim and its batch are read."""
     schema = engine.schema("queue")
-    with engine.writer("queue", num_envs=1) as writer:
+    with engine.writer("queue", num_envs=1, autoreset="next_step") as writer:
         rows = [_row(schema, name, width, t) for t in range(4)]
         form = _opened(writer.rollout, 4)
         if form is not None:
