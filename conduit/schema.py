@@ -373,7 +373,9 @@ def _below(roots: str | Iterable[str], fields: list[Field], must: bool, what: st
     for root in (roots,) if isinstance(roots, str) else tuple(roots):
         names = {f.name for f in fields if f.name == root or f.name.startswith(f"{root}.")}
         if must and not names:
-            raise SchemaError(f"Expected names of {what}, got {root!r}{hint(root, with_parents(f.name for f in fields))}")
+            raise SchemaError(
+                f"Expected names of {what}, got {root!r}{hint(root, with_parents(f.name for f in fields))}"
+            )
         found |= names
     return found
 
