@@ -9,7 +9,7 @@
     ├── ConfigError(ValueError)           an option is wrong, or options contradict each other
     │   └── CapacityError                 a capacity or page size that cannot work
     ├── SourceError(ValueError)           offline data that cannot be read, or do not fit
-    ├── NoSpace(OSError)                  the memory file system is full
+    ├── NoSpace(OSError)                  too little memory, or a full file system
     ├── EngineExists(FileExistsError)     a live engine already has this name
     │   └── Leftover                      the segment of an engine that died has this name
     ├── EngineNotFound(FileNotFoundError) no engine has this name

@@ -113,8 +113,8 @@ MEMBERS = {
     "Steps": "columns episodes finals numbers part places starts terminated truncated",
     "Table": (
         "arena_items capacity check_min_size check_window check_writer future_ticks geometry halo_ticks kind "
-        "limiter max_length max_n_step max_stack max_times_sampled mean_lengths num_envs page_rows priorities "
-        "rollout_length schema statistics"
+        "limiter max_length max_n_step max_stack max_times_sampled mean_episode mean_lengths num_envs page_rows priorities "
+        "rollout_length schema statistics writers"
     ),
     "Transform": "check_source dtype factor high is_affine is_cast is_clipped low offset",
     "Transition": "gamma n_step newest padding stack",
@@ -132,7 +132,8 @@ CALLS = {
     "Schema.from_example": "example observation=None reward=None",
     "Table": (
         "schema capacity page_rows=None max_stack=1 max_n_step=1 max_length=1 num_envs=1 priorities=None "
-        "statistics=() kind='replay' mean_lengths=None rollout_length=None limiter=None max_times_sampled=None"
+        "statistics=() kind='replay' mean_lengths=None rollout_length=None limiter=None max_times_sampled=None "
+        "writers=None mean_episode=None"
     ),
     "Engine.create": "name tables *policies=None *backing='shm' *max_participants=128",
     "Engine.adopt": "name",

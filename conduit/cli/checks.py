@@ -156,7 +156,21 @@ def of_shared_memory() -> Iterator[Check]:
         yield Check("shared memory", str(where), "warning", True, found, f"conduit clean; {_ENLARGE}", details)
     else:
         yield Check("shared memory", str(where), "ok", True, found, None, details)
+    yield _room()
     yield _leftovers()
+
+
+def _room() -> Check:
+    """How large an engine can be now, and what bounds it: what `Engine.create` compares a new one with."""
+    least, other = probe.room_for("shm"), probe.room_for("memfd")
+    bounds = (("shm", least), ("memfd", other))
+    details = {name: {"bytes": one.free, "bound": one.name} for name, one in bounds if one is not None}
+    if least is None:
+        return Check("shared memory", "room", "ok", False, "nothing says how much memory is free", None, details)
+    found = f"engines of up to {size(least.free)}, as far as {least.name} goes"
+    if least.free < _LITTLE_FREE:
+        return Check("shared memory", "room", "warning", False, found, least.remedy, details)
+    return Check("shared memory", "room", "ok", False, found, None, details)
 
 
 def _leftovers() -> Check:

@@ -123,7 +123,7 @@ def table_for(source: Given, *, columns: Mapping[str, str] | None = None, **opti
     table = conduit.Table(seen.schema, max(need, 1), **options)
     spare = 1.5 if lengths else 1.0
     while True:
-        pages, page_rows = table.geometry()
+        pages, page_rows, _ = table.geometry()
         # a page begins with its halo and the final observations of that, and may end with a row too few for a step
         own = page_rows - 2 * table.halo_ticks - 2
         if (pages - 1) * own >= spare * need:

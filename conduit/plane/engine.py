@@ -57,7 +57,7 @@ class Engine(Client):
 
         Raises:
             EngineExists: A living engine has this name. Leftover: a dead one.
-            NoSpace: /dev/shm has too little room; nothing is left behind.
+            NoSpace: Memory, the limit of a control group, or /dev/shm has too little room; nothing is touched or left behind.
             ConfigError, CapacityError: Bad options.
         """
         for option, given in (("tables", tables), ("policies", policies)):

@@ -14,6 +14,7 @@ from conduit.jit import entry
 from conduit.numbers import at_least
 from conduit.store import limiter as kernels
 from conduit.store.counting import Counts
+from conduit.store.geometry import Geometry
 from conduit.store.limits import Limiter, Limits, checked_limiter
 from conduit.store.locks import LOCK_LIMITS, try_lock, unlock
 from conduit.store.table import TableView
@@ -248,7 +249,8 @@ class RateLimiter:
         limits = checked_limiter(limiter)
         if limits is None:
             raise ConfigError("Expected a limiter, got None: conduit.MinSize(1) limits nothing")
-        table.layout.table.check_min_size(limits, table.layout.pages, table.layout.page_rows)
+        layout = table.layout
+        layout.table.check_min_size(limits, Geometry(layout.pages, layout.page_rows, layout.keep))
         numbers = np.array(limits.numbers, np.float64)
         fd, deadline = table.segment.lock_fd, Deadline(_CHANGE_TIMEOUT)
         with _changing:

@@ -22,7 +22,8 @@ from conduit.jit import KERNEL_MODULES, entry
 from conduit.store import events, protocol
 from conduit.store.atomics import compare_and_swap, exchange, fence_full, fetch_add
 from conduit.store.locks import held, try_lock
-from conduit.store.names import runtime_directory
+from conduit.store.memory import Bound, available
+from conduit.store.names import Backing, runtime_directory
 
 _EXPECTED = {
     "x86_64": {
@@ -39,6 +40,11 @@ _EXPECTED = {
     },
 }
 """Instructions that the orders asked for in store/atomics.py become, per machine; AT&T syntax on x86-64."""
+
+
+def room_for(backing: Backing) -> Bound | None:
+    """What bounds a new engine of this backing now, as its creation sees it; None where nothing does."""
+    return available(backing)
 
 
 @dataclass(frozen=True, slots=True)

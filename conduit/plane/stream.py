@@ -26,6 +26,13 @@ from conduit.store.queue import QueueView
 from conduit.store.table import TableView
 from conduit.store.words import (
     AWAITING_FINAL,
+    INIT,
+    KIND_MASK,
+    OPEN,
+    OWNER_MASK,
+    OWNER_SHIFT,
+    PAGE_STATE,
+    SEALED,
     STARTING,
     W_ARENA_COUNT,
     W_ARENAS,
@@ -300,9 +307,15 @@ class Stream:
 
     def _explain_full(self) -> None:
         layout = self.table.layout
+        states = self.table.pages()[:, PAGE_STATE // 8]
+        kinds = states & KIND_MASK
+        held = np.isin(kinds, (INIT, OPEN))
+        writing, leased = int(held.sum()), int((kinds == SEALED).sum())
+        processes = len(np.unique((states[held] >> OWNER_SHIFT) & OWNER_MASK))
         message = (
-            f"Expected a free page in table {layout.name!r}, but all {layout.pages} pages of {layout.page_rows} rows are "
-            "being written or leased: end leases, use fewer writers, or raise the capacity"
+            f"Expected a free page in table {layout.name!r}, but of its {layout.pages} pages of {layout.page_rows} rows {writing} "
+            f"are being written, by {writing} writers in {processes} process{'es' if processes != 1 else ''}, and {leased} are leased by readers: end leases, "
+            f"close writers that are done, or create the table with writers=<as many as are open at once>, at least {writing + 1}"
         )
         if self.is_queue:
             message = (

@@ -7,17 +7,33 @@ import os
 from collections.abc import Iterator
 
 from conduit.errors import NoSpace
-from conduit.store.names import SHM_DIRECTORY, Backing
+from conduit.store.memory import Bound, available, shared_memory
+from conduit.store.names import Backing
 
 
-def _no_space(fd: int, size: int, name: str, backing: Backing) -> NoSpace:
-    space = os.fstatvfs(fd)
-    free = space.f_bavail * space.f_frsize
-    where = str(SHM_DIRECTORY) if backing == "shm" else "memory"
+def check_room(size: int, name: str, backing: Backing) -> None:
+    """Refuse a segment that is larger than the memory there is; nothing has been touched.
+
+    Raises:
+        NoSpace: It is.
+    """
+    bound = available(backing)
+    if bound is not None and size > bound.free:
+        raise _no_space(size, name, bound)
+
+
+def _no_space(size: int, name: str, bound: Bound) -> NoSpace:
     return NoSpace(
-        f"Expected {size:,} bytes free in {where} for engine {name!r}, got {free:,}: lower the capacity, "
-        "run `conduit clean`, enlarge it (docker run --shm-size=..., mount -o remount,size=... /dev/shm), "
-        'or use backing="memfd"'
+        f"Expected {size:,} bytes free in {bound.name} for engine {name!r}, got {bound.free:,}: lower the capacity, {bound.remedy}"
+    )
+
+
+def _not_reserved(fd: int, size: int, name: str, backing: Backing) -> NoSpace:
+    """The error of memory that somebody else took meanwhile."""
+    found = list(shared_memory()) if backing == "shm" else []
+    space = os.fstatvfs(fd)
+    return _no_space(
+        size, name, found[0] if found else Bound(space.f_bavail * space.f_frsize, "memory", "or try again")
     )
 
 
@@ -32,7 +48,7 @@ def allocate(fd: int, size: int, name: str, backing: Backing) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
             raise
-        raise _no_space(fd, size, name, backing) from error
+        raise _not_reserved(fd, size, name, backing) from error
 
 
 def fill_and_allocate(fd: int, size: int, name: str, backing: Backing, fill: Iterator[None]) -> None:
@@ -52,15 +68,12 @@ def fill_and_allocate(fd: int, size: int, name: str, backing: Backing, fill: Ite
     Raises:
         NoSpace: The memory is not there.
     """
-    space = os.fstatvfs(fd)
-    if backing == "shm" and space.f_bavail * space.f_frsize < size:
-        raise _no_space(fd, size, name, backing)
     try:
         next(fill)
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        raise _no_space(fd, size, name, backing) from error
+        raise _not_reserved(fd, size, name, backing) from error
     allocate(fd, size, name, backing)
     for _ in fill:
         pass

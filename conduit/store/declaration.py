@@ -16,13 +16,16 @@ from conduit.errors import CapacityError, ConfigError
 from conduit.numbers import at_least, whole, within
 from conduit.schema import Field, Schema
 from conduit.store.arenas import arena_items, checked_mean_lengths, row_share
+from conduit.store.geometry import Demand, Geometry, plan
 from conduit.store.limits import Limiter, Limits, checked_limiter
 from conduit.store.statistics import measured
 from conduit.store.words import CACHE_LINE, LINE, META_BYTES, SPAN_BYTES
 
-MIN_PAGES = 4
-MAX_PAGES = 65536
-_MIN_TICKS = 4
+_MIN_TICKS = 2
+"""Ticks that a page must hold beside its halo and that one's final observations: one, and room for its own."""
+_GOOD_TICKS = 4
+"""The same where the pages' size is chosen."""
+_MOST = 1 << 62
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -42,7 +45,10 @@ def parse_bytes(text: str) -> int:
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
     if match is None or match[2].upper() not in _UNITS:
         raise CapacityError(f"Expected a size such as '2 GiB' or '500 MB', or an int for rows, got {text!r}")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
+    size = float(match[1]) * _UNITS[match[2].upper()]
+    if size > _MOST:
+        raise CapacityError(f"Expected a size of at most {_MOST:,} bytes, got {text!r}")
+    return int(size)
 
 
 def row_stride(field: Field) -> int:
@@ -84,11 +90,10 @@ class Table:
 
     Attributes:
         schema: Fields of a row.
-        capacity: Rows (int) or bytes ("2 GiB"). In rows: at least that many steps of one writer of `num_envs` environments
-            stay, halos not counted; final observations that are kept beside their steps do count. In bytes: an upper bound
-            for pages and their words.
+        capacity: Rows (int) or bytes ("2 GiB"). In rows: at least that many rows of one writer of `num_envs` environments
+            stay, copies of rows not counted (see `mean_episode` and `writers`). In bytes: an upper bound for pages and their words.
         page_rows: Rows per page, or None to choose. Pages are what is evicted at once, so a table has at least 4; a
-            writer of N environments fills N rows per tick, and its pages must hold a handful of ticks.
+            writer of N environments fills N rows per tick, and its pages must hold two ticks beside their halo.
         max_stack: Longest frame stack, in ticks, that windows may ask for (inclusive).
         max_n_step: Longest n-step return, in ticks, that windows may ask for (inclusive).
         max_length: Longest sequence, episode or rollout, in ticks, that windows may ask for (inclusive); one more than that
@@ -106,6 +111,12 @@ class Table:
             in one piece; None delivers them as they come, in ticks.
         limiter: How sampling and inserting keep step (conduit.SampleToInsertRatio, MinSize, Queue); None for no limit.
         max_times_sampled: A row is gone once it has been delivered so often; None for no limit.
+        writers: Writers that are open at once. Each has a page of its own open, beside the pages that the capacity needs, so that
+            it is kept whatever they write. None: a table that chooses its page size has pages for 64 writers, unless these took
+            more than three times the memory of the capacity and more than 64 MiB; the capacity is then kept for one of them.
+        mean_episode: Steps of an episode on average, at least 1. An episode that ends may take a row more, for its final
+            observation, and a capacity in rows is made for as many. None: for episodes of any length where that takes at most
+            256 pages and 64 MiB, else for 20 steps.
     """
 
     schema: Schema
@@ -122,6 +133,8 @@ class Table:
     rollout_length: int | None = None
     limiter: Limiter | None = None
     max_times_sampled: int | None = None
+    writers: int | None = None
+    mean_episode: float | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.schema, Schema):
@@ -133,17 +146,21 @@ class Table:
             )
         object.__setattr__(self, "capacity", capacity)
         self._keep_whole("max_stack", "max_n_step", "max_length", "num_envs")
-        self._keep_whole(*(n for n in ("rollout_length", "max_times_sampled") if getattr(self, n) is not None))
+        self._keep_whole(
+            *(n for n in ("rollout_length", "max_times_sampled", "writers") if getattr(self, n) is not None)
+        )
         page_rows = whole(self.page_rows)
         if page_rows is not None:
             object.__setattr__(self, "page_rows", page_rows)
+        if self.mean_episode is not None:
+            object.__setattr__(self, "mean_episode", within("mean_episode", self.mean_episode, 1.0, math.inf))
         self._check_kind()
         limits = checked_limiter(self.limiter)
         object.__setattr__(self, "mean_lengths", checked_mean_lengths(self.schema, self.mean_lengths))
         measured(self.schema, self.statistics)
         geometry = self.geometry()
         if limits is not None:
-            self.check_min_size(limits, *geometry)
+            self.check_min_size(limits, geometry)
 
     def _keep_whole(self, *names: str) -> None:
         """Turn attributes into ints of at least 1."""
@@ -174,14 +191,15 @@ class Table:
             if getattr(self, name) is not None:
                 raise ConfigError(f"Expected no {name} for kind='queue': each row is delivered once, in order")
 
-    def check_min_size(self, limits: Limits, pages: int, page_rows: int) -> None:
+    def check_min_size(self, limits: Limits, geometry: Geometry) -> None:
         """Refuse limits under which sampling would wait for more rows than the table can hold.
 
         Raises:
             ConfigError: min_size is above that.
         """
+        pages, page_rows, keep = geometry
         # one page at a time has just been emptied for its writer
-        held = (pages - 1) * max(1, page_rows - self.halo_ticks * self.num_envs)
+        held = keep or (pages - 1) * max(1, page_rows - self.halo_ticks * self.num_envs)
         if limits.min_size > held:
             raise ConfigError(
                 f"Expected a min_size of at most the {held:,} rows that the table is sure to hold, got {limits.min_size:,}: nothing "
@@ -229,11 +247,11 @@ class Table:
         """{ragged field: items that the arena of a page of `page_rows` rows holds} (conduit.store.arenas)."""
         return arena_items(self.schema, self.mean_lengths, page_rows, 2 * (self.halo_ticks + 1) * self.num_envs)
 
-    def geometry(self) -> tuple[int, int]:
-        """Pages and rows per page.
+    def geometry(self) -> Geometry:
+        """Pages, rows per page, and rows that are kept while a page is free.
 
         Raises:
-            CapacityError: The capacity is too small or no size.
+            CapacityError: The capacity is too small, too large or no size, or the words of a segment have too few bits for it.
         """
         per_row = sum(row_stride(field) for field in self.schema.fields) + 2 + META_BYTES
         per_row += (self.priorities is not None) * 4 + (self.max_times_sampled is not None) * 4
@@ -243,43 +261,36 @@ class Table:
         rows = parse_bytes(self.capacity) // per_row if isinstance(self.capacity, str) else self.capacity
         if rows < 1:
             raise CapacityError(f"Expected a capacity of at least one row ({per_row} bytes), got {self.capacity!r}")
+        if rows * per_row > _MOST:
+            raise CapacityError(
+                f"Expected a capacity of at most {_MOST // per_row:,} rows of {per_row} bytes, got {rows:,}"
+            )
         if self.page_rows is not None:
-            page_rows = self.page_rows
             least = self.halo_ticks + self._least_ticks
-            if whole(page_rows) is None or page_rows < least:
+            if whole(self.page_rows) is None or self.page_rows < least:
                 raise CapacityError(
                     f"Expected page_rows of at least {least} (a halo of {self.halo_ticks} and {self._least_ticks} more), "
-                    f"got {page_rows!r}"
+                    f"got {self.page_rows!r}"
                 )
-        elif self.rollout_length is not None:
-            # a rollout of each environment, the observation of each behind its last tick, a final observation of each,
-            # and as many in between as a quarter of the ticks
-            ticks = self.rollout_length + 2 + max(4, self.rollout_length // 4)
-            page_rows = ticks * self.num_envs
-        else:
-            wanted = self.num_envs * max(256, 16 * self.halo_ticks)
-            least = self.num_envs * (2 * self.halo_ticks + _MIN_TICKS)
-            page_rows = max(rows // 256, min(wanted, rows // 16), least)
-        own_rows = max(1, page_rows - self.halo_ticks * self.num_envs)
-        if self.rollout_length is not None:
-            own_rows = min(own_rows, self.rollout_length * self.num_envs)
-        # in bytes the page words count as well, so the bound is never passed; in rows one page more is made, since the
-        # page being filled has just taken the place of the oldest
+        keeps_finals = bool(self.schema.observation_names)
+        demand = Demand(
+            rows=rows,
+            in_bytes=in_bytes,
+            page_rows=self.page_rows,
+            num_envs=self.num_envs,
+            halo=self.halo_ticks,
+            least_ticks=_GOOD_TICKS,
+            reserve=self.num_envs if keeps_finals else 0,
+            finals=(self.mean_episode and 1.0 / self.mean_episode) if keeps_finals else 0.0,
+            rollout=self.rollout_length or 0,
+            writers=self.writers,
+            is_queue=self.kind == "queue",
+        )
+        page_rows = demand.chosen_page_rows()
+        # in bytes the page words count as well, so the bound is never passed
         arenas = self.arena_items(page_rows).items()
         page_bytes = page_rows * fixed + 2 * LINE + sum(align(n * self.schema[name].item_bytes) for name, n in arenas)
-        pages = rows * per_row // page_bytes if in_bytes else -(-rows // own_rows) + 1
-        if in_bytes and pages < MIN_PAGES:
-            raise CapacityError(
-                f"Expected a capacity of at least {MIN_PAGES} pages of {page_rows} rows "
-                f"({MIN_PAGES * page_bytes} bytes), got {self.capacity!r}: raise it or lower page_rows"
-            )
-        pages = max(pages, MIN_PAGES)
-        if pages > MAX_PAGES:
-            raise CapacityError(
-                f"Expected at most {MAX_PAGES} pages, got {pages} of {page_rows} rows: raise page_rows to at least "
-                f"{-(-rows // (MAX_PAGES - 1))}"
-            )
-        return pages, page_rows
+        return plan(demand, page_bytes, page_rows, self.capacity, rows * per_row)
 
     def check_writer(self, num_envs: int, *, finals: bool = False) -> None:
         """Refuse a writer whose ticks do not fit this table's pages.
@@ -289,13 +300,13 @@ class Table:
             finals: Whether each row may have a kept final observation beside it, those of the halo included.
 
         Raises:
-            CapacityError: A page holds fewer than a halo (twice, with finals) and four ticks of `num_envs` rows.
+            CapacityError: A page holds fewer than a halo (twice, with finals) and two ticks of `num_envs` rows.
         """
         halo = self.halo_ticks * (2 if finals else 1)
         need = (halo + self._least_ticks) * num_envs
         if finals and self.rollout_length is not None:
             need += num_envs
-        page_rows = self.geometry()[1]
+        page_rows = self.geometry().page_rows
         if need > page_rows:
             what = f"{self.halo_ticks} ticks and as many final observations" if finals else f"{self.halo_ticks} ticks"
             raise CapacityError(

@@ -41,6 +41,7 @@ class TableSpec:
     schema: dict[str, Any]
     pages: int
     page_rows: int
+    keep: int
     max_stack: int
     max_n_step: int
     max_length: int
@@ -73,13 +74,17 @@ class SegmentSpec:
 
 @dataclass(frozen=True, slots=True)
 class TableLayout:
-    """Offsets (bytes from the segment's start) of one table; `end` is where it ends."""
+    """Offsets (bytes from the segment's start) of one table; `end` is where it ends.
+
+    `keep` is the number of rows that an eviction leaves while another page is free; 0: free pages always go first.
+    """
 
     name: str
     schema: Schema
     table: Table
     pages: int
     page_rows: int
+    keep: int
     page_base: int
     control: int
     blocks: int
@@ -165,7 +170,7 @@ def specify(tables: dict[str, Table], policies: dict[str, tuple[TensorSpec, ...]
     for name, table in tables.items():
         if not isinstance(table, Table):
             raise ConfigError(f"Expected a conduit.Table, got {type(table).__name__} - at tables[{name!r}]")
-        pages, page_rows = table.geometry()
+        pages, page_rows, keep = table.geometry()
         wanted = table.priorities
         priorities = None if wanted is None else (wanted.alpha, wanted.eps, wanted.span)
         windows = (table.max_stack, table.max_n_step, table.max_length)
@@ -175,6 +180,7 @@ def specify(tables: dict[str, Table], policies: dict[str, tuple[TensorSpec, ...]
             table.schema.to_document(),
             pages,
             page_rows,
+            keep,
             *windows,
             priorities,
             statistics,
@@ -264,6 +270,7 @@ def _lay_table(name: str, spec: TableSpec, start: int, page_base: int, seats: in
         table,
         spec.pages,
         spec.page_rows,
+        spec.keep,
         page_base,
         control,
         blocks,

@@ -55,6 +55,7 @@ from conduit.store.words import (
     T_COUNT,
     T_HAZARD_COUNT,
     T_HAZARDS,
+    T_KEEP,
     T_PAGE_BASE,
     T_PAGES,
     T_QUEUE,
@@ -138,9 +139,11 @@ def _wanted(table, page):  # type: ignore[no-untyped-def]
 
 @kernel("int64(int64, int64, int64)")
 def claim(table, owner, careless):  # type: ignore[no-untyped-def]
-    """Take a FREE page, else the oldest SEALED one that nobody leases; it is INIT and of a new generation then.
+    """Take a FREE page, or the oldest SEALED one that nobody leases; it is INIT and of a new generation then.
 
-    Of a queue only pages are taken of which every row is acknowledged.
+    A table may have pages beside those that its capacity needs, for writers. So that old rows do not stay in these, a SEALED page
+    goes first where the others hold T_KEEP rows without it; a FREE one where they do not, or where there is no other. Of a queue only
+    pages are taken of which every row is acknowledged.
 
     Args:
         table: Table descriptor.
@@ -152,23 +155,36 @@ def claim(table, owner, careless):  # type: ignore[no-untyped-def]
     """
     floor = -_NEVER
     queue = peek_i64(table + T_QUEUE)
+    keep = peek_i64(table + T_KEEP)
     while True:
         best = -1
         best_age = _NEVER
         best_state = 0
+        free = -1
+        free_state = 0
+        rows, best_rows = 0, 0
+        epoch = load_acquire(peek_i64(table + T_CONTROL) + TABLE_EPOCH) >> 1
         for page in range(peek_i64(table + T_COUNT)):
-            state = load_acquire(block_of(table, page) + PAGE_STATE)
+            block = block_of(table, page)
+            state = load_acquire(block + PAGE_STATE)
             kind = state & KIND_MASK
             if kind == FREE:
                 # a claimer can die in INIT while a reader still leases the page: FREE pages may be leased too
-                if _leased(table, page):
-                    continue
-                best, best_state, best_age = page, state, -_NEVER
-                break
+                if free < 0 and not _leased(table, page):
+                    free, free_state = page, state
+                    if keep == 0:
+                        break
+                continue
+            own = 0
+            if keep != 0 and kind != INIT and load_relaxed(block + PAGE_EPOCH) == epoch:
+                own = max(0, load_relaxed(block + PAGE_COMMITTED) - load_relaxed(block + PAGE_HALO))
+                rows += own
             if kind == SEALED and (queue == 0 or not _wanted(table, page)):
-                age = load_relaxed(block_of(table, page) + PAGE_AGE)
+                age = load_relaxed(block + PAGE_AGE)
                 if floor < age < best_age:
-                    best, best_state, best_age = page, state, age
+                    best, best_state, best_age, best_rows = page, state, age, own
+        if free >= 0 and (best < 0 or rows - best_rows < keep or keep == 0):
+            best, best_state, best_age = free, free_state, -_NEVER
         if best < 0:
             return -1
         was_free = (best_state & KIND_MASK) == FREE

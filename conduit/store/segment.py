@@ -28,7 +28,7 @@ from conduit.errors import (
     Leftover,
     NoSpace,
 )
-from conduit.store.allocation import allocate, fill_and_allocate
+from conduit.store.allocation import allocate, check_room, fill_and_allocate
 from conduit.store.layout import HEADER_BYTES, MAGIC, VERSION, SegmentLayout, SegmentSpec, lay_out, read_spec
 from conduit.store.locks import LOCK_CREATOR, LOCK_SPAN, Locks, held, try_lock
 from conduit.store.names import (
@@ -210,6 +210,7 @@ def create(
     layout = lay_out(spec)
     while True:
         _require_free_name(name)
+        check_room(layout.size, name, backing)
         fd, locks = _create_files(name, backing)
         if fd < 0:
             continue

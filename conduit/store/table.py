@@ -36,6 +36,7 @@ from conduit.store.words import (
     T_HAZARD_COUNT,
     T_HAZARDS,
     T_HISTORY,
+    T_KEEP,
     T_LIMITS,
     T_MAX_SAMPLED,
     T_META,
@@ -142,6 +143,7 @@ class TableView:
             (T_MAX_SAMPLED, layout.table.max_times_sampled or 0),
             (T_QUEUE, layout.table.kind == "queue"),
             (T_ROLLOUT, layout.table.rollout_length or 0),
+            (T_KEEP, layout.keep),
         ):
             self.descriptor[offset // 8] = value
         self._limits: Array | None = None

@@ -156,7 +156,9 @@ T_ROLLOUT = 168
 """Ticks after which a queue's page is complete, or 0."""
 T_LIMITS = 176
 """Address of the declared limits, four float64, or 0 for a table without."""
-T_WORDS = 23
+T_KEEP = 184
+"""Rows that an eviction leaves as long as another page is free; 0: a free page always goes first."""
+T_WORDS = 24
 
 # --- meta, 16 bytes a row: int32 version | int32 step | uint32 episode | uint32 link << 6 | flags
 META_BYTES = 16

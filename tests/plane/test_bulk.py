@@ -189,7 +189,7 @@ def test_pages_that_are_reused_after_the_scan_was_made_are_missing_and_counted(m
     with engine.writer("replay") as writer:
         writer.extend(columns(200, ()))
         scan = engine.scan("replay")
-        writer.extend(columns(130, (), 200))
+        writer.extend(columns(150, (), 200))
         told = joined_by_episode(scan)
     assert scan.missing > 100
     assert len(told) + scan.missing == scan.rows == 200

@@ -250,7 +250,7 @@ def test_the_batch_size_does_not_depend_on_the_table_s_size(make):
 
 
 def test_ids_name_their_rows_until_these_are_overwritten(make):
-    engine = make(capacity=27, page_rows=10)
+    engine = make(capacity=20, page_rows=10)
     writer = engine.writer("replay")
     fill(writer, 25)
     loader = engine.loader("replay", batch_size=200, min_rows=1, format="torch")

@@ -53,7 +53,7 @@ def test_a_look_takes_no_seat_no_descriptor_and_no_mapping(engine_name):
 
 def test_pages_rows_and_bytes_are_counted_as_the_table_has_them(engine_name):
     envs, page_rows = 4, 64
-    table = conduit.Table(schema(), capacity=448, page_rows=page_rows, max_stack=3, max_n_step=2, num_envs=envs)
+    table = conduit.Table(schema(), capacity=400, page_rows=page_rows, max_stack=3, max_n_step=2, num_envs=envs)
     with conduit.Engine.create(engine_name, {"first": table, "second": table}) as engine:
         with engine.writer("second", num_envs=envs, autoreset="next_step") as writer:
             write(writer, 205, envs)

@@ -143,7 +143,7 @@ def test_every_row_of_the_halo_may_have_its_final_observation_beside_it(make):
     """The smallest pages that a writer is let into have room for that; one row less is refused."""
     for max_stack, max_n_step, envs in [(1, 1, 1), (3, 3, 1), (2, 1, 3), (4, 4, 2)]:
         halo = max_stack - 1 + max_n_step
-        need = (2 * halo + 4) * envs
+        need = (2 * halo + 2) * envs
         engine = make(SCHEMA, capacity=4 * need, page_rows=need, max_stack=max_stack, max_n_step=max_n_step)
         writer = engine.writer("replay", num_envs=envs, autoreset="same_step")
         for t in range(40):
@@ -158,15 +158,15 @@ def test_every_row_of_the_halo_may_have_its_final_observation_beside_it(make):
 
 
 def test_a_writer_without_kept_final_observations_needs_smaller_pages(make):
-    engine = make(SCHEMA, capacity=80, page_rows=20, max_stack=1, max_n_step=1)
-    with pytest.raises(CapacityError, match="at least 24 rows for 4 environments"):
+    engine = make(SCHEMA, capacity=80, page_rows=12, max_stack=1, max_n_step=1)
+    with pytest.raises(CapacityError, match="at least 16 rows for 4 environments"):
         engine.writer("replay", num_envs=4, autoreset="disabled")
     writer = engine.writer("replay", num_envs=4, autoreset="next_step")
     for t in range(20):
         writer.append(**values(4 * t + np.arange(4)))
     found = drawn(engine, 1000)
     assert {after - k for k, after, _ in found} == {4}
-    with pytest.raises(CapacityError, match=r"at least 25 rows for 5 environments.*got 20.*num_envs=5"):
+    with pytest.raises(CapacityError, match=r"at least 15 rows for 5 environments.*got 12.*num_envs=5"):
         engine.writer("replay", num_envs=5, autoreset="next_step")
 
 
@@ -256,7 +256,7 @@ def test_a_writer_that_wrote_nothing_gives_its_page_back(make):
 
 
 def test_the_oldest_page_goes_first_and_a_leased_one_stays(make):
-    engine = make(CARTPOLE, capacity=27, page_rows=10)
+    engine = make(CARTPOLE, capacity=20, page_rows=10)
     view = engine._views["replay"]
     writer = engine.writer("replay")
 
@@ -280,7 +280,7 @@ def test_the_oldest_page_goes_first_and_a_leased_one_stays(make):
 
 def test_a_lease_holds_the_page_of_its_own_table_only(engine_name):
     """Hazards name pages among those of all tables."""
-    tables = {name: conduit.Table(CARTPOLE, 27, page_rows=10) for name in ("first", "second")}
+    tables = {name: conduit.Table(CARTPOLE, 20, page_rows=10) for name in ("first", "second")}
     row = {"obs": np.zeros(4, np.float32), "action": 0, "reward": 0.0}
     with conduit.Engine.create(engine_name, tables) as engine:
         writers = [engine.writer(name, on_full="raise") for name in tables]

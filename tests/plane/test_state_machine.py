@@ -67,7 +67,9 @@ class TableMachine(RuleBasedStateMachine):
         stack, n_step = windows
         halo = stack - 1 + n_step
         rows = 2 * (2 * halo + 4) + spare
-        table = conduit.Table(SCHEMA, (pages - 1) * (rows - halo), page_rows=rows, max_stack=stack, max_n_step=n_step)
+        # a page holds room for the final observation of its last row
+        capacity = (pages - 1) * (rows - halo - 1)
+        table = conduit.Table(SCHEMA, capacity, page_rows=rows, max_stack=stack, max_n_step=n_step, mean_episode=10**9)
         self.name = f"t{os.getpid()}-machine{next(self.numbers)}"
         self.engine = conduit.Engine.create(self.name, {"replay": table}, max_participants=8)
         self.clients = [conduit.attach(self.name), conduit.attach(self.name)]

@@ -284,7 +284,7 @@ def test_an_atari_table_takes_a_seventh_of_observation_pairs(engine_name):
     )
     rows = 20_000
     table = conduit.Table(schema, rows, max_stack=4, max_n_step=3)
-    pages, page_rows = table.geometry()
+    pages, page_rows, _ = table.geometry()
     halo = table.halo_ticks
     per_row = sum(-(-f.row_bytes // 128) * 128 if f.row_bytes >= 128 else f.row_bytes for f in schema.fields) + 18
     own = pages * page_rows * per_row / ((pages - 1) * (page_rows - halo))

@@ -45,7 +45,7 @@ def test_every_row_is_acknowledged_once_whoever_is_killed(engine_name, seconds):
 @pytest.fixture
 def engine(engine_name):
     # ten rows a page, and room for a final observation
-    table = conduit.Table(rows.SCHEMA, capacity=33, page_rows=11, kind="queue")
+    table = conduit.Table(rows.SCHEMA, capacity=27, page_rows=11, kind="queue")
     with conduit.Engine.create(engine_name, {"replay": table}) as made:
         assert made._views["replay"].layout.pages == 4
         yield made

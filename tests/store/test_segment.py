@@ -296,7 +296,7 @@ def test_a_capacity_that_cannot_work_is_refused_with_the_numbers():
         (0, None, "at least one row"),
         ("1 KiB", None, r"at least 4 pages|at least one row"),
         ("2 apples", None, r"a size such as '2 GiB'"),
-        (100, 2, "page_rows of at least 5"),
+        (100, 2, "page_rows of at least 3"),
         (1 << 40, 8, "raise page_rows"),
     ):
         with pytest.raises(CapacityError, match=message):
