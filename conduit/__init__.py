@@ -3,7 +3,7 @@
 Actors write steps straight into shared memory, learners pull ready batches. The layers, each importing only what stands
 above it:
 
-    errors  numbers  field  arrays  nesting  schema  clock  jit      what everything shares
+    errors  numbers  field  arrays  nesting  schema  clock  forking  jit      what everything shares
     store        where rows are: segment, words, protocol, participants, leases, weights
     kernels      how rows become batches: plans, CPU kernels, the slow reference
     sampling     which windows a batch is made of

@@ -109,7 +109,7 @@ class EngineNotFound(ConduitError, FileNotFoundError):
 
 
 class AccessDenied(ConduitError, PermissionError):
-    """This user may not open, map or write the segment; ``errno`` is EACCES."""
+    """This user may not open, map or write the segment, or others may too; ``errno`` is EACCES."""
 
     errno = _errno.EACCES
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,7 @@ from numba.core import caching, sigutils
 from numba.core.ccallback import CFunc
 
 from conduit.errors import ConfigError
+from conduit.forking import renew_in_child
 
 KERNEL_MODULES = (
     "conduit.jit",
@@ -80,6 +82,10 @@ KERNEL_MODULES = (
 _MODULES = frozenset(KERNEL_MODULES)
 
 _SIGNATURES: dict[Any, Any] = {}
+
+_compiling = threading.RLock()
+# numba's own locks, which cannot be made anew, are free when nobody is in here
+renew_in_child(__name__, "_compiling", threading.RLock, whole=True)
 
 
 def _path_of(module: str) -> Path:
@@ -205,8 +211,9 @@ def entry(dispatcher: Any) -> Callable[..., int]:
     args, _ = sigutils.normalize_signature(_SIGNATURES[dispatcher])
     if numba.config.DISABLE_JIT:
         raise ConfigError("Expected numba's compiler, it is switched off by NUMBA_DISABLE_JIT: unset that variable")
-    _use_cache(dispatcher, dispatcher.py_func)
-    dispatcher.compile(_SIGNATURES[dispatcher])
+    with _compiling:
+        _use_cache(dispatcher, dispatcher.py_func)
+        dispatcher.compile(_SIGNATURES[dispatcher])
     return dispatcher.overloads[args].entry_point  # type: ignore[no-any-return]
 
 
@@ -214,9 +221,10 @@ def entry(dispatcher: Any) -> Callable[..., int]:
 def address(function: Callable[..., Any], signature: str) -> int:
     """Native address of `function` compiled as a C callback, for kernels that call through a pointer."""
     normalized = sigutils.normalize_signature(signature)
-    callback = CFunc(function, normalized, locals={}, options={"nopython": True})
-    _use_cache(callback, function)
-    callback.compile()
+    with _compiling:
+        callback = CFunc(function, normalized, locals={}, options={"nopython": True})
+        _use_cache(callback, function)
+        callback.compile()
     _KEPT.append(callback)
     return int(callback.address)
 

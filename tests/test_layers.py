@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "conduit"
 
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"errors", "numbers", "schema", "field", "arrays", "nesting", "clock", "jit"}),
+    frozenset({"errors", "numbers", "schema", "field", "arrays", "nesting", "clock", "forking", "jit"}),
     frozenset({"store"}),
     frozenset({"kernels"}),
     frozenset({"transport"}),

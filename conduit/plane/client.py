@@ -483,7 +483,8 @@ class Client:
                 f"{name!r}{hint(name, layouts)}"
             )
         if name not in self._slots:
-            self._slots[name] = PolicySlot(self._segment, layouts[name], list(layouts).index(name), self._participants)
+            slot = PolicySlot(self._segment, layouts[name], list(layouts).index(name), self._participants)
+            self._slots.setdefault(name, slot)  # another thread may have been first
         return self._slots[name]
 
     def recover(self) -> int:

@@ -15,12 +15,11 @@ import os
 import stat
 import struct
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from conduit.errors import BadSegment, ConduitError, ConfigError, EngineNotFound
+from conduit.errors import AccessDenied, BadSegment, ConduitError, ConfigError, EngineNotFound
 from conduit.plane.limiting import why_not_inserted, why_not_sampled
 from conduit.plane.status import (
     ClaimStatus,
@@ -45,7 +44,7 @@ from conduit.store.layout import (
 )
 from conduit.store.limits import Limits
 from conduit.store.locks import LOCK_CREATOR, LOCK_PUBLISHERS, held
-from conduit.store.names import SHM_DIRECTORY, Backing, find, note_path, shm_name
+from conduit.store.names import SHM_DIRECTORY, Backing, find, note_path, open_segment, shm_name
 from conduit.store.participants import LINE_NAME, LINE_PID, LINE_ROWS, LINE_SINCE
 from conduit.store.queue import count_rows
 from conduit.store.segment import HEADER_CLOSED, HEADER_PID, HEADER_TIME, read_layout, remove_if_dead
@@ -78,7 +77,7 @@ Words = np.ndarray[Any, np.dtype[np.int64]]
 
 def engines() -> list[str]:
     """Names of this user's engines, living and dead, sorted. Other files under such names are not listed."""
-    return sorted({name for name, _ in find() if _is_there(name)})
+    return sorted({name for name, _ in find() if _is_file(name)})
 
 
 def inspect(name: str) -> EngineStatus:
@@ -88,16 +87,18 @@ def inspect(name: str) -> EngineStatus:
         ConfigError: This cannot be an engine's name.
         EngineNotFound: Nothing has this name.
     """
-    path, backing = _locate(name)
+    backing = _backing_of(name)
 
     def unread(state: State, problem: str | None, size: int = 0, in_use: bool = False) -> EngineStatus:
         return EngineStatus(name, state, problem, backing, size, in_use, state == "starting", time.monotonic())
 
     try:
-        fd = _open_read_only(name, path, backing)
-    except PermissionError:
-        return unread("denied", "it belongs to another user")
-    except FileNotFoundError:
+        fd = open_segment(name, os.O_RDONLY)
+    except AccessDenied as error:
+        return unread("denied", str(error))
+    except BadSegment as error:
+        return unread("damaged", str(error))
+    except EngineNotFound:
         if not _is_there(name):
             raise _not_found(name) from None
         return unread("dead", "the process that made its memfd is gone; only the note of it is left")
@@ -134,18 +135,16 @@ def clean(name: str | None = None) -> list[Cleaned]:
         EngineNotFound: Nothing has this name.
     """
     if name is not None:
-        _locate(name)
+        _backing_of(name)
     return [_clean(one) for one in (engines() if name is None else [name])]
 
 
 def _clean(name: str) -> Cleaned:
     try:
-        path, backing = _locate(name)
-        if backing == "shm" and _is_foreign(path):
+        if _backing_of(name) == "shm" and _is_foreign(name):
+            path = SHM_DIRECTORY / shm_name(name)[1:]
             return Cleaned(name, False, f"not a Conduit segment; if it can go, remove {path} yourself")
         return Cleaned(name, *remove_if_dead(name))
-    except PermissionError:
-        return Cleaned(name, False, "it belongs to another user")
     except (ConduitError, OSError, ValueError) as error:
         return Cleaned(name, False, str(error))
 
@@ -157,49 +156,35 @@ def _not_found(name: str) -> EngineNotFound:
     )
 
 
-def _locate(name: str) -> tuple[Path, Backing]:
-    """The segment's file, or the note that says where its memfd is."""
-    segment = SHM_DIRECTORY / shm_name(name)[1:]
-    if _is_regular(segment):
-        return segment, "shm"
-    note = note_path(name)
-    if _is_regular(note):
-        return note, "memfd"
+def _backing_of(name: str) -> Backing:
+    """Where a name leads to: something in shared memory, of whatever kind, or the note of a memfd."""
+    if os.path.lexists(SHM_DIRECTORY / shm_name(name)[1:]):
+        return "shm"
+    if os.path.lexists(note_path(name)):
+        return "memfd"
     raise _not_found(name)
-
-
-def _is_regular(path: Path) -> bool:
-    try:
-        return stat.S_ISREG(path.lstat().st_mode)
-    except OSError:
-        return False
 
 
 def _is_there(name: str) -> bool:
     try:
-        _locate(name)
+        _backing_of(name)
     except (EngineNotFound, ConfigError):
         return False
     return True
 
 
-def _open_read_only(name: str, path: Path, backing: Backing) -> int:
-    flags = os.O_RDONLY | os.O_CLOEXEC
-    if backing == "shm":
-        return os.open(path, flags | os.O_NOFOLLOW)
+def _is_file(name: str) -> bool:
+    """Whether a name leads to a file, or to a note that is one: others are not listed."""
     try:
-        memfd = Path(path.read_text())
-        # the process number may be another process's by now
-        if str(memfd.readlink()) == f"/memfd:{shm_name(name)[1:]} (deleted)":
-            return os.open(memfd, flags)
-    except OSError:
-        pass
-    raise FileNotFoundError(path)
+        path = SHM_DIRECTORY / shm_name(name)[1:] if _backing_of(name) == "shm" else note_path(name)
+        return stat.S_ISREG(path.lstat().st_mode)
+    except (EngineNotFound, ConfigError, OSError):
+        return False
 
 
-def _is_foreign(path: Path) -> bool:
+def _is_foreign(name: str) -> bool:
     """Whether a file begins with something else than our magic, or the zeros of a creator that did not finish."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    fd = open_segment(name, os.O_RDONLY)
     try:
         start = os.pread(fd, 8, 0)
     finally:

@@ -10,6 +10,7 @@ import numpy as np
 
 from conduit.clock import Deadline
 from conduit.errors import Busy, ConfigError
+from conduit.forking import renew_in_child
 from conduit.jit import entry
 from conduit.numbers import at_least
 from conduit.store import limiter as kernels
@@ -21,6 +22,7 @@ from conduit.store.table import TableView
 
 _CHANGE_TIMEOUT = 2.0
 _changing = threading.Lock()
+renew_in_child(__name__, "_changing", threading.Lock)
 
 
 def seat_line(table: TableView) -> int:

@@ -13,8 +13,8 @@ orphaned  its owner is dead, other processes still work in it; `Engine.adopt` ta
 dead      no live process holds it; `clean` removes it, `Engine.adopt` goes on with it
 closing   its owner has closed it and is removing it
 starting  its memory is being allocated
-damaged   truncated, foreign, unreadable, or of another layout version
-denied    it belongs to another user
+damaged   truncated, foreign, unreadable, no file, or of another layout version
+denied    it belongs to another user, or others may open it
 """
 
 

@@ -27,10 +27,11 @@ import numpy as np
 import xxhash
 
 from conduit.errors import Busy, CheckpointError, ConfigError
+from conduit.forking import LockFile
 from conduit.numbers import at_least
 from conduit.schema import Field
 from conduit.store.declaration import row_stride
-from conduit.store.files import DAMAGED, FileEntry
+from conduit.store.files import DAMAGED, FileEntry, unreadable
 from conduit.store.layout import SegmentSpec, TableLayout, TensorSpec
 from conduit.store.table import META_DTYPE, SPAN_DTYPE
 
@@ -181,6 +182,8 @@ def read_manifest(path: Path) -> Manifest:
         data = file.read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:
         raise CheckpointError(f"Expected a checkpoint in {path}, found no file {file}: name another folder") from error
+    except OSError as error:
+        raise unreadable(error, file) from error
     try:
         head = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -239,19 +242,30 @@ def _alone(folder: Path) -> Iterator[None]:
     Raises:
         Busy: Somebody is making one.
     """
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    lock = LockFile(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise Busy(
                 f"Expected to be the only one who makes a checkpoint in {folder}, somebody else is: wait for it, or "
                 "name another folder"
             ) from error
         yield
-        fcntl.flock(fd, fcntl.LOCK_UN)  # a child forked meanwhile must not keep it
     finally:
-        os.close(fd)
+        lock.close()
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder and those that it lies in, and see their names on the disk."""
+    made = [folder]
+    while not made[-1].parent.exists():
+        made.append(made[-1].parent)
+    folder.mkdir(parents=True, exist_ok=True)
+    for one in reversed(made):
+        # also where it was there: whoever made it may have been killed before this
+        with contextlib.suppress(PermissionError):
+            _sync_folder(one.parent)
 
 
 @contextlib.contextmanager
@@ -267,7 +281,7 @@ def new_checkpoint(folder: Path, keep: int) -> Iterator[tuple[Path, Path]]:
     keep = at_least("a number of checkpoints to keep", keep, 1)
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"Expected a folder for checkpoints, got the file {folder}")
-    folder.mkdir(parents=True, exist_ok=True)
+    _make_folder(folder)
     with _alone(folder):
         for one in folder.iterdir():
             if _LEFTOVER.fullmatch(one.name):  # we are alone: its maker is dead

@@ -70,6 +70,19 @@ def no_space(error: OSError, where: Path) -> OSError:
     )
 
 
+_SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
+def unreadable(error: OSError, path: Path) -> OSError | CheckpointError:
+    """What to raise for a failed read: that the file cannot be read, or the error itself where it is this process's lack."""
+    if error.errno in _SHORT:
+        return error
+    return CheckpointError(
+        f"Expected to read {path}, got {error}: it is not used; see to the disk and the file's permissions, or restore an older "
+        "checkpoint"
+    )
+
+
 def _open(path: Path, flags: int) -> int:
     try:
         return os.open(path, flags | os.O_CLOEXEC | os.O_DIRECT, 0o644)
@@ -97,15 +110,19 @@ def write_all(fd: int, data: Any, offset: int) -> None:
         view, offset = view[done:], offset + done
 
 
-def _read_all(fd: int, view: memoryview, offset: int) -> int:
-    """Read until the view is full or the file ends; returns the bytes read."""
+def _read_all(fd: int, view: memoryview, offset: int, path: Path) -> int:
+    """Read until the view is full or the file ends; returns the bytes read.
+
+    Raises:
+        CheckpointError: The file cannot be read.
+    """
     total = 0
     while total < len(view):
         try:
             done = os.preadv(fd, [view[total:]], offset + total)
         except OSError as error:
             if error.errno != errno.EINVAL or not fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
-                raise
+                raise unreadable(error, path) from error
             _through_the_cache(fd)
             continue
         if done == 0:
@@ -327,15 +344,17 @@ class FileReader:
             fd = _open(path, os.O_RDONLY)
         except FileNotFoundError as error:
             raise CheckpointError(f"Expected the file {path}, it is missing: {DAMAGED}") from error
+        except OSError as error:
+            raise unreadable(error, path) from error
         try:
             size = os.fstat(fd).st_size
             if size != entry.size:
                 raise CheckpointError(f"Expected {entry.size:,} bytes in {path}, got {size:,}: {DAMAGED}")
             found = self._blocks.take()
-            got = found[: _read_all(fd, found.data[:HEADER], 0)].tobytes()
+            got = found[: _read_all(fd, found.data[:HEADER], 0, path)].tobytes()
             self._blocks.give(found)
             digest = xxhash.xxh3_128()
-            for block, count in self._read_blocks(fd, size, sink):
+            for block, count in self._read_blocks(fd, size, sink, path):
                 digest.update(block[:count].data)
                 self._count(count)
             digest.update(got)
@@ -352,13 +371,13 @@ class FileReader:
         if self._progress is not None:
             self._progress(self._done, self._total)
 
-    def _read_blocks(self, fd: int, size: int, sink: Sink | None) -> Iterator[tuple[Array, int]]:
+    def _read_blocks(self, fd: int, size: int, sink: Sink | None, path: Path) -> Iterator[tuple[Array, int]]:
         """A file's blocks in order, while later ones are being read and passed on."""
 
         def fetch(block: Array, place: int) -> int:
             want = min(BLOCK, size - HEADER - place)
             # past the cache, lengths must be whole sectors: the end of the file cuts the last one
-            count = min(want, _read_all(fd, block.data[: -(-want // HEADER) * HEADER], HEADER + place))
+            count = min(want, _read_all(fd, block.data[: -(-want // HEADER) * HEADER], HEADER + place, path))
             if sink is not None:
                 sink(place, block[:count])
             return count

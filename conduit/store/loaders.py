@@ -15,6 +15,7 @@ import numpy as np
 
 from conduit.clock import Deadline
 from conduit.errors import Busy, ConfigError, WaitTimeout
+from conduit.forking import renew_in_child
 from conduit.store.layout import LOADER_BYTES, MAX_NAMED_LOADERS
 from conduit.store.locks import LOCK_LOADERS, held, try_lock, unlock
 from conduit.store.participants import Participants
@@ -28,6 +29,7 @@ LONGEST_NAME = 100
 _PATIENCE = 5.0
 
 _between_threads = threading.Lock()
+renew_in_child(__name__, "_between_threads", threading.Lock)
 
 Words = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
+from conduit.forking import drop_in_child, opening
 from conduit.jit import entry, inner, kernel
 from conduit.store.arguments import ObjectType, data_of
 from conduit.store.atomics import peek_i64, poke_i64, syscall
@@ -132,7 +133,10 @@ class Locks:
 
     def open(self, path: str) -> None:
         """Open the descriptor on a segment's file."""
-        self.seat[P_LOCK // 8] = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        # a fork in between would give the child a descriptor that nobody there knows of
+        with opening():
+            self.seat[P_LOCK // 8] = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            drop_in_child(self)
 
     @property
     def fd(self) -> int:
@@ -142,6 +146,10 @@ class Locks:
     def close(self) -> None:
         """Give every lock back; idempotent."""
         entry(give_all)(self.seat, None)
+
+    def drop(self) -> None:
+        """In a forked child: the locks are the parent's."""
+        self.close()
 
 
 class LockByte:

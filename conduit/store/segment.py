@@ -28,6 +28,7 @@ from conduit.errors import (
     Leftover,
     NoSpace,
 )
+from conduit.forking import LockFile
 from conduit.store.allocation import allocate, check_room, fill_and_allocate
 from conduit.store.layout import HEADER_BYTES, MAGIC, VERSION, SegmentLayout, SegmentSpec, lay_out, read_spec
 from conduit.store.locks import LOCK_CREATOR, LOCK_SPAN, Locks, held, try_lock
@@ -41,6 +42,7 @@ from conduit.store.names import (
     note_path,
     open_segment,
     shm_name,
+    status_of,
     unlink_segment,
 )
 
@@ -110,15 +112,8 @@ class Segment:
 
     def is_current(self) -> bool:
         """False when the name now leads to another segment or to none."""
-        try:
-            fd = open_segment(self.name)
-        except EngineNotFound:
-            return False
-        try:
-            status = os.fstat(fd)
-        finally:
-            os.close(fd)
-        return (status.st_dev, status.st_ino) == self.identity
+        status = status_of(self.name)
+        return status is not None and (status.st_dev, status.st_ino) == self.identity
 
     def unlink(self) -> None:
         """Remove the name, if it still is this segment's; the memory goes with its last user."""
@@ -242,6 +237,7 @@ def _create_files(name: str, backing: Backing) -> tuple[int, Locks]:
         fd = os.memfd_create(shm_name(name)[1:], os.MFD_CLOEXEC)
         path = f"/proc/{os.getpid()}/fd/{fd}"
         try:
+            os.fchmod(fd, 0o600)
             locks.open(path)
             try_lock(locks.fd, LOCK_CREATOR)
             if note_memfd(name, path):
@@ -386,8 +382,13 @@ def remove_if_dead(name: str) -> tuple[bool, str]:
             note_path(name).unlink(missing_ok=True)
         return True, "its memfd went with the process that made it; only the note of it was left"
     try:
+        lock = LockFile(f"/proc/self/fd/{fd}")
+    except BaseException:
+        os.close(fd)
+        raise
+    try:
         # holding every lock byte means that nobody lives in it and nobody can join while the name goes
-        if not try_lock(fd, 0, LOCK_SPAN):
+        if not try_lock(lock.fd, 0, LOCK_SPAN):
             return False, "a live process holds it"
         # another `clean` may have removed it, and a new engine may have the name: its locks are on another file
         if not leads_to(name, fd):
@@ -397,3 +398,4 @@ def remove_if_dead(name: str) -> tuple[bool, str]:
         return True, f"no live process holds it; {size:,} bytes freed"
     finally:
         os.close(fd)
+        lock.close()

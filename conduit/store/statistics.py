@@ -13,7 +13,6 @@ Algorithm for Computing Sample Variances" (1979):
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -98,29 +97,36 @@ def _merge(into, count, other, other_count, elements):  # type: ignore[no-untype
         poke_f64(spread, peek_f64(spread) + peek_f64(other + 8 * (elements + j)) + delta * delta * weight)
 
 
-@kernel("int64(int64, int64, int64, int64, int64, int64)", nogil=True)
-def add(seat, size, elements, values, count, scratch):  # type: ignore[no-untyped-def]
-    """Add `count` values to a seat that nobody else updates meanwhile.
+@kernel("int64(int64, int64, int64, int64)", nogil=True)
+def summarise(elements, values, count, out):  # type: ignore[no-untyped-def]
+    """Mean and M2 of `count` values, at least 1: float64 [count, elements] at `values`, float64 [2, elements] at `out`."""
+    zero_bytes(out, 16 * elements)
+    for i in range(count):
+        for j in range(elements):
+            poke_f64(out + 8 * j, peek_f64(out + 8 * j) + peek_f64(values + 8 * (elements * i + j)))
+    for j in range(elements):
+        poke_f64(out + 8 * j, peek_f64(out + 8 * j) / count)
+    for i in range(count):
+        for j in range(elements):
+            delta = peek_f64(values + 8 * (elements * i + j)) - peek_f64(out + 8 * j)
+            spread = out + 8 * (elements + j)
+            poke_f64(spread, peek_f64(spread) + delta * delta)
+    return count
+
+
+@kernel("int64(int64, int64, int64, int64, int64)")
+def add(seat, size, elements, count, summary):  # type: ignore[no-untyped-def]
+    """Add what `summarise` made of `count` values to a seat.
+
+    It keeps the interpreter's lock, so the threads that share a seat take turns, and no destructor comes in between.
 
     Args:
         seat: Address of the seat.
         size: Bytes of a copy.
         elements: Elements of the field.
-        values: Address of float64 [count, elements].
         count: At least 1.
-        scratch: Address of float64 [2, elements].
+        summary: Address of float64 [2, elements].
     """
-    zero_bytes(scratch, 16 * elements)
-    for i in range(count):
-        for j in range(elements):
-            poke_f64(scratch + 8 * j, peek_f64(scratch + 8 * j) + peek_f64(values + 8 * (elements * i + j)))
-    for j in range(elements):
-        poke_f64(scratch + 8 * j, peek_f64(scratch + 8 * j) / count)
-    for i in range(count):
-        for j in range(elements):
-            delta = peek_f64(values + 8 * (elements * i + j)) - peek_f64(scratch + 8 * j)
-            spread = scratch + 8 * (elements + j)
-            poke_f64(spread, peek_f64(spread) + delta * delta)
     # the copy that is overwritten now must not be taken for current any more
     fence_full()
     version = peek_i64(seat)
@@ -128,7 +134,7 @@ def add(seat, size, elements, values, count, scratch):  # type: ignore[no-untype
     other = seat + LINE + size * (1 - (version & 1))
     before = peek_f64(current)
     copy_bytes(other, current, 8 * (1 + 2 * elements))
-    _merge(other + 8, before, scratch, np.float64(count), elements)
+    _merge(other + 8, before, summary, np.float64(count), elements)
     poke_f64(other, before + count)
     store_release(seat, version + 1)
     return version + 1
@@ -201,13 +207,11 @@ class Statistics:
 
     Args:
         table: The table as this process maps it.
-        mutex: Keeps apart the threads that share its seat.
     """
 
-    def __init__(self, table: TableView, mutex: threading.Lock) -> None:
+    def __init__(self, table: TableView) -> None:
         self._table = table
         self._seats = table.segment.layout.spec.max_participants
-        self._mutex = mutex
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -243,20 +247,13 @@ class Statistics:
             raise ConfigError(f"Expected each field once, got {twice[0]!r} both in the mapping and as a keyword")
         given = [(*self._field(name), value) for name, value in {**(values or {}), **named}.items()]
         checked = [(field, at, _as_values(field, value)) for field, at, value in given]
-        with self._mutex:
-            for field, at, array in checked:
-                if not len(array):
-                    continue
+        for field, at, array in checked:
+            if len(array):
                 elements = array.shape[1]
-                scratch = np.empty(2 * elements, np.float64)
-                entry(add)(
-                    at + seat_bytes(field) * seat.number,
-                    copy_bytes_of(field),
-                    elements,
-                    array.ctypes.data,
-                    len(array),
-                    scratch.ctypes.data,
-                )
+                summary = np.empty(2 * elements, np.float64)
+                entry(summarise)(elements, array.ctypes.data, len(array), summary.ctypes.data)
+                place = at + seat_bytes(field) * seat.number
+                entry(add)(place, copy_bytes_of(field), elements, len(array), summary.ctypes.data)
 
     def stamp(self, name: str) -> int:
         """A number that changes with every update of a field."""

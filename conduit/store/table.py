@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any, Self, TypeVar
 
@@ -152,12 +151,11 @@ class TableView:
             self.descriptor[T_LIMITS // 8] = self._limits.ctypes.data
         self.address = self.descriptor.ctypes.data
         self.participants: Participants | None = None
-        self._statistics_mutex = threading.Lock()
 
     @property
     def statistics(self) -> Statistics:
         """Running statistics of its fields; not kept here, since a cycle would keep the seat of a dropped client."""
-        return Statistics(self, self._statistics_mutex)
+        return Statistics(self)
 
     def _word(self, offset: int) -> int:
         return self.segment.words[(self.layout.control + offset) // 8]

@@ -3,11 +3,14 @@
 A slot has three copies. The publisher fills the copy that is neither current nor previous, then stores the new version
 (release). A reader takes the version, copies that copy out, and looks again whether the copy still is of that version; it
 would have to sleep through two whole publications to be disturbed, and then it reads again. A publisher that is killed
-anywhere leaves the last version in place. That there is one publisher is the kernel's lock again.
+anywhere leaves the last version in place. That there is one publishing process is the kernel's lock again; its threads take
+turns.
 """
 
 from __future__ import annotations
 
+import threading
+import time
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -30,6 +33,8 @@ from conduit.store.words import POLICY_EVENT, W_VERSION
 
 Array = np.ndarray[Any, Any]
 _ATTEMPTS = 1000
+_PATIENCE = 10.0
+_TURN_SLEEP = 0.0005
 
 
 def describe(example: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
@@ -94,6 +99,7 @@ class PolicySlot:
         self._participants = participants
         self._lock_byte = LOCK_PUBLISHERS + index
         self._publishing = False
+        self._turn = threading.Lock()
         self._latest = segment.words[layout.control // 8 : layout.control // 8 + 1]
         self._copies = [
             {
@@ -116,7 +122,7 @@ class PolicySlot:
             raise Closed(f"Expected an attached client of engine {self._segment.name!r}, this one was closed")
 
     def publish(self, state_dict: Mapping[str, Any]) -> int:
-        """Make a state dict the current weights.
+        """Make a state dict the current weights; threads of one process take turns.
 
         Args:
             state_dict: {name: tensor or array} with the names, dtypes and shapes given at the engine's creation.
@@ -126,18 +132,35 @@ class PolicySlot:
 
         Raises:
             FieldError: A name, dtype or shape differs; nothing is published.
-            Busy: Another process publishes into this slot.
+            Busy: Another process, or another client of this one, publishes into this slot; or other threads publish all the time.
             Closed: The client or engine has closed.
         """
         self._check()
         if self._segment.closed:
             raise Closed(f"Expected engine {self._segment.name!r} to be running, it has been closed by its owner")
         arrays = self._validated(state_dict)
+        self._await_turn()
+        with self._turn:
+            self._check()
+            return self._publish(arrays)
+
+    def _await_turn(self) -> None:
+        """Wait until no thread publishes; who takes the turn then may still be second to another one, for one publication."""
+        deadline = Deadline(_PATIENCE)
+        while self._turn.locked():
+            if deadline.passed():
+                raise Busy(
+                    f"Expected a turn to publish policy {self._layout.name!r} within {_PATIENCE:g} s, other threads of this process "
+                    "are at it, or this one was interrupted in it: publish from one thread"
+                )
+            time.sleep(_TURN_SLEEP)
+
+    def _publish(self, arrays: Mapping[str, Array]) -> int:
         if not self._publishing:
             if not try_lock(self._segment.lock_fd, self._lock_byte):
                 raise Busy(
-                    f"Expected to be the only publisher of policy {self._layout.name!r}, but another process is: "
-                    "publish from one process, or close that one first"
+                    f"Expected to be the only publisher of policy {self._layout.name!r}, but another process, or another client "
+                    "of this one, is: publish through one client, or close that one first"
                 )
             self._publishing = True
         version = self.version + 1
@@ -231,7 +254,15 @@ class PolicySlot:
         state.words[W_VERSION // 8] = self.held
 
     def close(self) -> None:
-        """Stop publishing, so that another process may; idempotent."""
-        if self._publishing and not self._participants.forked and self._segment.lock_fd >= 0:
-            unlock(self._segment.lock_fd, self._lock_byte)
-        self._publishing = False
+        """Stop publishing, so that another process may; idempotent.
+
+        Raises:
+            Busy: Another thread is publishing and does not come to its end.
+        """
+        if self._participants.forked:
+            return
+        self._await_turn()
+        with self._turn:
+            if self._publishing and self._segment.lock_fd >= 0:
+                unlock(self._segment.lock_fd, self._lock_byte)
+            self._publishing = False

@@ -566,6 +566,81 @@ def test_a_folder_falls_back_to_an_older_checkpoint_and_says_so(engine, good):
     _refused(good.parent, engine.name, "meta.npy")
 
 
+@pytest.mark.parametrize("file", ["manifest.json", "tables/replay/columns/action.npy", "extra/agent.npy"])
+@pytest.mark.parametrize("what", ["a folder", "a link that leads round", "a bad block"])
+def test_a_folder_falls_back_where_the_newest_checkpoint_cannot_be_read(engine, tmp_path, monkeypatch, file, what):
+    """An error of the disk or of permissions is as much a reason as damage."""
+    with engine.writer("replay") as writer:
+        write(writer, 300)
+    older = engine.checkpoint(tmp_path, extra={"agent": b"older"})
+    newer = engine.checkpoint(tmp_path, extra={"agent": b"newer"})
+    bad = newer / file
+    if what == "a bad block":
+        straight = os.preadv
+        read_bytes = Path.read_bytes
+
+        def fail(fd, *rest):
+            if Path(f"/proc/self/fd/{fd}").readlink() == bad:
+                raise OSError(5, "Input/output error")
+            return straight(fd, *rest)
+
+        def fail_bytes(path):
+            if path == bad:
+                raise OSError(5, "Input/output error")
+            return read_bytes(path)
+
+        monkeypatch.setattr(os, "preadv", fail)
+        monkeypatch.setattr(Path, "read_bytes", fail_bytes)
+    else:
+        bad.unlink()
+        bad.mkdir() if what == "a folder" else bad.symlink_to(bad)
+    with pytest.warns(RuntimeWarning, match=str(newer)):
+        again = restored(tmp_path, engine.name)
+    with again:
+        assert again.restored.path == older
+        assert again.restored.extra == {"agent": b"older"}
+        assert [one for one, _ in again.restored.skipped] == [newer]
+        assert again.restored.tables["replay"].rows == 300
+    with pytest.raises(CheckpointError, match=str(bad)):
+        restored(newer, engine.name)
+    problems = [one.problem for one in checkpoints(tmp_path, verify=True)]
+    assert problems[0] is None
+    assert str(bad) in problems[1]
+
+
+def test_what_a_restore_lacks_itself_is_no_reason_to_take_an_older_checkpoint(engine, tmp_path, monkeypatch):
+    engine.checkpoint(tmp_path)
+    engine.checkpoint(tmp_path)
+
+    def fail(*_):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "preadv", fail)
+    with pytest.raises(OSError, match="Too many open files"):
+        restored(tmp_path, engine.name)
+    monkeypatch.undo()
+    with pytest.raises(EngineExists):  # an OSError as well
+        conduit.Engine.restore(tmp_path, engine.name)
+
+
+def test_the_names_of_new_folders_are_on_the_disk_before_a_checkpoint_is_there(engine, tmp_path, monkeypatch):
+    straight = os.fsync
+    seen = []
+
+    def note(fd):
+        seen.append(Path(f"/proc/self/fd/{fd}").readlink())
+        straight(fd)
+
+    monkeypatch.setattr(os, "fsync", note)
+    folder = tmp_path / "runs" / "seven" / "checkpoints"
+    path = engine.checkpoint(folder)
+    behind = seen.index(folder)  # its own entries come last, when the checkpoint has its number
+    assert seen[:3] == [tmp_path, tmp_path / "runs", tmp_path / "runs" / "seven"]
+    assert seen[-1] == folder
+    assert any(one.name.endswith(".npy") for one in seen[3:behind])
+    assert path.exists()
+
+
 def test_what_is_no_checkpoint_or_of_another_version_is_refused(engine, good, tmp_path):
     _refused(tmp_path / "nowhere", engine.name, "found none")
     manifest = good / "manifest.json"

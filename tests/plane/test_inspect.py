@@ -154,10 +154,17 @@ def test_what_is_no_segment_is_not_listed(engine_name, make):
     }[make]()
     try:
         assert not [name for name in inspect.engines() if name.startswith(engine_name)]
-        with pytest.raises(conduit.errors.EngineNotFound):
-            inspect.inspect(engine_name)
-        with pytest.raises(conduit.errors.EngineNotFound):
-            inspect.clean(engine_name)
+        if make == "bad name":
+            for call in (inspect.inspect, inspect.clean):
+                with pytest.raises(conduit.errors.EngineNotFound):
+                    call(engine_name)
+        else:
+            found = inspect.inspect(engine_name)
+            assert found.state == "damaged"
+            assert f"Expected a file at {path}" in found.problem
+            (done,) = inspect.clean(engine_name)
+            assert not done.removed
+            assert "got something else: remove it" in done.why
         assert os.path.lexists(path)
     finally:
         path.rmdir() if make == "folder" else path.unlink()
@@ -195,6 +202,7 @@ def test_no_damage_makes_a_look_fail_and_none_is_taken_for_a_sound_engine_of_oth
 def test_a_foreign_file_is_kept_and_named(engine_name):
     path = path_of(engine_name)
     path.write_bytes(b"somebody else's" * 1000)
+    path.chmod(0o600)
     try:
         assert inspect.inspect(engine_name).state == "damaged"
         (done,) = inspect.clean(engine_name)

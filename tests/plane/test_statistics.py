@@ -187,15 +187,63 @@ def wide(engine_name):
 
 
 def test_threads_of_one_client_take_turns_at_its_seat(wide):
+    """Long updates of many elements, of which none is lost and each is whole."""
     statistics = wide.statistics("replay")
-    thread = threading.Thread(target=statistics.update, kwargs={"stop": 1.0})
-    with statistics._mutex:  # as if another thread were in the middle of its update
+    pair = np.ones((2, 20_000))
+    pair[1] = -1
+
+    def add():
+        for _ in range(40):
+            statistics.update(wide=pair)
+
+    threads = [threading.Thread(target=add) for _ in range(4)]
+    for thread in threads:
         thread.start()
-        thread.join(0.1)
-        assert thread.is_alive()
-        assert statistics.read("stop").count == 0
-    thread.join()
-    assert statistics.read("stop").count == 1
+    while any(thread.is_alive() for thread in threads):
+        found = statistics.read("wide")
+        assert (found.mean == 0).all()
+        assert (found.variance == (1 if found.count else 0)).all()
+    assert statistics.read("wide").count == 320
+
+
+DROPPED = """
+import faulthandler, gc, sys
+import numpy as np
+import conduit
+
+faulthandler.dump_traceback_later(60, exit=True)
+schema = conduit.Schema([conduit.Field("obs", "float32", (4,), observation=True), conduit.Field("action", "int64")])
+table = conduit.Table(schema, 4_000, page_rows=16, statistics=("obs", "action"))
+with conduit.Engine.create(sys.argv[1], {"replay": table}) as engine:
+    statistics = engine.statistics("replay")
+
+    def drop(rows):
+        writer = engine.writer("replay", keep_final=False, statistics=True)
+        for row in range(rows):
+            writer.append(obs=np.full(4, row, np.float32), action=row)
+        box = [writer]
+        box.append(box)  # only a collection finds it
+
+    added = 0
+    for turn, threshold in enumerate((1, 3, 700)):
+        for rows in range(1, 9):
+            drop(rows)
+            gc.set_threshold(threshold)
+            statistics.update(obs=np.ones((3, 4), np.float32), action=np.ones(2, np.int64))
+            gc.set_threshold(700)
+            gc.collect()
+            added += rows
+            updates = 8 * turn + rows
+            assert statistics.read("obs").count == added + 3 * updates
+            assert statistics.read("action").count == added + 2 * updates
+print("whole")
+"""
+
+
+def test_a_collection_in_the_middle_of_an_update_may_finalise_a_writer_that_counts(engine_name):
+    command = [sys.executable, "-c", DROPPED, engine_name]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "whole\n", "")
 
 
 PAIRS = """

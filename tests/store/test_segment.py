@@ -4,6 +4,7 @@ import ctypes
 import gc
 import os
 import pickle
+import re
 import signal
 import stat
 import struct
@@ -484,21 +485,141 @@ except errors.AccessDenied as error:
     assert engine._segment.is_current()
 
 
-def test_a_user_who_may_only_read_the_segment_is_refused(engine):
+OPENERS = """
+from conduit.plane import inspect
+def look(name):
+    found = inspect.inspect(name)
+    if found.state in ("denied", "damaged"):
+        raise errors.AccessDenied(found.problem) if found.state == "denied" else errors.BadSegment(found.problem)
+def clean(name):
+    (done,) = inspect.clean(name)
+    print("kept" if not done.removed else "removed")
+def create(name):
+    conduit.Engine.create(name, {"replay": small_table()})
+for call in (conduit.attach, conduit.Engine.adopt, create, look, clean):
+    try:
+        call(name)
+    except errors.ConduitError as error:
+        print(type(error).__name__, error)
+"""
+OTHER = """
+import os, sys
+if os.getuid() != 0:
+    print("only root can make files that belong to another user")
+    sys.exit(77)
+import conduit
+from conduit import errors
+from conduit.store.names import note_path, shm_name
+from conduit.testing.torture import small_table
+name = sys.argv[1]
+"""
+
+
+def test_a_segment_that_others_may_read_is_refused_to_everybody_and_kept(engine):
+    """Whoever may write into it may have written anything."""
     path_of(engine.name).chmod(0o644)
-    done = run(
-        NOBODY
-        + """
-os.getuid = lambda: uid
-try:
-    conduit.attach(name)
-except errors.AccessDenied as error:
-    print(error)
-""",
-        engine.name,
-    )
+    done = run(OTHER + OPENERS, engine.name)
     assert done.stderr == ""
-    assert "Expected read and write access" in done.stdout
+    *refused, kept = done.stdout.splitlines()
+    assert [line.split()[0] for line in refused] == ["AccessDenied"] * 4
+    for line in refused:
+        assert f"Expected /dev/shm{shm_name(engine.name)} of engine" in line
+        assert "closed to other users (mode 0600), got 0644" in line
+        assert f"chmod 600 /dev/shm{shm_name(engine.name)}" in line
+    assert kept == "kept"
+    assert path_of(engine.name).exists()
+    path_of(engine.name).chmod(0o600)
+    conduit.attach(engine.name).close()
+
+
+SQUATTERS = {
+    "a whole segment of another user": (
+        """
+with conduit.Engine.create(name + "-x", {"replay": small_table()}):
+    os.link("/dev/shm" + shm_name(name + "-x"), path)
+os.chown(path, 65534, 65534)
+""",
+        "AccessDenied",
+        "to belong to user 0, got user 65534's.*have it removed, or choose another name",
+    ),
+    "an empty file of another user": (
+        "os.mknod(path, 0o600); os.chown(path, 65534, 65534)",
+        "AccessDenied",
+        "to belong to user 0, got user 65534's",
+    ),
+    "a pipe": ("os.mkfifo(path, 0o600)", "BadSegment", "remove it, or choose another name"),
+    "a link to a segment": (
+        """
+os.mknod("/dev/shm/cdt.0.elsewhere", 0o600)
+os.symlink("/dev/shm/cdt.0.elsewhere", path)
+import atexit
+atexit.register(os.unlink, "/dev/shm/cdt.0.elsewhere")
+""",
+        "BadSegment",
+        "got something else: remove it",
+    ),
+    "a socket": (
+        "import socket\nwith socket.socket(socket.AF_UNIX) as one:\n    one.bind(path)\n",
+        "BadSegment",
+        "got something else: remove it",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "kind", "message"), SQUATTERS.values(), ids=SQUATTERS)
+def test_what_another_user_or_nobody_left_under_a_name_is_refused_before_it_is_mapped(engine_name, make, kind, message):
+    path = path_of(engine_name)
+    try:
+        done = run(OTHER + f'path = "{path}"\n' + make + OPENERS, engine_name)
+        assert os.path.lexists(path)
+    finally:
+        path.unlink(missing_ok=True)
+    assert done.stderr == ""
+    *refused, kept = done.stdout.splitlines()
+    assert [line.split()[0] for line in refused] == [kind] * 4
+    for line in refused:
+        assert re.search(message, line), line
+        assert str(path) in line
+    assert kept == "kept"
+
+
+NOTES = {
+    "a note of another user": ('note.write_text("/proc/1/fd/3"); os.chown(note, 65534, 65534)', "AccessDenied"),
+    "a note that others may write": ('note.write_text("/proc/1/fd/3"); os.chmod(note, 0o666)', "AccessDenied"),
+    "a pipe": ("os.mkfifo(note, 0o600)", "BadSegment"),
+    "a link": ('os.symlink("/etc/hostname", note)', "BadSegment"),
+    "a note in a folder of another user": (
+        'note.write_text("/proc/1/fd/3"); os.chmod(note, 0o600); os.chown(folder, 65534, 65534)',
+        "AccessDenied",
+    ),
+    "a memfd of another user": (
+        """
+fd = os.memfd_create(shm_name(name)[1:])
+os.fchmod(fd, 0o600)
+os.fchown(fd, 65534, 65534)
+note.write_text(f"/proc/{os.getpid()}/fd/{fd}")
+os.chmod(note, 0o600)
+""",
+        "AccessDenied",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "kind"), NOTES.values(), ids=NOTES)
+def test_a_note_that_is_not_this_users_alone_is_refused_before_it_is_followed(
+    engine_name, tmp_path, monkeypatch, make, kind
+):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    prepare = """
+note = note_path(name)
+folder = note.parent
+folder.mkdir(mode=0o700)
+"""
+    done = run(OTHER + prepare + make + OPENERS.replace("adopt, create, look", "adopt, look"), engine_name)
+    assert done.stderr == ""
+    *refused, kept = done.stdout.splitlines()
+    assert [line.split()[0] for line in refused] == [kind] * 3
+    assert kept == "kept"
 
 
 def test_a_folder_of_another_user_in_the_notes_place_is_refused():
@@ -546,6 +667,7 @@ def test_a_note_that_leads_to_something_else_is_not_believed(engine_name, tmp_pa
 
 
 def test_a_memfd_engine_that_cannot_be_made_leaves_no_file_and_no_note(engine_name, monkeypatch):
+    gc.collect()  # what earlier tests dropped
     files = len(list(Path("/proc/self/fd").iterdir()))
 
     def refuse(fd, offset, length):

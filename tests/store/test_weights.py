@@ -274,6 +274,71 @@ def test_a_second_publisher_is_refused_until_the_first_lets_go(engine, client):
     assert engine.policy().publish(version_of(4)) == 4
 
 
+@pytest.mark.parametrize("objects", ["one", "two of two clients"])
+def test_threads_that_publish_through_one_slot_take_turns(engine_name, objects):
+    """Each version is one thread's state dict, whole, and every publication has a number of its own."""
+    shape = {"a": np.zeros(60_000), "b": np.zeros((300, 200))}
+    with (
+        conduit.Engine.create(engine_name, {}, policies={"policy": shape}) as engine,
+        conduit.attach(engine_name) as other,
+        conduit.attach(engine_name) as reader,
+    ):
+        slots = [engine.policy(), engine.policy()]
+        assert slots[0] is slots[1]
+        if objects == "two of two clients":
+            slots[1] = other.policy()
+        versions, refused = [[], []], [0, 0]
+
+        def publish(number):
+            for count in range(150):
+                value = float(2 * count + number)
+                try:
+                    versions[number].append(
+                        slots[number].publish({name: np.full_like(one, value) for name, one in shape.items()})
+                    )
+                except Busy:
+                    refused[number] += 1
+
+        threads = [threading.Thread(target=publish, args=(number,)) for number in (0, 1)]
+        for thread in threads:
+            thread.start()
+        polled = 0
+        slot = reader.policy()
+        while any(thread.is_alive() for thread in threads) or slot.held < slot.version:
+            weights = slot.poll()
+            if weights is not None:
+                polled += 1
+                found = {value for array in weights.arrays.values() for value in np.unique(array).tolist()}
+                assert len(found) == 1, f"version {weights.version} is torn: {found}"
+        assert polled > 0
+        every = sorted(versions[0] + versions[1])
+        assert every == list(range(1, len(every) + 1))
+        if objects == "one":
+            assert refused == [0, 0]
+
+
+def test_a_slot_that_is_closed_beside_a_publication_lets_it_end_first(engine):
+    slot = engine.policy()
+    stop = threading.Event()
+
+    def publish():
+        while not stop.is_set():
+            slot.publish(version_of(slot.version + 1))
+
+    thread = threading.Thread(target=publish)
+    thread.start()
+    try:
+        for _ in range(200):
+            slot.close()
+    finally:
+        stop.set()
+        thread.join()
+    slot.close()
+    assert not held(engine._segment.lock_fd, LOCK_PUBLISHERS, 1)
+    with conduit.attach(engine.name) as client:
+        assert_whole(client.policy().poll())
+
+
 def test_a_killed_publisher_leaves_the_last_version_whole_and_its_place_free(engine, client):
     reader = client.policy()
     seen = []

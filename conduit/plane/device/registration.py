@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 
+from conduit.forking import renew_in_child
 from conduit.plane.device.interface import Device, Tensor
 from conduit.store.declaration import align
 from conduit.store.table import TableView
@@ -24,6 +25,7 @@ _held: dict[tuple[int, str], _Held] = {}
 """By address and device: memory that one device has registered is refused to another one of the same process."""
 # a registration may be collected while this thread holds it
 _mutex = threading.RLock()
+renew_in_child(__name__, "_mutex", threading.RLock)
 
 
 class Registration:

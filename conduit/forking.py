@@ -1,0 +1,124 @@
+"""What a forked child must not inherit: mutexes that a thread of its parent holds, and descriptors that kernel locks are taken on.
+
+Only the thread that forks goes on in the child. A mutex that another one held would stay locked there for ever, so those that a
+fresh attach needs are made anew. A kernel lock belongs to an open file description, which the child shares: it would outlive its
+holder for as long as the child lives, so the child closes such descriptors before it does anything else.
+
+Destructors take no mutex: a garbage collection may begin at any allocation, one of the thread that holds it included.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import struct
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+_PATIENCE = 10.0
+"""Seconds that a fork waits for other threads to leave what it must not split; then it goes on all the same."""
+
+_UNLOCK_ALL = struct.pack("hhqqi4x", fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0)
+
+_opening = threading.RLock()
+_mutexes: list[tuple[Any, str, Callable[[], Any], bool]] = []
+_taken = threading.local()
+_holders: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def renew_in_child(module: str, name: str, make: Callable[[], Any], *, whole: bool = False) -> None:
+    """Let a mutex be made anew in forked children, whoever held it.
+
+    Args:
+        module: Name of the module whose global it is.
+        name: Its name there.
+        make: threading.Lock, or threading.RLock.
+        whole: Let a fork wait until no other thread holds it (an RLock), since what it guards must not be half done in the child.
+    """
+    _mutexes.append((sys.modules[module], name, make, whole))
+
+
+def opening() -> Any:
+    """Held while a descriptor that locks are taken on is opened and named to `drop_in_child`: no fork comes in between."""
+    return _opening
+
+
+class Droppable(Protocol):
+    """Something that has a descriptor which locks are taken on."""
+
+    def drop(self) -> None:
+        """In a forked child: close it, and leave its locks to the parent."""
+
+
+def drop_in_child(holder: Droppable) -> None:
+    """Let forked children drop a descriptor; the holder is not kept alive."""
+    _holders.add(holder)
+
+
+class LockFile:
+    """A descriptor that kernel locks are taken on; nobody maps it, and a forked child closes it at once.
+
+    Args:
+        path: A file, or a folder.
+        flags: As of `os.open`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], flags: int = os.O_RDWR) -> None:
+        self._open: list[int] = []
+        with opening():
+            self._open.append(os.open(path, flags | os.O_CLOEXEC))
+            drop_in_child(self)
+
+    @property
+    def fd(self) -> int:
+        """The descriptor; -1 once it is closed."""
+        return self._open[0] if self._open else -1
+
+    def close(self) -> None:
+        """Give its locks back and close it; idempotent, and safe in a destructor."""
+        fd = self.fd
+        if fd < 0:
+            return
+        # first: a fork at this moment may take the description along, and no lock with it
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _UNLOCK_ALL)
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_UN)
+        self.drop()
+
+    def drop(self) -> None:
+        """In a forked child: the locks are the parent's."""
+        with contextlib.suppress(IndexError):  # a destructor was first
+            os.close(self._open.pop())
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():  # the kernel does it then
+            self.close()
+
+
+def _before() -> None:
+    _taken.mutexes = []
+    for module, name, _, whole in _mutexes:
+        mutex = getattr(module, name)
+        if whole and mutex.acquire(timeout=_PATIENCE):
+            _taken.mutexes.append(mutex)
+
+
+def _in_parent() -> None:
+    for mutex in _taken.mutexes:
+        mutex.release()
+
+
+def _in_child() -> None:
+    for holder in list(_holders):
+        holder.drop()
+    for module, name, make, _ in _mutexes:
+        setattr(module, name, make())
+
+
+renew_in_child(__name__, "_opening", threading.RLock, whole=True)
+os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)
