@@ -36,6 +36,7 @@ from conduit.kernels.resolve import (
     V_REWARD_OFFSET,
     V_REWARD_STRIDE,
     V_SAMPLED,
+    V_SHORT,
     V_STACK,
     V_SUM_COUNT,
     V_SUMS,
@@ -112,6 +113,7 @@ def describe_window(
             V_N: window.n_step,
             V_BOOTSTRAP: window.newest == "bootstrap",
             V_NEED: 1 if window.newest == "bootstrap" else window.n_step,
+            V_SHORT: 1,
             V_STACK: window.stack,
             V_REPEAT: window.padding == "repeat",
             V_SUMS: sums.ctypes.data,
@@ -140,10 +142,11 @@ def describe_window(
             V_ACROSS: window.across,
             V_WHOLE: not window.pad,
             V_BURN_IN: window.burn_in,
+            V_SHORT: window.pad and not window.across,
             V_EVERY: 1 if window.overlap is None else window.length - window.overlap,
         }
     elif isinstance(window, Episode):
-        values |= {V_LENGTH: window.max_length, V_WHOLE: 1, V_FROM_FIRST: 1}
+        values |= {V_LENGTH: window.max_length, V_WHOLE: 1, V_FROM_FIRST: 1, V_SHORT: 1}
     else:
         values |= {V_LENGTH: window.ticks, V_ENVS: window.num_envs, V_EVERY: window.stride or window.ticks}
     for offset, value in values.items():

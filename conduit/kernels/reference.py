@@ -145,6 +145,7 @@ class Steps:
         closing: bool [T], a row that is only the observation after an episode's last step ("next_step").
         kept: bool [T], the row ended its episode and its final observation is kept beside it ("same_step", "disabled").
         handed: Final observations are kept beside their rows (or missing), never the next row.
+        over: Nothing will ever come behind the last row: the stream has ended.
     """
 
     reward: Array
@@ -154,6 +155,7 @@ class Steps:
     closing: Array
     kept: Array
     handed: bool
+    over: bool = False
 
     def __len__(self) -> int:
         return len(self.reward)
@@ -189,8 +191,9 @@ def n_step(steps: Steps, at: int, n: int, gamma: float, *, bootstrap: bool = Fal
     """The transition of up to `n` steps from row `at`, or None when there is none.
 
     It stops at the first step that terminates or truncates, that step included. A step counts only with the observation
-    after it. Where that is not there (the newest rows, the last row of a cut episode), the transition ends one step
-    earlier if `bootstrap`, otherwise it is none; a truncated step whose final observation was lost is never stepped over.
+    after it. Where that will never be there (the last row of a stream that has ended or of a cut episode, a truncated step whose
+    final observation was lost), the transition ends one step earlier. Where it may come yet (the newest rows), the same if
+    `bootstrap`, otherwise it is none.
     """
     if steps.closing[at]:
         return None
@@ -200,11 +203,12 @@ def n_step(steps: Steps, at: int, n: int, gamma: float, *, bootstrap: bool = Fal
         ended = steps.ended(row)
         if ended and steps.handed:
             if not steps.kept[row] and not steps.terminated[row]:
-                return None
+                return None if k == 0 else Reached(total, discount, k, row - 1, row, kept=False)
             kept = bool(steps.kept[row])
             return Reached(total + discount * steps.reward[row], discount * gamma, k + 1, row, row, kept)
         if row + 1 >= len(steps) or steps.first[row + 1]:
-            if k == 0 or not bootstrap:
+            may_come = row + 1 >= len(steps) and not steps.over
+            if k == 0 or (may_come and not bootstrap):
                 return None
             return Reached(total, discount, k, row - 1, row, kept=False)
         total += discount * float(steps.reward[row])
@@ -240,8 +244,8 @@ def following_frames(steps: Steps, reached: Reached, stack: int, *, repeat: bool
 def sequence(steps: Steps, at: int, length: int, *, across: bool = False, pad: bool = True) -> list[int] | None:
     """Rows of a sequence from row `at`, ZEROS behind its episode's end, or None when it cannot be had whole.
 
-    Within one episode it ends with the step that ends it (or with the last one of a cut episode), and needs `pad` to be
-    shorter than `length`. Across episodes it takes every row, closing observations too.
+    Within one episode it ends with the step that ends it (or with the last one of a cut episode, or of a stream that has ended),
+    and needs `pad` to be shorter than `length`. Across episodes it takes every row, closing observations too.
     """
     rows: list[int] = []
     if steps.closing[at] and not across:
@@ -250,7 +254,9 @@ def sequence(steps: Steps, at: int, length: int, *, across: bool = False, pad: b
         if not across and rows and steps.ended(row - 1):
             break
         if row >= len(steps):
-            return None
+            if across or not rows or not steps.over:
+                return None
+            break
         if not across and rows and steps.first[row]:
             break
         rows.append(row)

@@ -17,10 +17,10 @@ from conduit.store.atomics import call_5, load_relaxed, peek_i32, peek_i64, peek
 from conduit.store.protocol import block_of
 from conduit.store.words import DELETED, FINAL, FIRST, META_BYTES, PAGE_TICK, T_META, T_ROWS
 
-E_START, E_PAGE, E_FIRST, E_LIMIT, E_GENERATION, E_ENVS = range(0, 48, 8)
+E_START, E_PAGE, E_FIRST, E_LIMIT, E_GENERATION, E_ENVS, E_OVER = range(0, 56, 8)
 """A page as samplers list it: candidates before it, page, first candidate row, row behind the last committed one, generation,
-rows per tick."""
-E_BYTES = 48
+rows per tick, 1 if nothing will ever come behind the last committed row (its stream has ended)."""
+E_BYTES = 56
 
 (
     V_RESOLVE,
@@ -67,11 +67,12 @@ E_BYTES = 48
     V_UNCOUNTED,
     V_SUMS,
     V_SUM_COUNT,
-) = range(0, 352, 8)
+    V_SHORT,
+) = range(0, 360, 8)
 """Words of a window: what it asks for (first half), and addresses of index arrays and outputs (0: not wanted), how
 often rows have been delivered and may be, the resolver for rows that may; rewards that are summed up one after the other (S_*, back
-to back), and how many they are."""
-V_WORDS = 44
+to back), and how many they are; 1 where a window ends with its episode."""
+V_WORDS = 45
 
 S_SOURCE, S_STRIDE, S_ELEMENTS, S_DOUBLE, S_FACTOR, S_OFFSET, S_LOW, S_HIGH, S_OUT, S_OUT_DOUBLE = range(0, 80, 8)
 """A reward of several, or of several elements, that is summed up: address of row 0 and bytes from row to row, elements, whether they are

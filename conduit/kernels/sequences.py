@@ -9,6 +9,7 @@ from conduit.kernels.cpu import J_GENERATIONS, J_ROWS
 from conduit.kernels.resolve import (
     E_ENVS,
     E_LIMIT,
+    E_OVER,
     E_PAGE,
     V_ACROSS,
     V_BURN_IN,
@@ -70,7 +71,10 @@ def resolve_sequence(window, job, slot, row, entry):  # type: ignore[no-untyped-
     ended = 0
     while used < length and ended == 0:
         if at >= limit:
-            return -1
+            if used == 0 or across or peek_i64(entry + E_OVER) == 0:
+                return -1
+            # the stream ended in the episode's middle
+            break
         word = peek_u32(metas + META_BYTES * at + 12)
         if used > 0 and word & FIRST and not across:
             break

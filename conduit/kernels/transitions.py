@@ -9,6 +9,7 @@ from conduit.kernels.cpu import J_GENERATIONS, J_ROWS, ask_for
 from conduit.kernels.resolve import (
     E_ENVS,
     E_LIMIT,
+    E_OVER,
     E_PAGE,
     S_DOUBLE,
     S_ELEMENTS,
@@ -195,11 +196,12 @@ def _walk_transition(window, slot, row, entry):  # type: ignore[no-untyped-def]
         inline = (word & KEPT) == 0
         if (after >= end and not inline) or (used > 0 and word & FINAL):
             return False
-        if link == 0 and not ended & TERMINATED:
-            return False
-        if link != 0 and inline and (after >= limit or peek_u32(metas + META_BYTES * after + 12) & FIRST):
-            # there is no successor (yet): end one step earlier, with this row as the next observation
-            if used == 0 or peek_i64(window + V_BOOTSTRAP) == 0:
+        lacks = link == 0 and not ended & TERMINATED
+        waits = link != 0 and inline and after >= limit
+        if lacks or waits or (link != 0 and inline and peek_u32(metas + META_BYTES * after + 12) & FIRST):
+            # there is no successor: end one step earlier, with this row as the next observation; unless one may come yet
+            may_come = waits and peek_i64(entry + E_OVER) == 0 and peek_i64(window + V_BOOTSTRAP) == 0
+            if used == 0 or may_come:
                 return False
             after = at
             break

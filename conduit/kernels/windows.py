@@ -40,8 +40,10 @@ class Transition:
         gamma: Discount per step.
         stack: Observations per sample: [stack, *shape], oldest first; 1 leaves the axis out.
         padding: Frames before the episode's start: "repeat" its first one, or "zero".
-        newest: Rows that lack n successors in their episode (the newest of a stream, the last before `writer.cut`): "wait"
-            for them, or "bootstrap" from a shorter window.
+        newest: Rows whose n successors are not all there yet (the newest of a stream that goes on): "wait" for them, or "bootstrap"
+            from a shorter window. Where no more will ever come (behind the last row of a stream that has ended or before
+            `writer.cut`, in the place of a truncated step without its final observation) the window is shorter in either case, and
+            bootstraps from the newest observation.
     """
 
     n_step: int = 1
@@ -68,7 +70,7 @@ class Sequence:
             within the stream where episodes are crossed.
         across: Cross episodes (`is_first` marks their starts); otherwise a sequence ends with its episode, and what is left
             is zeros with `mask` False.
-        pad: Accept sequences that their episode's end cuts short; only without `across`.
+        pad: Accept sequences that their episode's end, or that of their stream, cuts short; only without `across`.
         next_obs: Deliver `next_<observation field>` too, see `Rollout`.
     """
 

@@ -27,6 +27,7 @@ from conduit.kernels.transforms import Pipeline
 from conduit.kernels.windows import Window, need
 from conduit.numbers import whole
 from conduit.plane.batch import Batch, Buffer, Format, Maker, Scratch, torch_maker
+from conduit.plane.lacking import what_is_there
 from conduit.plane.limiting import Gate
 from conduit.plane.sharing import Share
 from conduit.plane.transforming import Transforming
@@ -301,8 +302,8 @@ class Loader(Delivery):
                     f"{timeout} s{stale if self._policy is not None else ''}{spent}: wait for more rows, or ask for another window"
                 )
             raise DataTimeout(
-                f"Expected at least {self._least} sampleable rows {where}, got {found} within {timeout} s{spent}: are its "
-                "writers alive (`conduit status`)? Lower min_rows or raise timeout"
+                f"Expected at least {self._least} sampleable rows {where}, got {found} within {timeout} s{spent}: "
+                f"{what_is_there(self._table, found, self.plan.window)}"
             )
 
     def update_priorities(self, ids: Any, priorities: Any) -> int:

@@ -70,6 +70,7 @@ from conduit.store.words import (
     TABLE_EPOCH,
     TABLE_LIMITS,
     TABLE_RECOVERED,
+    TAIL_MASK,
 )
 
 Words = np.ndarray[Any, np.dtype[np.int64]]
@@ -323,9 +324,8 @@ def _table(
     by_kind = np.bincount(kinds, minlength=SEALED + 1)
     live = pages[np.isin(kinds, (OPEN, SEALED))]
     # a page that is claimed during the look can show words of two lives
-    committed, halo, tail = (
-        live[:, offset // 8].clip(0, layout.page_rows) for offset in (PAGE_COMMITTED, PAGE_HALO, PAGE_TAIL)
-    )
+    committed, halo = (live[:, offset // 8].clip(0, layout.page_rows) for offset in (PAGE_COMMITTED, PAGE_HALO))
+    tail = (live[:, PAGE_TAIL // 8] & TAIL_MASK).clip(0, layout.page_rows)
     own = (committed - halo).clip(0)
     visible = int(own.sum())
     in_use = int((own + halo + tail).sum())

@@ -16,7 +16,7 @@ from conduit.errors import ConfigError, FieldError
 from conduit.jit import address, entry
 from conduit.kernels.leaves import as_priorities, not_a_priority
 from conduit.kernels.plan import Computed
-from conduit.kernels.resolve import E_BYTES, SIGNATURE
+from conduit.kernels.resolve import SIGNATURE
 from conduit.sampling.mass import (
     Q_BATCH_AT,
     Q_CANDIDATES,
@@ -36,6 +36,7 @@ from conduit.sampling.mass import (
     least_leaf,
     weigh,
 )
+from conduit.sampling.pages import empty_list
 from conduit.sampling.tree import P_BYTES, P_GENERATION, update, words_needed
 from conduit.sampling.uniform import S_BATCH, Uniform
 from conduit.store.declaration import Priorities
@@ -55,8 +56,8 @@ class Prioritised:
 
     N of the weights (N * P(i))^-beta counts, and the sum in P(i) = p_i / sum p adds up, every row that the loader's window may
     start at by its place alone. Some of these are refused when they are drawn, and another is drawn instead: rows whose window is
-    not whole (the last of a stream that ended, the last before `writer.cut`, a truncated one without its final observation, where
-    an episode is too short or too long) and rows that are too old for `max_staleness`; observation-only rows have p = 0 and
+    not whole (the last of a stream that ended, the last before `writer.cut`, a truncated one without its final observation, one of the
+    newest that lies before another environment's end, where an episode is too short or too long) and rows that are too old for `max_staleness`; observation-only rows have p = 0 and
     count, at most, for N. So with a share s of the p refused, accepted rows come with P(i) / (1 - s), and "probabilities" says P(i).
     For the weights that is one factor common to the batch, which normalise="batch" takes out; "none" keeps it, and the largest
     weight of "buffer" may be that of a row that is refused.
@@ -114,7 +115,7 @@ class PrioritisedSampler:
         self._uniform = Uniform(seed, pages, 1)
         self._tree = np.zeros(words_needed(pages, page_rows), np.int64)
         self._tree[: P_BYTES // 8 * pages].reshape(pages, -1)[:, P_GENERATION // 8] = -1
-        self._entries = np.zeros((pages + 1, E_BYTES // 8), np.int64)
+        self._entries = empty_list(pages)
         self._probabilities = np.zeros(size, np.float64)
         self._size = size
         self._state = np.zeros(Q_WORDS, np.int64)

@@ -24,9 +24,10 @@ from conduit.kernels.resolve import (
     V_EVERY,
     V_FROM_FIRST,
     V_NEED,
+    V_SHORT,
     may_anchor,
 )
-from conduit.sampling.pages import list_page, rows_to_draw
+from conduit.sampling.pages import MOST_LOOKS, have_turned, list_page, note_open, rows_to_draw
 from conduit.store.atomics import (
     fetch_add,
     load_acquire,
@@ -152,6 +153,23 @@ def _forget(known):  # type: ignore[no-untyped-def]
 
 
 @inner
+def _follow(tree, window, table, page, begin, end, generation):  # type: ignore[no-untyped-def]
+    """Bring a page's sums, of its local rows [begin, end), up to date."""
+    known = tree + P_BYTES * page
+    updates = load_acquire(block_of(table, page) + PAGE_UPDATES)
+    same = peek_i64(known + P_GENERATION) == generation and peek_i64(known + P_BEGIN) == begin
+    if same and peek_i64(known + P_UPDATES) == updates and peek_i64(known + P_END) <= end:
+        if peek_i64(known + P_END) < end:
+            _add_rows(tree, window, table, page, peek_i64(known + P_END), end)
+    else:
+        _sum_anew(tree, window, table, page, begin, end)
+    poke_i64(known + P_GENERATION, generation)
+    poke_i64(known + P_BEGIN, begin)
+    poke_i64(known + P_END, end)
+    poke_i64(known + P_UPDATES, updates)
+
+
+@inner
 def refresh(tree, window, table, entries):  # type: ignore[no-untyped-def]
     """Bring the sums up to date and list the pages that have rows to draw (kernels.resolve.E_*).
 
@@ -165,35 +183,28 @@ def refresh(tree, window, table, entries):  # type: ignore[no-untyped-def]
         Pages listed, sum of all leaves, rows that can anchor the window, rows in all.
     """
     rows = peek_i64(table + T_ROWS)
-    need = peek_i64(window + V_NEED)
-    total = 0
-    listed = 0
-    candidates = 0
-    offered = 0
-    for page in range(peek_i64(table + T_COUNT)):
-        known = tree + P_BYTES * page
-        begin, end, committed, generation, envs = rows_to_draw(table, page, need)
-        if end <= begin:
-            _forget(known)
-            continue
-        updates = load_acquire(block_of(table, page) + PAGE_UPDATES)
-        same = peek_i64(known + P_GENERATION) == generation and peek_i64(known + P_BEGIN) == begin
-        if same and peek_i64(known + P_UPDATES) == updates and peek_i64(known + P_END) <= end:
-            if peek_i64(known + P_END) < end:
-                _add_rows(tree, window, table, page, peek_i64(known + P_END), end)
-        else:
-            _sum_anew(tree, window, table, page, begin, end)
-        poke_i64(known + P_GENERATION, generation)
-        poke_i64(known + P_BEGIN, begin)
-        poke_i64(known + P_END, end)
-        poke_i64(known + P_UPDATES, updates)
-        candidates += peek_i64(known + P_COUNT)
-        offered += end - begin
-        if peek_i64(known + P_SUM) == 0:
-            continue
-        list_page(entries + E_BYTES * listed, total, page, rows, begin, committed, generation, envs)
-        total += peek_i64(known + P_SUM)
-        listed += 1
+    need, short = peek_i64(window + V_NEED), peek_i64(window + V_SHORT)
+    total = listed = candidates = offered = 0
+    for _ in range(MOST_LOOKS):
+        total = listed = candidates = offered = noted = 0
+        for page in range(peek_i64(table + T_COUNT)):
+            known = tree + P_BYTES * page
+            begin, end, committed, word, envs, over = rows_to_draw(table, page, need, short)
+            if end <= begin:
+                _forget(known)
+                continue
+            _follow(tree, window, table, page, begin, end, word >> GENERATION_SHIFT)
+            candidates += peek_i64(known + P_COUNT)
+            offered += end - begin
+            if (word & KIND_MASK) == OPEN:
+                noted = note_open(table, entries, noted, page, word)
+            if peek_i64(known + P_SUM) == 0:
+                continue
+            list_page(entries + E_BYTES * listed, total, page, rows, begin, committed, word, envs, over)
+            total += peek_i64(known + P_SUM)
+            listed += 1
+        if not have_turned(table, entries, noted):
+            break
     poke_i64(entries + E_BYTES * listed + E_START, total)
     return listed, total, candidates, offered
 

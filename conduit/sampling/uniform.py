@@ -15,11 +15,31 @@ import numpy as np
 from conduit.jit import address, inner
 from conduit.kernels.cpu import J_FOLLOWING, J_GENERATIONS, J_PAGES, J_ROWS, J_TABLE, J_WINDOW, ask_for
 from conduit.kernels.philox import random_pair, scale_to
-from conduit.kernels.resolve import E_BYTES, E_ENVS, E_FIRST, E_GENERATION, E_PAGE, V_NEED, V_RESOLVE, V_SAMPLED
+from conduit.kernels.resolve import (
+    E_BYTES,
+    E_ENVS,
+    E_FIRST,
+    E_GENERATION,
+    E_PAGE,
+    V_NEED,
+    V_RESOLVE,
+    V_SAMPLED,
+    V_SHORT,
+)
 from conduit.kernels.transitions import ask_ahead
-from conduit.sampling.pages import has_fresh, list_page, rows_to_draw
+from conduit.sampling.pages import (
+    MOST_LOOKS,
+    empty_list,
+    has_fresh,
+    have_turned,
+    list_page,
+    note_open,
+    rows_to_draw,
+)
 from conduit.store.atomics import call_5, peek_i64, poke_i64, words_at
 from conduit.store.words import (
+    KIND_MASK,
+    OPEN,
     T_COUNT,
     T_META,
     T_ROWS,
@@ -43,20 +63,25 @@ def lane(slot, attempt, tries):  # type: ignore[no-untyped-def]
 
 
 @inner
-def look(state, table, need):  # type: ignore[no-untyped-def]
-    """List the pages that have candidates for windows that need `need` ticks of future; returns the number of candidates."""
+def look(state, table, need, short):  # type: ignore[no-untyped-def]
+    """List the pages that have candidates for windows (sampling.pages.rows_to_draw); returns the number of candidates."""
     entries = peek_i64(state + S_SNAPSHOT)
     rows = peek_i64(table + T_ROWS)
-    total = 0
-    listed = 0
     sampled = peek_i64(table + T_SAMPLED)
-    for page in range(peek_i64(table + T_COUNT)):
-        begin, end, committed, generation, envs = rows_to_draw(table, page, need)
-        if end <= begin or (sampled != 0 and not has_fresh(table, page, begin, end)):
-            continue
-        list_page(entries + E_BYTES * listed, total, page, rows, begin, committed, generation, envs)
-        total += end - begin
-        listed += 1
+    total = listed = 0
+    for _ in range(MOST_LOOKS):
+        total = listed = noted = 0
+        for page in range(peek_i64(table + T_COUNT)):
+            begin, end, committed, word, envs, over = rows_to_draw(table, page, need, short)
+            if end <= begin or (sampled != 0 and not has_fresh(table, page, begin, end)):
+                continue
+            list_page(entries + E_BYTES * listed, total, page, rows, begin, committed, word, envs, over)
+            total += end - begin
+            listed += 1
+            if (word & KIND_MASK) == OPEN:
+                noted = note_open(table, entries, noted, page, word)
+        if not have_turned(table, entries, noted):
+            break
     poke_i64(entries + E_BYTES * listed, total)
     poke_i64(state + S_PAGES, listed)
     poke_i64(state + S_CANDIDATES, total)
@@ -126,7 +151,7 @@ def _draw(state, job, slots, count, attempt):  # type: ignore[no-untyped-def]
     table = peek_i64(job + J_TABLE)
     metas = peek_i64(table + T_META)
     window = peek_i64(job + J_WINDOW)
-    total = look(state, table, peek_i64(window + V_NEED))
+    total = look(state, table, peek_i64(window + V_NEED), peek_i64(window + V_SHORT))
     if total <= 0 or total < peek_i64(state + S_LEAST):
         return -1
     entries = peek_i64(state + S_SNAPSHOT)
@@ -174,7 +199,7 @@ class Uniform:
     """
 
     def __init__(self, seed: int, pages: int, least: int = 1) -> None:
-        self._snapshot = np.zeros((pages + 1, E_BYTES // 8), np.int64)
+        self._snapshot = empty_list(pages)
         self._state = np.zeros(S_BITS // 8 + _CHUNK, np.int64)
         self._state[S_SEED // 8] = np.uint64(seed % 2**64).astype(np.int64)
         self._state[S_LEAST // 8] = least

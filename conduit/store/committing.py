@@ -29,11 +29,13 @@ from conduit.store.words import (
     T_TERMINATED,
     T_TRUNCATED,
     TABLE_RECENT_LEAF,
+    TERMINATED,
     W_ARENA_COUNT,
     W_BASE,
     W_BEYOND,
     W_BUSY,
     W_CLOSED,
+    W_COMPLETE,
     W_COUNTER,
     W_ENDS,
     W_ENV_STATE,
@@ -60,10 +62,17 @@ from conduit.store.words import (
 )
 from conduit.store.writing import BEYOND, _finish_page, _is_stale, _publish, _room
 
+BEGINS, COMPLETES = 1, 2
+"""What a row that is committed does to episodes."""
+
 
 @inner
 def _finish_row(meta, terminated, truncated, state, envs, version, next_step, episodes):  # type: ignore[no-untyped-def]
-    """Write one row's meta from its flags and its environment's state; returns 1 if it begins an episode."""
+    """Write one row's meta from its flags and its environment's state.
+
+    Returns:
+        BEGINS if it begins an episode, COMPLETES if by it an episode's last row is complete, or both.
+    """
     phase = peek_i64(state)
     if phase == RUNNING and (peek_u8(terminated) | peek_u8(truncated)) == 0:
         step = peek_i64(state + 16)
@@ -71,7 +80,7 @@ def _finish_row(meta, terminated, truncated, state, envs, version, next_step, ep
         poke_i64(meta, version | (step << 32))
         poke_i64(meta + 8, peek_i64(state + 8) | (envs << (32 + LINK_SHIFT)))
         return 0
-    began = 0
+    does = 0
     flags = 0
     link = envs
     step = peek_i64(state + 16)
@@ -80,12 +89,13 @@ def _finish_row(meta, terminated, truncated, state, envs, version, next_step, ep
         poke_u8(truncated, 0)
         flags = FINAL
         link = 0
+        does = COMPLETES
         poke_i64(state, STARTING)
     else:
         if phase == STARTING:
             flags = FIRST
             step = 0
-            began = 1
+            does = BEGINS
             poke_i64(state + 8, episodes)
             poke_i64(state, RUNNING)
         poke_i64(state + 16, step + 1)
@@ -97,6 +107,8 @@ def _finish_row(meta, terminated, truncated, state, envs, version, next_step, ep
             else:
                 poke_i64(state, STARTING)
                 link = peek_u32(meta + 12) >> LINK_SHIFT
+                if link != 0 or ended & TERMINATED:
+                    does |= COMPLETES
                 if link != 0:
                     flags |= KEPT
                     kept = meta + link * META_BYTES
@@ -108,7 +120,22 @@ def _finish_row(meta, terminated, truncated, state, envs, version, next_step, ep
     poke_u32(meta + 4, step)
     poke_u32(meta + 8, peek_i64(state + 8))
     poke_u32(meta + 12, (link << LINK_SHIFT) | flags)
-    return began
+    return does
+
+
+@inner
+def _note_complete(writer, metas, local, count):  # type: ignore[no-untyped-def]
+    """Find the newest complete row of those that end their episodes (PAGE_TAIL), among `count` rows up to local row `local`."""
+    next_step = peek_i64(writer + W_NEXT_STEP)
+    for i in range(count):
+        word = peek_u32(metas - META_BYTES * (i + 1) + 12)
+        if next_step != 0:
+            if word & FINAL:
+                poke_i64(writer + W_COMPLETE, local - i - peek_i64(writer + W_ENVS))
+                return
+        elif word & KEPT or word & TERMINATED:
+            poke_i64(writer + W_COMPLETE, local - i)
+            return
 
 
 @inner
@@ -189,9 +216,10 @@ def _commit(writer, ticks):  # type: ignore[no-untyped-def]
     states = peek_i64(writer + W_ENV_STATE)
     version = peek_i64(writer + W_VERSION)
     episodes = peek_i64(writer + W_EPISODES)
+    does = 0
     for _ in range(ticks):
         for env in range(envs):
-            episodes += _finish_row(
+            done = _finish_row(
                 meta + row * META_BYTES,
                 terminated + row,
                 truncated + row,
@@ -201,10 +229,14 @@ def _commit(writer, ticks):  # type: ignore[no-untyped-def]
                 next_step,
                 episodes,
             )
+            episodes += done & BEGINS
+            does |= done
             row += 1
     if peek_i64(table + T_PRIORITY) != 0:
         _set_priorities(writer, table, row - count, count)
     local += count
+    if does & COMPLETES:
+        _note_complete(writer, meta + row * META_BYTES, local, count)
     poke_i64(writer + W_EPISODES, episodes)
     poke_i64(writer + W_LOCAL, local)
     poke_i64(writer + W_KEPT, peek_i64(writer + W_TAIL))

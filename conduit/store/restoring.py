@@ -60,6 +60,7 @@ from conduit.store.words import (
     TABLE_LIMITS,
     TABLE_RECOVERED,
     TABLE_SPACE,
+    TAIL_MASK,
 )
 
 Array = np.ndarray[Any, Any]
@@ -202,7 +203,7 @@ def _checked_places(layout: TableLayout, entry_: TableEntry, blocks: Array, plac
     good = (
         bool(np.isin(pages, live_pages(blocks)).all())
         and (taken[:, PLACE_ROWS] == blocks[pages, PAGE_COMMITTED // 8]).all()
-        and (taken[:, PLACE_TAIL] == blocks[pages, PAGE_TAIL // 8]).all()
+        and (taken[:, PLACE_TAIL] == blocks[pages, PAGE_TAIL // 8] & TAIL_MASK).all()
         and (taken[:, PLACE_ROWS : PLACE_TAIL + 1] >= 0).all()
         and (taken[:, PLACE_ROWS] + taken[:, PLACE_TAIL] <= layout.page_rows).all()
         and [0, *ends.tolist()] == [*taken[:, PLACE_START].tolist(), entry_.rows]

@@ -51,6 +51,7 @@ from conduit.store.words import (
     PAGE_TAIL,
     PAGE_TICK,
     SEALED,
+    TAIL_MASK,
 )
 
 Array = np.ndarray[Any, Any]
@@ -187,7 +188,7 @@ def _fill(
 def _bytes(view: TableView, cut: TableCut) -> int:
     """Bytes of rows and values that a checkpoint of this table has."""
     live = cut.blocks[live_pages(cut.blocks)]
-    rows = int((live[:, PAGE_COMMITTED // 8] + live[:, PAGE_TAIL // 8]).sum())
+    rows = int((live[:, PAGE_COMMITTED // 8] + (live[:, PAGE_TAIL // 8] & TAIL_MASK)).sum())
     return rows * sum(column.row_bytes for column in columns_of(view.layout)) + int(live[:, PAGE_ARENA // 8].sum())
 
 
@@ -253,7 +254,7 @@ def _save_table(view: TableView, cut: TableCut, target: _TableFiles, counter: _C
     left_out = rows_left_out = 0
     for page in live_pages(cut.blocks).tolist():
         words = cut.blocks[page]
-        committed, tail = int(words[PAGE_COMMITTED // 8]), int(words[PAGE_TAIL // 8])
+        committed, tail = int(words[PAGE_COMMITTED // 8]), int(words[PAGE_TAIL // 8]) & TAIL_MASK
         lease = _lease(view, page)
         if lease is not None:
             with lease:

@@ -26,6 +26,7 @@ from conduit.store.protocol import block_of, claim, publish_open, seal, side_of
 from conduit.store.removal import mark_deleted
 from conduit.store.spans import copy_values, empty_arenas, keep_values, kept_bytes
 from conduit.store.words import (
+    COMPLETE_SHIFT,
     CUT,
     DELETED,
     ENDED,
@@ -79,6 +80,7 @@ from conduit.store.words import (
     W_ARENA_COUNT,
     W_BASE,
     W_BLOCK,
+    W_COMPLETE,
     W_ENV_STATE,
     W_ENVS,
     W_EPOCH,
@@ -202,6 +204,7 @@ def turn(writer, page):  # type: ignore[no-untyped-def]
     halo = 0
     tail = 0
     first = 0
+    complete = 0
     empty_arenas(writer)
     if old >= 0:
         _publish(writer)
@@ -213,6 +216,7 @@ def turn(writer, page):  # type: ignore[no-untyped-def]
         tail = _copy_halo(writer, table, peek_i64(writer + W_BASE), old_local, halo, base, rows)
         # a short old page has its oldest ticks as anchors still: only what lies n before its end moves over
         first = max(0, halo - peek_i64(table + T_FUTURE) * envs)
+        complete = max(0, peek_i64(writer + W_COMPLETE) - (old_local - halo))
         state = load_relaxed(block_of(table, old) + PAGE_STATE)
         store_relaxed(block + PAGE_PREVIOUS, old + 1)
         store_relaxed(block + PAGE_PREVIOUS_GENERATION, state >> GENERATION_SHIFT)
@@ -227,7 +231,7 @@ def turn(writer, page):  # type: ignore[no-untyped-def]
     store_relaxed(block + PAGE_STREAM, peek_i64(writer + W_STREAM))
     store_relaxed(block + PAGE_TICK, peek_i64(writer + W_TICK) - halo // envs)
     store_relaxed(block + PAGE_HALO, halo)
-    store_relaxed(block + PAGE_TAIL, tail)
+    store_relaxed(block + PAGE_TAIL, (complete << COMPLETE_SHIFT) | tail)
     store_relaxed(block + PAGE_UPDATES, 0)
     store_relaxed(block + PAGE_EPOCH, epoch >> 1)
     generation = load_relaxed(block + PAGE_STATE) >> GENERATION_SHIFT
@@ -251,6 +255,7 @@ def turn(writer, page):  # type: ignore[no-untyped-def]
     poke_i64(writer + W_LOCAL, halo)
     poke_i64(writer + W_TAIL, tail)
     poke_i64(writer + W_KEPT, tail)
+    poke_i64(writer + W_COMPLETE, complete)
     return base + halo
 
 

@@ -39,7 +39,9 @@ PAGE_TICK = 56
 PAGE_HALO = 64
 """Rows copied from the previous page."""
 PAGE_TAIL = 72
-"""Kept final observations, at the end of the page, growing down."""
+"""Local row behind the newest row that is complete without a row behind it << 32 | kept final observations, at the end of the page,
+growing down. Complete so is a row that ended its episode: one tick later, where the next row is the final observation."""
+COMPLETE_SHIFT, TAIL_MASK = 32, (1 << 32) - 1
 PAGE_PREVIOUS = 80
 """Page before this one in the stream + 1, or 0."""
 PAGE_PREVIOUS_GENERATION = 88
@@ -235,7 +237,9 @@ W_FINAL = 304
 """Address of the description of what `final` takes (as of a field), or 0 where only the exact path knows."""
 W_ENDS = 312
 """1: the page is finished with the next commit, since the observations behind a rollout are staged."""
-W_WORDS = 40
+W_COMPLETE = 320
+"""Local row behind the newest committed row that is complete (PAGE_TAIL)."""
+W_WORDS = 41
 
 # --- arena of a ragged field, as a writer sees it: private to a process, int64 words
 A_SPANS = 0

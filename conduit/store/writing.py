@@ -17,6 +17,7 @@ from conduit.store.limiter import give_back_rows
 from conduit.store.protocol import block_of, free, seal
 from conduit.store.spans import kept_bytes
 from conduit.store.words import (
+    COMPLETE_SHIFT,
     GENERATION_SHIFT,
     P_NUMBER,
     PAGE_ARENA,
@@ -31,6 +32,7 @@ from conduit.store.words import (
     W_ARENA_COUNT,
     W_BLOCK,
     W_BUSY,
+    W_COMPLETE,
     W_ENVS,
     W_EPOCH,
     W_GRANTED,
@@ -55,7 +57,7 @@ BEYOND = 1 << 62
 @inner
 def _publish(writer):  # type: ignore[no-untyped-def]
     block = peek_i64(writer + W_BLOCK)
-    store_relaxed(block + PAGE_TAIL, peek_i64(writer + W_KEPT))
+    store_relaxed(block + PAGE_TAIL, (peek_i64(writer + W_COMPLETE) << COMPLETE_SHIFT) | peek_i64(writer + W_KEPT))
     if peek_i64(writer + W_ARENA_COUNT) != 0:
         store_relaxed(block + PAGE_ARENA, kept_bytes(writer))
     local = peek_i64(writer + W_LOCAL)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from conduit.jit import entry
+from conduit.sampling.pages import rows_to_draw
 from conduit.store import protocol
 from conduit.store.table import TableView
 from conduit.store.words import (
@@ -95,9 +96,20 @@ def anchor_ranges(view: TableView) -> dict[int, list[tuple[int, int, int]]]:
     return {stream: sorted(ranges) for stream, ranges in found.items()}
 
 
-def check_each_row_is_drawn_from_one_page(view: TableView) -> None:
-    """No two pages may be sampled for the same tick of a stream."""
-    for stream, ranges in anchor_ranges(view).items():
+def offered_ranges(view: TableView, need: int) -> dict[int, list[tuple[int, int, int]]]:
+    """The same of what draws choose among at this moment, for windows of `need` ticks behind their first."""
+    found = defaultdict(list)
+    for page, words in enumerate(view.pages().tolist()):
+        begin, end, _, _, envs, _ = rows_to_draw(view.address, page, need, 0)
+        if end > begin:
+            tick = words[PAGE_TICK // 8]
+            found[words[PAGE_STREAM // 8]].append((tick + begin // envs, tick + end // envs, page))
+    return {stream: sorted(ranges) for stream, ranges in found.items()}
+
+
+def check_each_row_is_drawn_from_one_page(view: TableView, need: int | None = None) -> None:
+    """No two pages may be sampled for the same tick of a stream, by the widest window or one of `need` ticks."""
+    for stream, ranges in (anchor_ranges(view) if need is None else offered_ranges(view, need)).items():
         for (_, end, page), (first, _, following) in itertools.pairwise(ranges):
             assert end <= first, f"stream {stream}: pages {page} and {following} both hold ticks {first} to {end}"
 

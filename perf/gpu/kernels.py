@@ -148,6 +148,7 @@ def steps(bench: Bench) -> None:
         torch.full((pages,), page_rows, device=device),
         torch.ones(pages, dtype=torch.int64, device=device),
     )
+    over = torch.zeros(pages, dtype=torch.int64, device=device)
     state = philox.make_state(3, 0, device)
     at, given_up = (torch.zeros(n, dtype=torch.int64, device=device) for n in (batch, 1))
     window = conduit.Transition(n_step=5, gamma=0.99)
@@ -160,6 +161,7 @@ def steps(bench: Bench) -> None:
             listed,
             meta,
             committed,
+            over,
             at,
             given_up,
             window=window,
@@ -179,7 +181,7 @@ def steps(bench: Bench) -> None:
     bench.measure(
         f"n-step(5) of {batch}",
         lambda: transitions.transitions(
-            at, meta, committed, envs, after, discount, used, terminated, truncated,
+            at, meta, committed, over, envs, after, discount, used, terminated, truncated,
             window=window, page_rows=page_rows, reward=reward, returns=summed,
         ),
         check=lambda: close(summed, torch_way()),

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 import conduit
+from conduit.store import words
+from conduit.testing.invariants import offered_ranges
 from perf.bars import Bar
 
 _SCHEMA = conduit.Schema([conduit.Field("obs", "float32", (1,), observation=True), conduit.Field("reward", "float32")])
@@ -62,4 +64,58 @@ def resets() -> Iterator[Bar]:
         yield _equal("A4 rows drawn of 8,000 of a SAME_STEP vector that all end", len(drawn), 8000)
 
 
-GROUPS: tuple[Callable[[], Iterator[Bar]], ...] = (resets,)
+def _drawn(engine: conduit.Engine, **options: Any) -> list[int]:
+    """Every row that is drawn, by its observation."""
+    found: set[int] = set()
+    with engine.loader("t", batch_size=1024, min_rows=1, format="numpy", timeout=0.0, **options) as loader:
+        for _ in range(20):
+            found |= set(loader.next()["obs"].ravel().astype(int).tolist())
+    return sorted(found)
+
+
+def newest() -> Iterator[Bar]:
+    """A15: which of the newest rows are complete; B11: who offers them while a page is turned."""
+
+    def append(writer: conduit.Writer, steps: range, ends: bool) -> None:
+        for t in steps:
+            last = ends and t == steps.stop - 1
+            writer.append(obs=[t], reward=t, terminated=last, final=[t + 0.5] if last else None)
+
+    with _engine(capacity=40_000) as engine, engine.writer("t") as writer:
+        append(writer, range(1000), ends=True)
+        with engine.loader("t", batch_size=1000, format="numpy", timeout=0.0) as loader:
+            count = _refused(lambda: len(loader.next()["reward"]), conduit.errors.DataTimeout)
+        yield _equal("A15 batch of 1,000 out of 1,000 rows whose newest ended its episode", count, "accepted: 1000")
+    with _engine(max_n_step=4) as engine:
+        writer = engine.writer("t")
+        append(writer, range(100), ends=False)
+        window = conduit.Transition(n_step=4)
+        yield _equal("A15 4-step rows drawn of 100 of a stream that goes on", len(_drawn(engine, window=window)), 96)
+        writer.close()
+        yield _equal("A15 the same, of a stream that has ended", len(_drawn(engine, window=window)), 99)
+        with engine.loader("t", batch_size=101, min_rows=101, format="numpy", timeout=0.0) as loader:
+            message = _refused(loader.next, conduit.errors.DataTimeout)
+        told = all(part in message for part in ("100 rows are there", "no writer has a page open"))
+        yield _equal("A15 a wait in vain says how many rows are there and that nobody writes", told, True)
+    with _engine(capacity=400, page_rows=20, max_n_step=6) as engine:
+        writer = engine.writer("t", autoreset="next_step")
+        append(writer, range(20), ends=False)
+        writer._stream.here()
+        view = engine._views["t"]
+        states = view.segment.array(view.layout.blocks, (view.layout.pages, 16), np.dtype(np.int64))[:, 0]
+        sealed = int(states[0])
+        # as between the two stores: the page before is open, in the same generation
+        states[0] = sealed - words.SEALED + words.OPEN
+        offered = sum(end - begin for parts in offered_ranges(view, 1).values() for begin, end, _ in parts)
+        ids: dict[int, set[int]] = {}
+        with engine.loader("t", batch_size=1024, min_rows=1, format="numpy") as loader:
+            for _ in range(10):
+                batch = loader.next()
+                for obs, key in zip(batch["obs"].ravel().tolist(), batch.ids.tolist(), strict=True):
+                    ids.setdefault(obs, set()).add(key)
+        states[0] = sealed
+        yield _equal("B11 rows offered between the opening of a page and the sealing of the one before", offered, 19)
+        yield _equal("B11 rows under two ids then", sum(len(keys) > 1 for keys in ids.values()), 0)
+
+
+GROUPS: tuple[Callable[[], Iterator[Bar]], ...] = (resets, newest)

@@ -39,9 +39,11 @@ def check(world, window, reference_of):
     """Hold a window's loader to what `reference_of(streams' steps, stream, tick, env)` wants of each anchor."""
     bootstraps = isinstance(window, conduit.Transition) and window.newest == "bootstrap"
     need = 1 if bootstraps else windows.need(window)[1]
+    short = isinstance(window, conduit.Transition | conduit.Episode)
+    short = short or (isinstance(window, conduit.Sequence) and window.pad and not window.across)
     known = {}
     wanted = {}
-    for key, (stream, tick, env) in world.places(need).items():
+    for key, (stream, tick, env) in world.places(need, short).items():
         for one in range(stream.envs):
             if (stream.number, one) not in known:
                 known[stream.number, one] = world.steps(stream, one)

@@ -180,30 +180,46 @@ class History:
             closing=np.array([row.closing for row in rows], bool),
             kept=np.array([row.final is not None for row in rows], bool),
             handed=stream.explicit,
+            over=not stream.open,
         )
         return steps, [row.serial for row in rows], [row.final for row in rows]
 
-    def places(self, need):
+    def places(self, need, short=True):
         """{row id: (stream, tick, environment)} of every row that a window of `need` ticks behind it could be drawn at.
 
-        A page that is being written offers rows up to the window's own need; a sealed one that its stream left hands the
-        last ticks, as many as the widest window needs, to the page behind it.
+        A page that is being written offers rows up to the window's own need, and where the window ends with its episode
+        (`short`) up to the newest row that is complete so; a sealed one that its stream left hands the last ticks, as many as
+        the widest window needs, to the page behind it.
         """
         found = {}
         for stream in self.model.streams:
-            for tick in range(stream.published - (need if stream.open else 0)):
+            rows = (stream.published - (need if stream.open else 0)) * stream.envs
+            if stream.open and short:
+                rows = max(rows, self._complete(stream))
+            for at in range(rows):
+                tick, env = divmod(at, stream.envs)
                 last = len(stream.places) - 1
                 page, generation = next(
                     (p, g) for k, (p, g, end) in enumerate(stream.places) if k == last or tick < end - self.future
                 )
                 if not page.is_live() or page.generation != generation:
                     continue
-                for env in range(stream.envs):
-                    row = self.model.pages.index(page) * self.rows + (tick - page.start) * stream.envs + env
-                    key = (generation << ROW_BITS) | row
-                    assert key not in found
-                    found[key] = (stream, tick, env)
+                row = self.model.pages.index(page) * self.rows + (tick - page.start) * stream.envs + env
+                key = (generation << ROW_BITS) | row
+                assert key not in found
+                found[key] = (stream, tick, env)
         return found
+
+    def _complete(self, stream):
+        """Rows of a stream up to the newest one that ended its episode and is complete, that one included."""
+        for at in reversed(range(stream.published * stream.envs)):
+            tick, env = divmod(at, stream.envs)
+            row = stream.ticks[tick][env]
+            if row.closing:
+                return at - stream.envs + 1
+            if stream.explicit and (row.terminated or row.final is not None):
+                return at + 1
+        return 0
 
 
 operations = st.lists(

@@ -494,11 +494,11 @@ class TableMachine(RuleBasedStateMachine):
             # a window of the widest kind lies inside the page, as far as the stream goes
             assert page.start <= max(0, tick - self.model.history)
             assert min(stream.published, tick + self.model.future + 1) <= page.end
-        uniform.look(self.sampler.state, self.view.address, self.model.future)
+        uniform.look(self.sampler.state, self.view.address, self.model.future, 0)
         listed = self.sampler._state[S_PAGES // 8]
         assert self.sampler._state[S_SNAPSHOT // 8] == self.sampler._snapshot.ctypes.data
         anchors = {}
-        for _, page, first, limit, _, envs in self.sampler._snapshot[:listed].tolist():
+        for _, page, first, limit, _, envs, _ in self.sampler._snapshot[:listed].tolist():
             model = self.model.pages[page]
             future = self.model.future * envs if model.state == OPEN or model.stream.places[-1][0] is not model else 0
             base = page * self.model.rows
@@ -519,7 +519,7 @@ class TableMachine(RuleBasedStateMachine):
         """Batches hold transitions that may be sampled, whole, and nothing else."""
         wanted = {}
         streams = {stream.number: stream for stream in self.model.streams}
-        for page, stream, tick, env, following_ in self.model.transitions(need=1):
+        for page, stream, tick, env, following_ in self.model.transitions(need=0):
             number = self.model.pages.index(page)
             local = (tick - page.start) * stream.envs + env
             wanted[(page.generation << 40) | (number * self.model.rows + local)] = (stream, tick, env, following_)

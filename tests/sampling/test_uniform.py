@@ -149,7 +149,7 @@ def test_every_position_is_found_in_its_range_however_uneven_the_ranges_are(size
     sampler = Uniform(0, len(sizes))
     ends = np.cumsum(sizes)
     sampler._snapshot[0, 0] = 0
-    sampler._snapshot[1:, 0] = ends
+    sampler._snapshot[1 : len(ends) + 1, 0] = ends
     entries = int(sampler._state[S_SNAPSHOT // 8])
     total = int(ends[-1])
     for position in {0, total - 1, data.draw(st.integers(0, total - 1)), *(ends[:-1] % total), *(ends[:-1] - 1)}:

@@ -398,6 +398,8 @@ class Writing(Scene):
 
     def check(self) -> None:
         view = self.view
+        for need in (0, 1):  # between the opening of a page and the sealing of the one before too
+            check_each_row_is_drawn_from_one_page(view, need)
         inserted = view.counts().inserted
         check_counts(view, inserted)
         self.engine.recover()

@@ -40,6 +40,7 @@ def _anchors(  # type: ignore[no-untyped-def]
     listed,
     meta,
     committed,
+    over,
     rows,
     given_up,
     count,
@@ -69,11 +70,12 @@ def _anchors(  # type: ignore[no-untyped-def]
         page = row // PAGE_ROWS
         limit = page * PAGE_ROWS + tl.load(committed + page)
         end = (page + 1) * PAGE_ROWS
+        ends_here = tl.load(over + page)
         ok = open_
         walking = open_
         at = row
         for k in range(N):
-            ahead, ended, refused, short = walk_step(meta, at, walking, limit, end, k, BOOTSTRAP)
+            ahead, ended, refused, short = walk_step(meta, at, walking, limit, end, ends_here, k, BOOTSTRAP)
             ok = ok & ((walking & refused) == 0)
             walking = walking & (refused == 0) & (short == 0) & (ended == 0)
             at = tl.where(walking, ahead, at)
@@ -111,6 +113,7 @@ def anchors(
     listed: Any,
     meta: Any,
     committed: Any,
+    over: Any,
     rows: Any,
     given_up: Any,
     *,
@@ -126,6 +129,7 @@ def anchors(
         listed: int64 [1], how many ranges there are now, up to the length of `firsts`; it is not checked.
         meta: int32 [rows, 4], the column `meta`.
         committed: int64 [pages], rows committed of each page, from its first row on.
+        over: int64 [pages], not 0 where nothing will ever come behind the last of them.
         rows: int64 [count], overwritten; -1 where the ranges are empty, or hold hardly a row that anchors one.
         given_up: int64 [1], grows by how many are -1.
         window: The transition.
@@ -141,6 +145,7 @@ def anchors(
     check(listed, "listed", "int64", (1,), like=state)
     check(meta, "meta", "int32", (None, words.META_BYTES // 4), like=state)
     check(committed, "committed", "int64", (None,), like=state)
+    check(over, "over", "int64", (len(committed),), like=state)
     check(rows, "rows", "int64", (None,), like=state)
     check(given_up, "given_up", "int64", (1,), like=state)
     if len(firsts) == 0 or page_rows < 1 or len(rows) > LARGEST_PART:
@@ -157,6 +162,7 @@ def anchors(
         listed,
         meta,
         committed,
+        over,
         rows,
         given_up,
         len(rows),

@@ -57,7 +57,7 @@ class Resolved:
 
 
 def resolved(
-    meta: Array, reward: Array, row: int, page: tuple[int, int, int], envs: int, window: Transition
+    meta: Array, reward: Array, row: int, page: tuple[int, int, int], envs: int, window: Transition, over: bool
 ) -> Resolved | None:
     """The transition from an anchor row, or None where the row anchors none.
 
@@ -68,6 +68,7 @@ def resolved(
         page: First row of its page, the row behind the last committed one, the row behind the page.
         envs: Rows per tick.
         window: What is asked for.
+        over: Nothing will ever come behind the last committed row.
     """
     _, limit, end = page
     total, discount, used, at, last = 0.0, 1.0, 0, row, row
@@ -75,10 +76,12 @@ def resolved(
     while True:
         word = int(meta["link"][at])
         ahead, kept = at + (word >> LINK_SHIFT), bool(word & KEPT)
-        if word & FINAL or (kept and ahead >= end) or (ahead == at and not word & TERMINATED):
+        if word & FINAL or (kept and ahead >= end):
             return None
-        if ahead != at and not kept and (ahead >= limit or int(meta["link"][ahead]) & FIRST):
-            if used == 0 or window.newest != "bootstrap":
+        lacks = ahead == at and not word & TERMINATED
+        waits = ahead != at and not kept and ahead >= limit
+        if lacks or waits or (ahead != at and not kept and int(meta["link"][ahead]) & FIRST):
+            if used == 0 or (waits and not over and window.newest != "bootstrap"):
                 return None
             after = at
             break

@@ -44,8 +44,10 @@ def _frame_rows(out, place, newest, before, ticks, envs, mask, S: tl.constexpr, 
 
 
 @triton.jit
-def walk_step(meta, at, walking, limit, end, k, BOOTSTRAP: tl.constexpr):  # type: ignore[no-untyped-def]
+def walk_step(meta, at, walking, limit, end, over, k, BOOTSTRAP: tl.constexpr):  # type: ignore[no-untyped-def]
     """The k-th step of walks that stand at rows `at`, in pages that end at `end` and are committed up to `limit`.
+
+    `over` is not 0 where nothing will ever come behind the last committed row.
 
     Returns:
         Row of the next observation; the flags of an end; whether the row anchors no window; whether the walk ends before this
@@ -58,12 +60,16 @@ def walk_step(meta, at, walking, limit, end, k, BOOTSTRAP: tl.constexpr):  # typ
     inline = (word & _KEPT) == 0
     ended = word & (_TERMINATED | _TRUNCATED)
     refused = ((ahead >= end) & (inline == 0)) | ((word & _FINAL) != 0)
-    refused = refused | ((link == 0) & ((ended & _TERMINATED) == 0))
+    lacks = walking & (link == 0) & ((ended & _TERMINATED) == 0)
     looks = walking & (link != 0) & inline & (refused == 0)
     there = looks & (ahead < limit)
     successor = tl.load(meta + ahead * _META + 3, mask=there, other=_FIRST)
-    short = looks & ((successor & _FIRST) != 0)
-    refused = refused | short & (k == 0) if BOOTSTRAP else refused | short
+    short = ((looks & ((successor & _FIRST) != 0)) | lacks) & (refused == 0)
+    if BOOTSTRAP:
+        refused = refused | (short & (k == 0))
+    else:
+        # where a successor may come yet, the row waits for it
+        refused = refused | (short & ((looks & (there == 0) & (over == 0)) | (k == 0)))
     return ahead, ended, refused, short
 
 
@@ -72,6 +78,7 @@ def _resolve(  # type: ignore[no-untyped-def]
     rows,
     meta,
     committed,
+    over,
     envs,
     reward,
     following,
@@ -100,6 +107,7 @@ def _resolve(  # type: ignore[no-untyped-def]
     page = row // PAGE_ROWS
     limit = page * PAGE_ROWS + tl.load(committed + page, mask=ok, other=0)
     end = (page + 1) * PAGE_ROWS
+    ends_here = tl.load(over + page, mask=ok, other=0)
     walking = ok
     at, last, after = row, row, row
     total = tl.zeros((BLOCK,), tl.float64)
@@ -107,7 +115,7 @@ def _resolve(  # type: ignore[no-untyped-def]
     used = tl.zeros((BLOCK,), tl.int32)
     flags = tl.zeros((BLOCK,), tl.int32)
     for k in range(N):
-        ahead, ended, refused, short = walk_step(meta, at, walking, limit, end, k, BOOTSTRAP)
+        ahead, ended, refused, short = walk_step(meta, at, walking, limit, end, ends_here, k, BOOTSTRAP)
         ok = ok & ((walking & refused) == 0)
         counts = walking & (refused == 0) & (short == 0)
         if reward is not None:
@@ -147,6 +155,7 @@ def transitions(
     rows: Any,
     meta: Any,
     committed: Any,
+    over: Any,
     envs: Any,
     following: Any,
     discounts: Any,
@@ -171,6 +180,7 @@ def transitions(
         rows: int64 [batch], anchors: rows of the table, -1 for none.
         meta: int32 [rows of the table, 4], the system column `meta`.
         committed: int64 [pages], rows committed of each page, from its first row on.
+        over: int64 [pages], not 0 where nothing will ever come behind the last of them.
         envs: int64 [pages], rows per tick of each.
         following: int64 [batch], row of the next observation, -1 where the row anchors no such window.
         discounts: float32 [batch], gamma^used, 0 where there is none.
@@ -194,6 +204,7 @@ def transitions(
     batch = len(rows)
     check(meta, "meta", "int32", (None, words.META_BYTES // 4), like=rows)
     check(committed, "committed", "int64", (None,), like=rows)
+    check(over, "over", "int64", (len(committed),), like=rows)
     check(envs, "envs", "int64", (len(committed),), like=rows)
     for name, tensor, dtype in (
         ("following", following, "int64"),
@@ -227,6 +238,7 @@ def transitions(
         rows,
         meta,
         committed,
+        over,
         envs,
         reward,
         following,

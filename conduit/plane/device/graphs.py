@@ -23,15 +23,21 @@ from conduit.plane.device.mirror import Mirror
 from conduit.plane.device.residence import BASE, GENERATION, ROWS
 from conduit.store.table import TableView
 from conduit.store.words import (
+    COMPLETE_SHIFT,
     CUT,
+    ENDED,
+    GENERATION_SHIFT,
     KIND_MASK,
     OPEN,
     PAGE_COMMITTED,
     PAGE_ENDED,
     PAGE_ENVS,
     PAGE_FIRST,
+    PAGE_PREVIOUS,
+    PAGE_PREVIOUS_GENERATION,
     PAGE_STATE,
     PAGE_STREAM,
+    PAGE_TAIL,
 )
 
 Array = np.ndarray[Any, Any]
@@ -67,7 +73,7 @@ class Draws:
             raise ConfigError(f"Expected a plan that the device can draw for, got {window}: {_LACKS}")
         self._device, self._table, self._plan, self._mirror, self._window = device, table, plan, mirror, window
         size, slots = plan.batch_size, mirror.slots
-        heads: Spans = dict.fromkeys(("firsts", "committed", "envs", "names", "streams"), (_INT64, (slots,)))
+        heads: Spans = dict.fromkeys(("firsts", "committed", "over", "envs", "names", "streams"), (_INT64, (slots,)))
         heads |= {"starts": (_INT64, (slots + 1,)), "listed": (_INT64, (1,)), "state": (_INT64, (2,))}
         self._heads_at, self._heads_bytes = offsets_of(heads)
         self._ring = [device.pinned(self._heads_bytes) for _ in range(_RING)]
@@ -157,17 +163,30 @@ class Draws:
         slots = places[pages, BASE] // rows
         block = words[pages]
         envs, have = block[:, PAGE_ENVS // 8], places[pages, ROWS]
+        growing = (block[:, PAGE_STATE // 8] & KIND_MASK) == OPEN
+        # what a page that was just opened has is its elder's as long as that is not sealed (sampling.pages)
+        elder = np.clip(block[:, PAGE_PREVIOUS // 8] - 1, 0, len(words) - 1)
+        state = words[elder, PAGE_STATE // 8]
+        named = (block[:, PAGE_PREVIOUS // 8] > 0) & (
+            (state >> GENERATION_SHIFT) == block[:, PAGE_PREVIOUS_GENERATION // 8]
+        )
+        unborn = growing & named & ((state & KIND_MASK) == OPEN)
         need = 1 if self._window.newest == "bootstrap" else self._window.n_step
         committed = np.minimum(block[:, PAGE_COMMITTED // 8], rows)
-        growing = ((block[:, PAGE_STATE // 8] & KIND_MASK) == OPEN) | (block[:, PAGE_ENDED // 8] == CUT)
+        growing = growing | (block[:, PAGE_ENDED // 8] == CUT)
         goes_on = ~growing & (block[:, PAGE_ENDED // 8] == 0)
         ends = committed - goes_on * self._table.layout.table.future_ticks * envs
         ends = np.where(growing | (have < committed), np.minimum(ends, have - need * envs), ends)
+        complete = np.minimum(block[:, PAGE_TAIL // 8] >> COMPLETE_SHIFT, committed)
+        if not self._table.layout.table.max_times_sampled:
+            ends = np.where(growing & (complete <= have), np.maximum(ends, complete), ends)
+        ends[unborn] = 0
         begins = np.maximum(block[:, PAGE_FIRST // 8], 0)
         counts = np.maximum(ends - begins, 0)
-        for name in ("firsts", "committed", "envs", "names", "streams", "starts"):
+        for name in ("firsts", "committed", "over", "envs", "names", "streams", "starts"):
             heads[name][:] = 0
         heads["committed"][slots], heads["envs"][slots] = have, envs
+        heads["over"][slots] = (block[:, PAGE_ENDED // 8] == ENDED) & ~growing & (have == committed)
         heads["names"][slots] = ((places[pages, GENERATION] & GENERATION_MASK) << ROW_BITS) | (pages * rows)
         heads["streams"][slots] = block[:, PAGE_STREAM // 8]
         listed = np.flatnonzero(counts)
@@ -189,6 +208,7 @@ class Draws:
             *lists,
             meta,
             heads["committed"],
+            heads["over"],
             made[_ROWS],
             self.given_up,
             window=window,
@@ -200,6 +220,7 @@ class Draws:
             made[_ROWS],
             meta,
             heads["committed"],
+            heads["over"],
             heads["envs"],
             made[_FOLLOWING],
             made[_DISCOUNTS],

@@ -32,6 +32,7 @@ from conduit.store.words import (
     PAGE_STATE,
     PAGE_TAIL,
     SEALED,
+    TAIL_MASK,
 )
 
 Array = np.ndarray[Any, Any]
@@ -184,7 +185,7 @@ class Mirror(Residence):
         # kept finals were stored before the commit that was seen, but some may belong to a later one and not be whole: they are
         # copied anew each time, and those of rows that are told of are
         block = self.words[page]
-        tail = max(committed, self._page_rows - int(block[PAGE_TAIL // 8]))
+        tail = max(committed, self._page_rows - (int(block[PAGE_TAIL // 8]) & TAIL_MASK))
         known = self.places[page, BASE] >= 0 and self.places[page, GENERATION] == generation
         parts = ((int(self.places[page, ROWS]) if known else 0, committed), (tail, self._page_rows))
         first, base = page * self._page_rows, slot * self._page_rows

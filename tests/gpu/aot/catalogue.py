@@ -101,7 +101,7 @@ def _transitions():
             stacked["shift"] = zeros(BATCH, dtype=torch.int32)
         with recorded() as launches:
             transitions.transitions(
-                zeros(BATCH), zeros(1000, 4, dtype=torch.int32), zeros(10), zeros(10), zeros(BATCH), reals(BATCH),
+                zeros(BATCH), zeros(1000, 4, dtype=torch.int32), zeros(10), zeros(10), zeros(10), zeros(BATCH), reals(BATCH),
                 zeros(BATCH), flags(BATCH), flags(BATCH), window=window, page_rows=100, reward=reals(1000),
                 returns=reals(BATCH), **stacked,
             )  # fmt: skip
@@ -179,7 +179,7 @@ def _draws():
     for window in (conduit.Transition(), conduit.Transition(n_step=5)):
         with recorded() as launches:
             draws.anchors(
-                zeros(2), zeros(101), pages, zeros(1), zeros(1000, 4, dtype=torch.int32), pages, zeros(BATCH), zeros(1),
+                zeros(2), zeros(101), pages, zeros(1), zeros(1000, 4, dtype=torch.int32), pages, pages, zeros(BATCH), zeros(1),
                 window=window, page_rows=10,
             )  # fmt: skip
         yield Case(f"draws: anchors of {window.n_step} steps", launches[0], 64, shared=True)

@@ -56,7 +56,7 @@ def test_rows_whose_meta_lies_beyond_two_giga_words_are_resolved(out, device):
     following, used, discounts = out(1, torch.int64), out(1, torch.int64), out(1, torch.float32)
     flags = [out(1, torch.uint8).view(torch.bool) for _ in range(2)]
     transitions.transitions(
-        device([last]), meta, device([page_rows, 42]), device([1, 1]), following, discounts, used, *flags,
+        device([last]), meta, device([page_rows, 42]), device([0, 0]), device([1, 1]), following, discounts, used, *flags,
         window=conduit.Transition(), page_rows=page_rows,
     )  # fmt: skip
     assert following.tolist() == [last + 1]

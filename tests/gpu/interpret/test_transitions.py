@@ -9,7 +9,20 @@ from conduit.errors import ConfigError, FieldError
 from conduit.kernels.gpu import reference, transitions
 from conduit.kernels.transforms import Transform
 from conduit.store.table import META_DTYPE
-from conduit.store.words import FINAL, FIRST, KEPT, LINK_SHIFT, PAGE_COMMITTED, PAGE_ENVS, TERMINATED, TRUNCATED
+from conduit.store.words import (
+    ENDED,
+    FINAL,
+    FIRST,
+    KEPT,
+    KIND_MASK,
+    LINK_SHIFT,
+    PAGE_COMMITTED,
+    PAGE_ENDED,
+    PAGE_ENVS,
+    SEALED,
+    TERMINATED,
+    TRUNCATED,
+)
 
 PAGE_ROWS = 24
 SCHEMA = conduit.Schema(
@@ -34,10 +47,10 @@ class Made:
             self.stacks = {name: out((batch, window.stack), torch.int64) for name in ("stack", "following_stack")}
             self.stacks["shift"] = out(batch, torch.int32)
 
-    def run(self, rows, meta, committed, envs, reward, page_rows=PAGE_ROWS, transform=None):
+    def run(self, rows, meta, committed, over, envs, reward, page_rows=PAGE_ROWS, transform=None):
         outputs = (self.following, self.discounts, self.used, self.terminated, self.truncated)
         transitions.transitions(
-            rows, meta, committed, envs, *outputs, window=self.window, page_rows=page_rows, reward=reward,
+            rows, meta, committed, over, envs, *outputs, window=self.window, page_rows=page_rows, reward=reward,
             returns=self.returns, reward_transform=transform, **self.stacks,
         )  # fmt: skip
         return self
@@ -71,6 +84,7 @@ def test_whatever_meta_says_equals_the_reference(out, device, window, transform)
     for envs in (1, 3):
         meta = any_pages(rng, 30, envs)
         committed = rng.choice([PAGE_ROWS, PAGE_ROWS, 17, 3], 30)
+        over = rng.random(30) < 0.5
         reward = rng.normal(size=len(meta)).astype(np.float32)
         rows = np.concatenate(
             [[-1], np.flatnonzero(np.arange(len(meta)) % PAGE_ROWS < np.repeat(committed, PAGE_ROWS))]
@@ -79,6 +93,7 @@ def test_whatever_meta_says_equals_the_reference(out, device, window, transform)
             device(rows),
             device(meta.view(np.int32).reshape(-1, 4)),
             device(committed),
+            device(over.astype(np.int64)),
             device(np.full(30, envs)),
             device(reward),
             transform=transform,
@@ -90,7 +105,11 @@ def test_whatever_meta_says_equals_the_reference(out, device, window, transform)
         for i, row in enumerate(rows.tolist()):
             first = row // PAGE_ROWS * PAGE_ROWS
             page = first, first + int(committed[row // PAGE_ROWS]), first + PAGE_ROWS
-            want = None if row < 0 else reference.resolved(meta, summand, row, page, envs, window)
+            want = (
+                None
+                if row < 0
+                else reference.resolved(meta, summand, row, page, envs, window, bool(over[row // PAGE_ROWS]))
+            )
             anchors += want is not None
             if want is None:
                 missing = [-1] * window.stack
@@ -144,11 +163,15 @@ def compare(out, device, engine, window):
         blocks = view.segment.words
         pages = [(view.layout.blocks + 128 * page) // 8 for page in range(view.layout.pages)]
         committed = np.array([blocks[page + PAGE_COMMITTED // 8] for page in pages])
+        over = np.array(
+            [blocks[page] & KIND_MASK == SEALED and blocks[page + PAGE_ENDED // 8] == ENDED for page in pages]
+        )
         envs = np.array([blocks[page + PAGE_ENVS // 8] for page in pages])
         made = Made(out, 64, window).run(
             device(rows),
             device(np.array(view.meta).view(np.int32).reshape(-1, 4)),
             device(committed),
+            device(over.astype(np.int64)),
             device(envs),
             device(np.array(view.columns["reward"])),
             page_rows=view.layout.page_rows,
@@ -176,19 +199,21 @@ def test_what_does_not_go_together_is_refused(out, device):
     made = Made(out, 4, conduit.Transition(stack=2))
     reward = device(np.zeros(8, np.float32))
     with pytest.raises(FieldError, match=r"Expected shape \[8\], got \[7\] - at `reward`"):
-        made.run(zeros, meta, zeros, zeros, reward[:7])
+        made.run(zeros, meta, zeros, zeros, zeros, reward[:7])
     with pytest.raises(FieldError, match=r"Expected shape \[any, 4\], got \[4, 8\] - at `meta`"):
-        made.run(zeros, meta.view(4, 8), zeros, zeros, reward)
+        made.run(zeros, meta.view(4, 8), zeros, zeros, zeros, reward)
     with pytest.raises(ConfigError, match="Expected page_rows of at least 1"):
-        made.run(zeros, meta, zeros, zeros, reward, page_rows=0)
+        made.run(zeros, meta, zeros, zeros, zeros, reward, page_rows=0)
     made.stacks.pop("shift")
     with pytest.raises(ConfigError, match="Expected stack, following_stack and shift for a window that stacks"):
-        made.run(zeros, meta, zeros, zeros, reward)
+        made.run(zeros, meta, zeros, zeros, zeros, reward)
     with pytest.raises(ConfigError, match="Expected both reward and returns, or neither"):
-        made.run(zeros, meta, zeros, zeros, None)
+        made.run(zeros, meta, zeros, zeros, zeros, None)
 
 
 def test_no_anchors_launch_nothing(out, device):
     none = device(np.zeros(0, np.int64))
     made = Made(out, 0, conduit.Transition(n_step=3))
-    made.run(none, device(np.zeros((8, 4), np.int32)), device([8]), device([1]), device(np.zeros(8, np.float32)))
+    made.run(
+        none, device(np.zeros((8, 4), np.int32)), device([8]), device([0]), device([1]), device(np.zeros(8, np.float32))
+    )
