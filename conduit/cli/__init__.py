@@ -180,7 +180,9 @@ def clean(
 def import_(
     name: Annotated[str, typer.Argument(help="A running engine.")],
     table: Annotated[str, typer.Argument(help="Its table.")],
-    source: Annotated[str, typer.Argument(help="Directory or file of npz or Parquet, or a local Minari dataset.")],
+    source: Annotated[
+        str, typer.Argument(help="Directory or file of npz, Parquet or HDF5, or a local Minari dataset.")
+    ],
     column: Annotated[
         list[str] | None, typer.Option(help="field=column, where the names differ; several times.")
     ] = None,

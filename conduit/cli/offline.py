@@ -62,11 +62,12 @@ def take(name: str, table: str, path: str, format_: str, *, quiet: bool) -> Save
 
 
 def told_of_loaded(table: str, loaded: Loaded) -> str:
-    """One line, and one more for columns that were not taken."""
+    """One line, and one more for columns that were not taken, with what those are that no field can hold."""
     speed = rate(loaded.rows / loaded.seconds if loaded.seconds else None)
     text = f"{counted(loaded.rows, 'step')} of {counted(loaded.episodes, 'episode')} now in {table} ({speed})\n"
     if loaded.ignored:
-        text += f"not taken: {', '.join(loaded.ignored)}\n"
+        notes = {name: f" ({loaded.skipped[name]})" for name in loaded.skipped}
+        text += f"not taken: {', '.join(name + notes.get(name, '') for name in loaded.ignored)}\n"
     return text
 
 

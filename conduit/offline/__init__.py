@@ -1,9 +1,13 @@
 """Offline data: tables filled from files and datasets, and written out to them.
 
     source    what can be read: steps with their schema, checked before any of them is read
-    columns   the columns that a set of files has, what they mean, and where episodes begin
+    columns   the columns that a file has, and what they mean
+    naming    which column has which field
+    episodes  where episodes begin and end
+    files     a set of files as one source
     npz       directories and files of numpy's archives
     parquet   directories and files of Parquet
+    hdf5      directories and files of HDF5, D4RL's and robomimic's forms
     minari    Minari's datasets
     loading   into a table: `describe`, `table_for`, `load`
     saving    out of a table: `save`, `save_minari`

@@ -15,7 +15,9 @@ import numpy as np
 import conduit
 from conduit.errors import CapacityError, ConduitError, ConfigError, SourceError
 from conduit.offline import minari
-from conduit.offline.columns import Files, Part, behind
+from conduit.offline.columns import Part, behind
+from conduit.offline.files import Files
+from conduit.offline.hdf5 import Hdf5Part
 from conduit.offline.npz import NpzPart
 from conduit.offline.parquet import ParquetPart
 from conduit.offline.source import Description, Progress, Source
@@ -28,7 +30,10 @@ from conduit.schema import Schema
 Given: TypeAlias = str | os.PathLike[str] | Any
 """A path, the id of a local Minari dataset, or a minari.MinariDataset."""
 
-FORMATS: Mapping[str, Callable[[Path], Part]] = {"npz": NpzPart, "parquet": ParquetPart}
+FORMATS: Mapping[str, Callable[[Path, str], Part]] = {"npz": NpzPart, "parquet": ParquetPart, "hdf5": Hdf5Part}
+"""What opens a file: its path, and the column of the flag "terminated"."""
+_ENDINGS = {".npz": "npz", ".parquet": "parquet", ".hdf5": "hdf5", ".h5": "hdf5"}
+_KINDS = "numpy archives (*.npz), Parquet (*.parquet), HDF5 (*.hdf5, *.h5), or a folder of them, or a Minari dataset"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +44,14 @@ class Loaded:
         rows, episodes: Written to the table.
         seconds: How long it took.
         ignored: Columns of the source that the table has no field for.
+        skipped: {those of them that no field can hold: what they are}.
     """
 
     rows: int
     episodes: int
     seconds: float
     ignored: tuple[str, ...]
+    skipped: Mapping[str, str]
 
 
 def open_source(source: Given, schema: Schema | None, columns: Mapping[str, str] | None) -> Source:
@@ -70,31 +77,33 @@ def open_source(source: Given, schema: Schema | None, columns: Mapping[str, str]
         path.joinpath(*place).exists() for place in (("metadata.json",), ("data", "metadata.json"))
     ):
         return _of_minari(path, schema, columns)
-    found = {ending: sorted(path.glob(f"*.{ending}")) if path.is_dir() else [] for ending in FORMATS}
-    if path.is_file():
-        found = {ending: [path] for ending in FORMATS if path.suffix == f".{ending}"}
-    there = [ending for ending, files in found.items() if files]
-    if len(there) != 1:
-        got = " and ".join(f"*.{ending}" for ending in there) or "none"
-        raise SourceError(f"Expected files of one kind (*.npz or *.parquet) at {str(path)!r}, got {got}")
-    kind = FORMATS[there[0]]
-    return Files(there[0], str(path), [kind(file) for file in found[there[0]]], schema, columns or {})
+    every = sorted(path.iterdir()) if path.is_dir() else [path]
+    files = [file for file in every if file.suffix in _ENDINGS]
+    kinds = {_ENDINGS[file.suffix] for file in files}
+    if len(kinds) != 1:
+        got = " and ".join(f"*{ending}" for ending in sorted({file.suffix for file in files}))
+        got = got or ", ".join(file.name for file in every[:5]) or "none"
+        raise SourceError(f"Expected files of one known kind at {str(path)!r}, got {got}; known are {_KINDS}")
+    kind = kinds.pop()
+    if columns is not None and not isinstance(columns, Mapping):
+        raise ConfigError(f"Expected {{field: column}} as columns, got {columns!r}")
+    key = (columns or {}).get("terminated", "terminated")
+    return Files(kind, str(path), [FORMATS[kind](file, key) for file in files], schema, columns or {})
 
 
 def _of_minari(source: Any, schema: Schema | None, columns: Mapping[str, str] | None) -> Source:
-    if columns:
-        raise ConfigError(f"Expected no columns= for a Minari dataset, whose names are fixed, got {dict(columns)}")
-    return minari.MinariSource(source, schema)
+    return minari.MinariSource(source, schema, columns or {})
 
 
 def describe(source: Given, *, columns: Mapping[str, str] | None = None) -> Description:
     """What a source holds: schema, rows, episodes; its steps are not read.
 
     Args:
-        source: Directory or file of npz or Parquet, Minari dataset, or its id.
-        columns: {field or flag: column that holds it}, where the names differ.
+        source: Directory or file of npz, Parquet or HDF5, Minari dataset, or its id.
+        columns: {field, flag or number: column that holds it}, where the names differ.
 
     Raises:
+        ConfigError: `columns` has a name that nobody looks at.
         SourceError: It cannot be read; names file, column, what was expected and what is there.
     """
     return open_source(source, None, columns).description
@@ -184,7 +193,7 @@ def load(
             ) from error
     if freeze:
         client.freeze(table)
-    return Loaded(done, seen.episodes, time.perf_counter() - begun, seen.ignored)
+    return Loaded(done, seen.episodes, time.perf_counter() - begun, seen.ignored, seen.skipped)
 
 
 def _write(writer: Writer, schema: Schema, steps: Steps, ended: bool) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 
 from conduit.errors import ConduitError, ConfigError, MissingExtra, SchemaError, SourceError
 from conduit.field import Field, dtype_name
+from conduit.nesting import check_known, hint
 from conduit.offline.columns import Kind, behind, fits, joined
 from conduit.offline.source import Description, Source
 from conduit.plane.scanning import Scan
@@ -48,29 +49,66 @@ class MinariSource(Source):
     Args:
         source: minari.MinariDataset, the path of one, or the id of a local one. Nothing is downloaded.
         schema: What it must fit, or None.
+        columns: {field: what the dataset calls it}, where the names differ.
 
     Raises:
+        ConfigError: `columns` has a name that is none of the schema's.
         SourceError: There is no such dataset, it is empty, or it does not fit.
     """
 
-    def __init__(self, source: Any, schema: Schema | None) -> None:
+    def __init__(self, source: Any, schema: Schema | None, columns: Mapping[str, str]) -> None:
         self._dataset, name = _opened(source)
         if len(self._dataset) == 0 or self._dataset.total_steps == 0:
             raise SourceError(f"Expected a dataset with steps, got none in {name}")
         self._name = name
-        first = _columns(next(iter(self._dataset.iterate_episodes())), name)
-        self._schema = schema or _schema_of(first, name)
-        self._check(first, "its first episode")
+        self._stored = dict(columns)
+        episode = next(iter(self._dataset.iterate_episodes()))
+        paths, skipped = _columns(episode)
+        self._check_names(paths, skipped, schema)
+        first = self._named(paths)
+        self._schema = schema or _schema_of(first, paths, self._stored, name)
+        self._check(first, skipped, "its first episode")
         rows, episodes = int(self._dataset.total_steps), len(self._dataset)
-        ignored = sorted(first.keys() - {*self._schema.names, "terminated", "truncated"})
-        self.description = Description(name, "minari", self._schema, rows, episodes, episodes, {}, tuple(ignored))
+        ignored = {name for name in first if name not in self._schema.names} | skipped.keys()
+        self.description = Description(
+            name,
+            "minari",
+            self._schema,
+            rows,
+            episodes,
+            episodes,
+            {},
+            tuple(sorted(ignored - {"terminated", "truncated"})),
+            skipped,
+        )
 
-    def _check(self, columns: Mapping[str, Array], where: str) -> None:
+    def _check_names(self, paths: Mapping[str, Array], skipped: Mapping[str, str], schema: Schema | None) -> None:
+        for wanted, path in self._stored.items():
+            if path in ("terminated", "truncated") or wanted in ("terminated", "truncated"):
+                raise ConfigError(
+                    f"Expected no other flags than a Minari dataset's own, got {wanted!r}: {path!r} - at columns"
+                )
+            if path not in paths and path not in skipped:
+                there = sorted({*paths, *skipped} - {"terminated", "truncated"})
+                raise SourceError(
+                    f"Expected a value of {self._name}, got {path!r}{hint(path, there)} - at columns[{wanted!r}]"
+                )
+        if schema is not None:
+            check_known(self._stored, schema.names, "fields of the schema", "columns")
+
+    def _named(self, paths: Mapping[str, Array]) -> dict[str, Array]:
+        """Values by the names of the fields that they are wanted for, else by their own."""
+        columns = {path: array for path, array in paths.items() if path not in self._stored.values()}
+        return columns | {wanted: paths[path] for wanted, path in self._stored.items() if path in paths}
+
+    def _check(self, columns: Mapping[str, Array], skipped: Mapping[str, str], where: str) -> None:
         for field in self._schema.fields:
             if field.name not in columns:
                 names = sorted(columns.keys() - {"terminated", "truncated"})
+                path = self._stored.get(field.name, field.name)
+                got = skipped.get(path) or f"nothing of the name{hint(path, names)}"
                 raise SourceError(
-                    f"Expected a value for the field {field.name!r} ({field}), got {names} - in {self._name}"
+                    f"Expected a value for the field {field.name!r} ({field}), got {got} - in {where} of {self._name}"
                 )
             kind = _kind(field.name, columns[field.name], self._name)
             if field.ragged or not fits(kind, field):
@@ -80,8 +118,9 @@ class MinariSource(Source):
         """All episodes, several at a time; see `Source.steps`."""
         waiting: list[Steps] = []
         for episode in self._dataset.iterate_episodes():
-            columns = _columns(episode, self._name)
-            self._check(columns, f"episode {episode.id}")
+            paths, skipped = _columns(episode)
+            columns = self._named(paths)
+            self._check(columns, skipped, f"episode {episode.id}")
             waiting.append(self._of_episode(columns, int(episode.id)))
             if sum(map(len, waiting)) >= _ROWS:
                 yield joined(waiting)
@@ -138,19 +177,24 @@ def _opened(source: Any) -> tuple[Any, str]:
     raise SourceError(f"Expected a path, a Minari dataset or its id, got {type(source).__name__}")
 
 
-def _columns(episode: Any, name: str) -> dict[str, Array]:
-    """An episode's values by dotted name; observations have one more than there are steps."""
+def _columns(episode: Any) -> tuple[dict[str, Array], dict[str, str]]:
+    """An episode's values by dotted name, and what is no array of numbers; observations have one more than there are steps."""
     columns = {
         "reward": np.asarray(episode.rewards),
         "terminated": np.asarray(episode.terminations),
         "truncated": np.asarray(episode.truncations),
     }
+    skipped = {}
     for key, value in (("obs", episode.observations), ("action", episode.actions)):
         for path, array in _flat(key, value):
-            if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
-                raise SourceError(f"Expected arrays of numbers, got {type(array).__name__} - {path!r} of {name}")
-            columns[path] = array
-    return columns
+            if isinstance(array, np.ndarray) and array.dtype.kind in "biuf" and array.dtype.isnative:
+                columns[path] = array
+            else:
+                inner = f" of {type(array[0]).__name__}" if isinstance(array, list | tuple) and array else ""
+                skipped[path] = (
+                    f"`{array.dtype}`" if isinstance(array, np.ndarray) else f"{type(array).__name__}{inner}"
+                )
+    return columns, skipped
 
 
 def _flat(path: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -171,13 +215,25 @@ def _kind(path: str, array: Array, name: str) -> Kind:
         raise SourceError(f"{error} - {path!r} of {name}") from error
 
 
-def _schema_of(columns: Mapping[str, Array], name: str) -> Schema:
-    names = [key for key in columns if key.startswith(("obs", "action"))]
+def _schema_of(
+    columns: Mapping[str, Array], paths: Mapping[str, Array], stored: Mapping[str, str], name: str
+) -> Schema:
     fields = []
+    for path in [*paths, *stored]:
+        if path not in columns or path in ("terminated", "truncated", "reward"):
+            continue
+        kind = _kind(path, columns[path], name)
+        observed = stored.get(path, path).partition(".")[0] == "obs"
+        try:
+            fields.append(Field(path, kind.dtype, kind.shape, observation=observed))
+        except SchemaError as error:
+            raise SourceError(
+                f"{error}: give it a field's name by columns={{'<field>': {path!r}}} - {path!r} of {name}"
+            ) from error
     try:
-        for path in (*names, "reward"):
-            kind = _kind(path, columns[path], name)
-            fields.append(Field(path, kind.dtype, kind.shape, observation=path.startswith("obs")))
+        if "reward" in columns:
+            kind = _kind("reward", columns["reward"], name)
+            fields.append(Field("reward", kind.dtype, kind.shape))
         return Schema(fields)
     except SchemaError as error:
         raise SourceError(f"{error} - in {name}") from error

@@ -6,15 +6,16 @@ A ragged column is two arrays: its values one behind the other, and `<column>.of
 
 from __future__ import annotations
 
+import collections
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from conduit.errors import SchemaError, SourceError
-from conduit.field import dtype_name
+from conduit.field import Field, dtype_name
 from conduit.offline.columns import FINAL, Chunk, Kind, Part
 from conduit.plane.steps import Array, Steps
 from conduit.schema import Schema
@@ -27,27 +28,39 @@ _DAMAGED = (zipfile.BadZipFile, EOFError, OSError, ValueError, NotImplementedErr
 
 
 class _Member:
-    """One array of an archive, read from front to back: dtype, shape, and its rows when they are asked for."""
+    """One array of an archive, read from front to back: dtype, shape, and its rows when they are asked for.
+
+    Attributes:
+        problem: Why no field can be read from it, or None.
+    """
 
     def __init__(self, archive: zipfile.ZipFile, path: Path, name: str) -> None:
         self.name = name
         self._path = path
+        self.shape: tuple[int, ...] = ()
+        self.problem: str | None = None
         try:
             self._file: IO[bytes] = archive.open(f"{name}.npy")
             version = np.lib.format.read_magic(self._file)
             if version not in _HEADERS:
-                raise SourceError(
-                    f"Expected version 1 or 2 of the npy format, got {version} - column {name!r} of {path}"
-                )
+                self.problem = f"version {version} of the npy format"
+                return
             self.shape, fortran, self.dtype = _HEADERS[version](self._file)
         except _DAMAGED as error:
             raise _damaged(path, name, error) from error
         if self.dtype.hasobject:
-            raise SourceError(f"Expected numbers, got Python objects - column {name!r} of {path}")
-        if fortran and len(self.shape) > 1:
-            raise SourceError(
-                f"Expected an array in C order, got one in Fortran order: np.ascontiguousarray - column {name!r} of {path}"
-            )
+            self.problem = "Python objects"
+        elif fortran and len(self.shape) > 1:
+            self.problem = "an array in Fortran order (np.ascontiguousarray puts it in C order)"
+        else:
+            try:
+                dtype_name(self.dtype)
+            except SchemaError as error:
+                self.problem = f"`{self.dtype}` ({error})"
+
+    def close(self) -> None:
+        """Nothing is read from it any more."""
+        self._file.close()
 
     def read(self, count: int) -> Array:
         """The next `count` rows."""
@@ -67,9 +80,14 @@ def _damaged(path: Path, name: str, error: Exception) -> SourceError:
 
 
 class NpzPart(Part):
-    """One archive."""
+    """One archive.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: The file.
+        key: The column of the flag "terminated": there are as many steps as it has values.
+    """
+
+    def __init__(self, path: Path, key: str) -> None:
         self.path = path
         try:
             self._archive = zipfile.ZipFile(path)
@@ -81,58 +99,73 @@ class NpzPart(Part):
         if _SCHEMA in members:
             document = members.pop(_SCHEMA)
             self.document = document.read(document.shape[0] if document.shape else 0).tobytes()
+        self.skipped = {name: member.problem for name, member in members.items() if member.problem is not None}
+        self._members = {name: member for name, member in members.items() if member.problem is None}
         self._offsets: dict[str, Array] = {}
-        for name in [name for name in members if name.endswith(OFFSETS)]:
-            self._offsets[name.removesuffix(OFFSETS)] = self._checked_offsets(members.pop(name), members)
-        places = members.pop(_ROWS, None)
-        finals = {name: members.pop(name) for name in list(members) if name.startswith(FINAL)}
-        self._places = np.zeros(0, np.int64) if places is None else places.read(places.shape[0]).astype(np.int64)
-        self.rows = self._count(members)
-        self.kinds = {name: self._kind(member) for name, member in members.items()}
-        self.finals = {name.removeprefix(FINAL): self._kind(member) for name, member in finals.items()}
-        for name, member in finals.items():
-            count = len(self._offsets[name]) - 1 if name in self._offsets else member.shape[0]
-            if count != len(self._places):
-                raise self.refuse(name, f"{len(self._places)} values, one for each of {_ROWS!r}", f"{count}")
-        wrong = (np.diff(self._places) <= 0).any() or ((self._places < 0) | (self._places >= self.rows)).any()
-        if wrong:
-            raise self.refuse(_ROWS, f"ascending rows below {self.rows}", "others")
-
-    def _count(self, members: Mapping[str, _Member]) -> int:
-        counts: dict[str, int] = {}
-        for name, member in members.items():
-            if not member.shape and name not in self._offsets:
-                raise self.refuse(name, "one value per row", f"a single {member.dtype}")
-            counts[name] = len(self._offsets[name]) - 1 if name in self._offsets else member.shape[0]
-        if not counts:
+        for name in [name for name in self._members if name.endswith(OFFSETS)]:
+            self._take_offsets(self._members[name])
+        finals = [name for name in self._members if name.startswith(FINAL) and name != _ROWS]
+        places = self._members.get(_ROWS)
+        self._places = np.zeros(0, np.int64)
+        if places is not None and len(places.shape) == 1 and places.dtype.kind in "iu":
+            self._places = places.read(places.shape[0]).astype(np.int64)
+            del self._members[_ROWS]
+        counts = {name: self._count(name) for name in self._members if name not in finals}
+        if not counts and not self.skipped:
             raise SourceError(f"Expected columns, got none - file {self.path}")
-        first = "terminated" if "terminated" in counts else next(iter(counts))
+        most = collections.Counter(counts.values()).most_common(1)
+        self.rows = counts[key] if key in counts and counts[key] >= 0 else max(0, most[0][0]) if most else 0
+        self.uneven = {name: count for name, count in counts.items() if 0 <= count != self.rows}
         for name, count in counts.items():
-            if count != counts[first]:
-                raise self.refuse(name, f"{counts[first]} rows, as column {first!r} has", f"{count}")
-        return counts[first]
+            if count < 0:
+                self.skipped[name] = f"a single {self._members[name].dtype}, and not one value per step"
+            elif count != self.rows:
+                self.skipped[name] = f"{count} values for {self.rows} steps"
+        self.names = tuple(name for name in counts if name not in self.skipped)
+        self.finals = tuple(finals)
+        for member in members.values():
+            member.close()
 
-    def _checked_offsets(self, member: _Member, members: Mapping[str, _Member]) -> Array:
+    def _count(self, name: str) -> int:
+        """Values of a column; -1 for a single one."""
+        shape = self._members[name].shape
+        return len(self._offsets[name]) - 1 if name in self._offsets else shape[0] if shape else -1
+
+    def _take_offsets(self, member: _Member) -> None:
+        """Take an array for the offsets of a ragged column, where there is one of its name."""
         name = member.name.removesuffix(OFFSETS)
-        if name not in members:
-            raise self.refuse(member.name, f"the column {name!r} beside it", "no such column")
+        if name not in self._members:
+            return
+        del self._members[member.name]
+        expected = f"values whose {member.name!r}, int64 [rows + 1], rise from 0 to their number"
         if len(member.shape) != 1 or member.dtype.kind not in "iu" or member.shape[0] < 1:
-            raise self.refuse(member.name, "int64 [rows + 1]", f"{member.dtype} {member.shape}")
-        offsets = member.read(member.shape[0]).astype(np.int64)
-        total = members[name].shape[0] if members[name].shape else 0
-        if offsets[0] != 0 or (np.diff(offsets) < 0).any() or offsets[-1] != total:
-            raise self.refuse(member.name, f"offsets that rise from 0 to {total}", "others")
-        return offsets
+            self.skipped[name] = f"{expected}: they are {member.dtype} {member.shape}"
+        else:
+            offsets = member.read(member.shape[0]).astype(np.int64)
+            total = self._members[name].shape[0] if self._members[name].shape else 0
+            if offsets[0] == 0 and (np.diff(offsets) >= 0).all() and offsets[-1] == total:
+                self._offsets[name] = offsets
+                return
+            self.skipped[name] = f"{expected}: they do not"
+        del self._members[name]
 
-    def _kind(self, member: _Member) -> Kind:
-        try:
-            dtype = dtype_name(member.dtype)
-        except SchemaError as error:
-            raise SourceError(f"{error} - column {member.name!r} of {self.path}") from error
-        if member.name not in self._offsets:
+    def kind(self, name: str, field: Field | None) -> Kind:
+        """What a column holds; see `Part.kind`."""
+        member = self._members[name]
+        if name in self.finals:
+            self._check_final(name)
+        dtype = dtype_name(member.dtype)
+        if name not in self._offsets:
             return Kind(dtype, member.shape[1:])
-        longest = int(np.diff(self._offsets[member.name]).max(initial=1))
+        longest = int(np.diff(self._offsets[name]).max(initial=1))
         return Kind(dtype, (longest, *member.shape[1:]), ragged=True)
+
+    def _check_final(self, name: str) -> None:
+        places = self._places
+        if (np.diff(places) <= 0).any() or ((places < 0) | (places >= self.rows)).any():
+            raise self.refuse(_ROWS, f"ascending rows below {self.rows}", "others")
+        if self._count(name) != len(places):
+            raise self.refuse(name, f"{len(places)} values, one for each of {_ROWS!r}", f"{self._count(name)}")
 
     def whole(self, name: str) -> Array:
         """All values of a column of scalars."""
@@ -142,15 +175,15 @@ class NpzPart(Part):
         """Mean length of the values of a ragged column."""
         return float(self._offsets[name][-1]) / max(1, self.rows)
 
-    def read(self, names: Sequence[str], finals: Sequence[str], rows: int) -> Iterator[Chunk]:
+    def read(self, columns: Mapping[str, Kind], finals: Mapping[str, Kind], rows: int) -> Iterator[Chunk]:
         """The columns, at most `rows` rows at a time."""
-        columns = {name: _Member(self._archive, self.path, name) for name in names}
-        kept = {name: _Member(self._archive, self.path, FINAL + name) for name in finals}
+        members = {name: _Member(self._archive, self.path, name) for name in columns}
+        kept = {name: _Member(self._archive, self.path, name) for name in finals}
         for start in range(0, self.rows, rows):
             stop = min(self.rows, start + rows)
-            low, high = np.searchsorted(self._places, (start, stop)).tolist()
+            low, high = np.searchsorted(self._places, (start, stop)).tolist() if finals else (0, 0)
             yield Chunk(
-                {name: self._take(member, start, stop) for name, member in columns.items()},
+                {name: self._take(member, start, stop) for name, member in members.items()},
                 self._places[low:high] - start,
                 {name: self._take(member, low, high) for name, member in kept.items()},
             )

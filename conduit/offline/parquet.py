@@ -1,5 +1,7 @@
 """Parquet: a value of one number is a plain column, an array is nested fixed-size lists, a ragged one a list.
 
+In files of other origin lists of one length, nested or not, are arrays as well.
+
 Arrays of 1 KiB or more are raw bytes (`fixed_size_binary`, C order, this machine's byte order), since Parquet would encode
 each of their numbers for itself. `final.<observation>` is null but where a final observation is kept. The schema's JSON
 is in the file's metadata as `conduit.schema`.
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -44,10 +47,31 @@ def package() -> ModuleType:
     return module
 
 
-class ParquetPart(Part):
-    """One Parquet file."""
+@dataclass(frozen=True, slots=True)
+class _Lengths:
+    """Lengths of the lists at one level of a nested column.
 
-    def __init__(self, path: Path) -> None:
+    Attributes:
+        low, high, total: The smallest, the largest, and the sum.
+        row, length: The first list of another length than the wanted one, and that length; -1 where there is none.
+    """
+
+    low: int
+    high: int
+    total: int
+    row: int
+    length: int
+
+
+class ParquetPart(Part):
+    """One Parquet file.
+
+    Args:
+        path: The file.
+        key: Not needed: all columns of a file have a value per step.
+    """
+
+    def __init__(self, path: Path, key: str) -> None:
         self._arrow = package()
         self.path = path
         try:
@@ -57,60 +81,114 @@ class ParquetPart(Part):
             raise SourceError(f"Expected a Parquet file, got {type(error).__name__}: {error} - file {path}") from error
         self.rows = self._file.metadata.num_rows
         self.document = (schema.metadata or {}).get(_SCHEMA)
-        own = None if self.document is None else Schema.from_json(self.document)
-        self.kinds = {}
-        self.finals = {}
-        for item in schema:
-            if item.name.startswith(FINAL):
-                base = item.name.removeprefix(FINAL)
-                self.finals[base] = self._kind(item.name, item.type, own[base] if own and base in own else None)
-            else:
-                self.kinds[item.name] = self._kind(
-                    item.name, item.type, own[item.name] if own and item.name in own else None
-                )
-        self._check_nulls()
+        self._fields = {} if self.document is None else {f.name: f for f in Schema.from_json(self.document).fields}
+        self._types = {item.name: item.type for item in schema}
+        self._lengths: dict[str, list[_Lengths]] = {}
+        self.skipped = {}
+        for name, type_ in self._types.items():
+            if len(schema.get_all_field_indices(name)) > 1:
+                self.skipped[name] = "two columns of this name"
+            elif not self._is_raw(name) and self._parsed(name)[1] not in DTYPES:
+                self.skipped[name] = str(type_)
+        readable = [name for name in self._types if name not in self.skipped]
+        self.names = tuple(name for name in readable if not name.startswith(FINAL))
+        self.finals = tuple(name for name in readable if name.startswith(FINAL))
 
-    def _kind(self, name: str, type_: Any, field: Field | None) -> Kind:
-        types = self._arrow.types
-        ragged = types.is_list(type_) or types.is_large_list(type_)
-        if types.is_fixed_size_binary(type_) and field is not None and type_.byte_width == field.row_bytes:
-            return Kind(field.dtype, field.shape)
-        shape: list[int] = []
-        inner = type_.value_type if ragged else type_
-        while types.is_fixed_size_list(inner):
-            shape.append(inner.list_size)
+    def _field(self, name: str) -> Field | None:
+        """The field that a column of Conduit's own files holds."""
+        return self._fields.get(name.removeprefix(FINAL))
+
+    def _is_raw(self, name: str) -> bool:
+        """Whether a column is a field's bytes, which only Conduit's own files say the meaning of."""
+        type_, field = self._types[name], self._field(name)
+        is_bytes: bool = self._arrow.types.is_fixed_size_binary(type_)
+        return is_bytes and field is not None and type_.byte_width == field.row_bytes
+
+    def _parsed(self, name: str) -> tuple[list[int | None], str]:
+        """Sizes of nested lists, None where the type says none, and the dtype inside."""
+        types, inner, sizes = self._arrow.types, self._types[name], []
+        while types.is_list(inner) or types.is_large_list(inner) or types.is_fixed_size_list(inner):
+            sizes.append(inner.list_size if types.is_fixed_size_list(inner) else None)
             inner = inner.value_type
         dtypes = {"halffloat": "float16", "float": "float32", "double": "float64"}
-        dtype = dtypes.get(str(inner), str(inner))
-        if dtype not in DTYPES:
-            raise self.refuse(
-                name,
-                f"numbers ({', '.join(DTYPES)}), or lists of them (raw bytes need a file that Conduit wrote)",
-                str(type_),
-            )
-        if not ragged:
-            return Kind(dtype, tuple(shape))
-        longest = field.max_length if field is not None and field.ragged else self._lengths(name)[1]
-        return Kind(dtype, (longest, *shape), ragged=True)
+        return sizes, dtypes.get(str(inner), str(inner))
 
-    def _check_nulls(self) -> None:
+    def kind(self, name: str, field: Field | None) -> Kind:
+        """What a column holds; see `Part.kind`. Lists of one length are arrays, and of any length where the field is ragged."""
+        own = self._field(name)
+        if self._is_raw(name) and own is not None:
+            return Kind(own.dtype, own.shape)
+        sizes, dtype = self._parsed(name)
+        if not sizes:
+            self._check_nulls(name)
+        if None not in sizes:
+            return Kind(dtype, tuple(size for size in sizes if size is not None))
+        if field is not None and field.ragged and own is not None and own.ragged and None not in sizes[1:]:
+            return Kind(dtype, own.shape, ragged=True)
+        if field is not None and len(sizes) != len(field.shape):
+            raise self.refuse(name, str(field), str(self._types[name]))
+        wanted = None if field is None else field.shape
+        found = self._measured(name, wanted)
+        ragged = field.ragged if field is not None else sizes[0] is None and found[0].low != found[0].high
+        for level, lengths in enumerate(found):
+            if lengths.row >= 0 and not (ragged and level == 0):
+                size = lengths.low if wanted is None else wanted[level]
+                what = "a list" if level == 0 else f"lists, {level} deep,"
+                raise self.refuse(
+                    name,
+                    f"{what} of {size} values in every row (or a ragged field)",
+                    f"{lengths.length} in row {lengths.row}",
+                )
+        inner = tuple(lengths.low for lengths in found[1:])
+        if ragged or found[0].high == 0:
+            return Kind(dtype, (max(1, found[0].high), *inner), ragged=True, loose=True)
+        return Kind(dtype, (found[0].high, *inner), loose=sizes[0] is None)
+
+    def _check_nulls(self, name: str) -> None:
         """Refuse what the file's statistics know to be null; `read` looks at the values."""
+        if name.startswith(FINAL):
+            return
         for group in range(self._file.metadata.num_row_groups):
             for place in range(self._file.metadata.num_columns):
                 column = self._file.metadata.row_group(group).column(place)
-                name = column.path_in_schema
-                plain = name in self.kinds and not self.kinds[name].shape
-                if plain and column.statistics is not None and column.statistics.null_count:
+                known = column.path_in_schema == name and column.statistics is not None
+                if known and column.statistics.null_count:
                     raise self.refuse(name, "a value in every row", f"{column.statistics.null_count} nulls")
 
-    def _lengths(self, name: str) -> tuple[int, int]:
-        """Sum of the lengths of a ragged column, and the largest."""
-        total, longest = 0, 1
+    def _measured(self, name: str, wanted: tuple[int, ...] | None) -> list[_Lengths]:
+        """Lengths of the lists of each level; `row` is where they first differ from `wanted`, or from the first one."""
+        known = self._lengths.get(name)
+        if known is not None and (wanted is None or [(k.low, k.high) for k in known] == [(w, w) for w in wanted]):
+            return known
+        depth = len(self._parsed(name)[0])
+        firsts: dict[int, int] = {}
+        low, high, total = [1 << 62] * depth, [0] * depth, [0] * depth
+        row, length = [-1] * depth, [-1] * depth
+        done = 0
         for batch in self._batches([name], 1 << 16):
-            lengths = batch.column(0).value_lengths().to_numpy(zero_copy_only=False)
-            total += int(lengths.sum())
-            longest = max(longest, int(lengths.max(initial=0)))
-        return total, longest
+            array = batch.column(0)
+            owner = np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False)) + done
+            done += len(array)
+            array = array.drop_null()
+            for level in range(depth):
+                lengths = array.value_lengths().to_numpy(zero_copy_only=False)
+                if len(lengths):
+                    first = firsts.setdefault(level, int(lengths[0]))
+                    expected = wanted[level] if wanted is not None else first
+                    other = np.flatnonzero(lengths != expected)
+                    if len(other) and row[level] < 0:
+                        row[level], length[level] = int(owner[other[0]]), int(lengths[other[0]])
+                    low[level] = min(low[level], int(lengths.min()))
+                    high[level] = max(high[level], int(lengths.max()))
+                    total[level] += int(lengths.sum())
+                array = array.flatten()
+                owner = np.repeat(owner, lengths) if level < depth - 1 else owner
+                if level < depth - 1 and array.null_count:
+                    raise self.refuse(name, "a list in every place", f"{array.null_count} nulls")
+        found = [_Lengths(min(low[i], high[i]), high[i], total[i], row[i], length[i]) for i in range(depth)]
+        if wanted is None:
+            self._lengths[name] = found
+        return found
 
     def _batches(self, names: Sequence[str], rows: int) -> Iterator[Any]:
         try:
@@ -122,47 +200,61 @@ class ParquetPart(Part):
 
     def whole(self, name: str) -> Array:
         """All values of a column of scalars."""
-        pieces = [self._values(name, batch.column(0), self.kinds[name]) for batch in self._batches([name], 1 << 20)]
-        return np.concatenate([np.zeros(0, DTYPES[self.kinds[name].dtype]), *pieces])
+        kind = self.kind(name, None)
+        pieces, done = [np.zeros(0, DTYPES[kind.dtype])], 0
+        for batch in self._batches([name], 1 << 20):
+            pieces.append(self._values(name, batch.column(0), kind, done))
+            done += len(pieces[-1])
+        return np.concatenate(pieces)
 
     def mean_length(self, name: str) -> float:
         """Mean length of the values of a ragged column."""
-        return self._lengths(name)[0] / max(1, self.rows)
+        return self._measured(name, None)[0].total / max(1, self.rows)
 
-    def read(self, names: Sequence[str], finals: Sequence[str], rows: int) -> Iterator[Chunk]:
+    def read(self, columns: Mapping[str, Kind], finals: Mapping[str, Kind], rows: int) -> Iterator[Chunk]:
         """The columns, at most `rows` rows at a time."""
+        done = 0
         # a dotted name means a part of a nested column to pyarrow, but where it is a whole column's name
-        for batch in self._batches([*names, *(FINAL + name for name in finals)], rows):
-            values = {name: self._values(name, batch.column(name), self.kinds[name]) for name in names}
+        for batch in self._batches([*columns, *finals], rows):
+            values = {name: self._values(name, batch.column(name), kind, done) for name, kind in columns.items()}
             places = np.zeros(0, np.int64)
             kept: dict[str, Any] = {}
-            for name in finals:
-                array = batch.column(FINAL + name)
+            for name, kind in finals.items():
+                array = batch.column(name)
                 here = np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False))
                 if kept and not np.array_equal(here, places):
-                    raise self.refuse(FINAL + name, "nulls in the same rows as the other final observations", "others")
+                    raise self.refuse(name, "nulls in the same rows as the other final observations", "others")
                 places = here
-                kept[name] = self._values(FINAL + name, array.drop_null(), self.finals[name])
+                kept[name] = self._values(name, array.drop_null(), kind, done)
             yield Chunk(values, places, kept)
+            done += len(batch)
 
-    def _values(self, name: str, array: Any, kind: Kind) -> Any:
+    def _values(self, name: str, array: Any, kind: Kind, done: int) -> Any:
+        """Values of rows from `done` on."""
         if array.null_count:
-            raise self.refuse(name, "a value in every row", f"{array.null_count} nulls")
+            row = done + int(np.flatnonzero(~array.is_valid().to_numpy(zero_copy_only=False))[0])
+            raise self.refuse(name, "a value in every row", f"{array.null_count} nulls, the first in row {row}")
         if not kind.ragged:
-            return self._dense(name, array, kind.dtype, kind.shape)
+            return self._dense(name, array, kind.dtype, kind.shape, done)
         lengths = array.value_lengths().to_numpy(zero_copy_only=False)
-        values = self._dense(name, array.flatten(), kind.dtype, kind.shape[1:])
+        values = self._dense(name, array.flatten(), kind.dtype, kind.shape[1:], done)
         return np.split(values, np.cumsum(lengths)[:-1]) if len(lengths) else []
 
-    def _dense(self, name: str, array: Any, dtype: str, shape: tuple[int, ...]) -> Array:
-        count = len(array)
-        if self._arrow.types.is_fixed_size_binary(array.type):
+    def _dense(self, name: str, array: Any, dtype: str, shape: tuple[int, ...], done: int) -> Array:
+        types, count = self._arrow.types, len(array)
+        if types.is_fixed_size_binary(array.type):
             width = array.type.byte_width
             data = np.frombuffer(array.buffers()[1] or b"", np.uint8)[
                 array.offset * width : (array.offset + count) * width
             ]
             return data.view(DTYPES[dtype]).reshape(count, *shape)
-        for _ in shape:
+        for size in shape:
+            if not types.is_fixed_size_list(array.type):
+                lengths = array.value_lengths().to_numpy(zero_copy_only=False)
+                other = np.flatnonzero(lengths != size)
+                if len(other):
+                    row = done + int(other[0]) * count // max(1, len(lengths))
+                    raise self.refuse(name, f"lists of {size} values", f"{int(lengths[other[0]])} in row {row}")
             array = array.flatten()
             if array.null_count:
                 raise self.refuse(name, "a number in every place", f"{array.null_count} nulls")

@@ -20,13 +20,14 @@ class Description:
 
     Attributes:
         name: What it is called in errors.
-        format: "npz", "parquet" or "minari".
+        format: "npz", "parquet", "hdf5" or "minari".
         schema: Fields of its steps.
         rows: Steps.
         episodes: Episodes, the unfinished ones included.
         ends: Episodes that end by a flag: at most so many final observations are kept.
         mean_lengths: {ragged field: mean length of its values}.
         ignored: Columns that are there and not taken.
+        skipped: {those of them that no field can hold: what they are}: text, objects, a value per episode, and so on.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Description:
     ends: int
     mean_lengths: Mapping[str, float] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
+    skipped: Mapping[str, str] = field(default_factory=dict)
 
 
 class Source(ABC):

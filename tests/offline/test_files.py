@@ -430,7 +430,7 @@ def test_nulls_in_parquet_are_refused(make, tmp_path):
 
 def test_python_objects_in_an_archive_are_refused_and_not_unpickled(tmp_path):
     np.savez(tmp_path / "a.npz", terminated=np.zeros(2, bool), obs=np.array([{}, {}], object))
-    with pytest.raises(conduit.errors.SourceError, match=r"Python objects.*'obs'"):
+    with pytest.raises(conduit.errors.SourceError, match=r"'obs': 'Python objects'"):
         offline.describe(tmp_path)
 
 

@@ -204,12 +204,41 @@ def test_an_id_that_is_taken_is_refused(engine_name):
         offline.save_minari(engine, "t", "a-v0")
 
 
-def test_texts_are_refused_by_name():
+def test_texts_block_nothing_unless_the_schema_names_them(engine_name):
     space = spaces.Dict({"mission": spaces.Text(9), "x": BOX})
     observations = {"mission": ["go"] * 4, "x": np.zeros((4, 3), np.float32)}
     create("text-v0", [episode(0, 3, "terminated", observations)], space)
-    with pytest.raises(conduit.errors.SourceError, match=r"'obs\.mission'"):
-        offline.describe("text-v0")
+    described = offline.describe("text-v0")
+    assert described.schema.names == ("obs.x", "action", "reward")
+    assert described.ignored == ("obs.mission",)
+    assert described.skipped == {"obs.mission": "list of str"}
+    engine, loaded = load(engine_name, "text-v0")
+    with engine:
+        assert (loaded.rows, loaded.skipped) == (3, {"obs.mission": "list of str"})
+    schema = conduit.Schema([conduit.Field("obs.mission", "uint8", (9,), observation=True)])
+    with pytest.raises(conduit.errors.SourceError, match=r"'obs\.mission'.*got list of str"):
+        offline.table_for("text-v0", schema=schema)
+
+
+def test_names_that_no_field_can_have_are_mapped_or_the_error_says_how(engine_name):
+    space = spaces.Dict({"my camera": BOX, "x": BOX})
+    observations = {"my camera": np.ones((4, 3), np.float32), "x": np.zeros((4, 3), np.float32)}
+    create("odd-v0", [episode(0, 3, "terminated", observations)], space)
+    with pytest.raises(conduit.errors.SourceError, match=r"columns=\{'<field>': 'obs.my camera'\}"):
+        offline.describe("odd-v0")
+    names = {"obs.camera": "obs.my camera", "rew": "reward"}
+    described = offline.describe("odd-v0", columns=names)
+    assert set(described.schema.names) == {"obs.x", "obs.camera", "action", "rew"}
+    assert set(described.schema.observation_names) == {"obs.x", "obs.camera"}
+    with conduit.Engine.create(engine_name, {"t": offline.table_for("odd-v0", columns=names)}) as engine:
+        offline.load(engine, "t", "odd-v0", columns=names)
+        (steps,) = engine.scan("t")
+        assert (steps.columns["obs.camera"] == 1).all()
+        assert (steps.finals["obs.camera"] == 1).all()
+        with pytest.raises(conduit.errors.ConfigError, match=r"did you mean `obs\.camera`"):
+            offline.load(engine, "t", "odd-v0", columns={"obs.camra": "obs.my camera"})
+        with pytest.raises(conduit.errors.SourceError, match=r"did you mean `obs\.my camera`"):
+            offline.load(engine, "t", "odd-v0", columns={"obs.camera": "obs.my camra"})
 
 
 @pytest.mark.parametrize("package", ["pyarrow", "h5py", "minari"])
