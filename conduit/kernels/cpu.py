@@ -17,7 +17,6 @@ from conduit.store.atomics import (
     call_4,
     call_5,
     fence_acquire,
-    fetch_add_u32,
     load_acquire,
     load_relaxed,
     peek_i32,
@@ -28,7 +27,7 @@ from conduit.store.atomics import (
     prefetch,
 )
 from conduit.store.protocol import block_of
-from conduit.store.removal import is_present, row_has_gone, weigh_nothing
+from conduit.store.removal import is_present
 from conduit.store.words import (
     DELETED,
     GENERATION_SHIFT,
@@ -39,13 +38,9 @@ from conduit.store.words import (
     PAGE_STATE,
     PAGE_STREAM,
     SEALED,
-    SIDE_GONE,
     T_COUNT,
-    T_MAX_SAMPLED,
     T_META,
     T_ROWS,
-    T_SAMPLED,
-    T_SIDES,
 )
 
 (
@@ -68,18 +63,19 @@ from conduit.store.words import (
     J_STEPS,
     J_REDRAWN,
     J_FIRST,
-) = range(0, 152, 8)
+    J_COUNTED,
+    J_SEAT,
+) = range(0, 168, 8)
 """Words of a job: the table descriptor; the slot behind the last one to fill, and rows per block; the sampler's function and state; the window
 (kernels.resolve); operations (descriptors back to back); scratch int64 [batch] for rows, following rows, pages, generations and open slots;
-outputs int64 [batch] ids, versions, episodes, steps; a count of rows drawn again; the first slot to fill."""
-J_WORDS = 19
+outputs int64 [batch] ids, versions, episodes, steps; a count of rows drawn again; the first slot to fill; where deliveries are counted,
+what is counted of this batch (kernels.deliveries) and the participant's seat line."""
+J_WORDS = 21
 
 ROW_BITS = 40
 """A row id is generation << 40 | physical row: 2^40 rows, and a generation that repeats after 2^23 reuses of a page."""
 ROW_MASK = (1 << ROW_BITS) - 1
 GENERATION_MASK = (1 << (63 - ROW_BITS)) - 1
-
-_ATTEMPTS_OF_COUNTED = 2048
 
 
 @inner
@@ -182,102 +178,6 @@ def deliver(job):  # type: ignore[no-untyped-def]
             attempt += 1
             poke_i64(job + J_REDRAWN, peek_i64(job + J_REDRAWN) + count)
     return batch - first
-
-
-@inner
-def _uncount(job, sampled):  # type: ignore[no-untyped-def]
-    """Take the batch's deliveries back: it is not handed out. Slots that were not counted name no row."""
-    for slot in range(peek_i64(job + J_FIRST), peek_i64(job + J_BATCH)):
-        row = peek_i64(peek_i64(job + J_ROWS) + 8 * slot)
-        if row >= 0:
-            fetch_add_u32(sampled + 4 * row, -1)
-
-
-@inner
-def _count_deliveries(job, table, slots):  # type: ignore[no-untyped-def]
-    """Count the delivery of every slot's row; slots whose row has been delivered as often as it may be are drawn again.
-
-    Counting is what decides between loaders that draw a row at the same time, and between slots of one batch. Returns False
-    when there are too few rows; nothing is counted then.
-    """
-    sampled, limit = peek_i64(table + T_SAMPLED), peek_i64(table + T_MAX_SAMPLED)
-    rows, generations = peek_i64(job + J_ROWS), peek_i64(job + J_GENERATIONS)
-    first = peek_i64(job + J_FIRST)
-    count = peek_i64(job + J_BATCH) - first
-    for i in range(count):
-        poke_i64(slots + 8 * i, first + i)
-    # draws of their own, whatever attempts the batch took
-    attempt = _ATTEMPTS_OF_COUNTED
-    while True:
-        left = 0
-        for i in range(count):
-            slot = peek_i64(slots + 8 * i)
-            row = peek_i64(rows + 8 * slot)
-            before = fetch_add_u32(sampled + 4 * row, 1)
-            if before >= limit:
-                fetch_add_u32(sampled + 4 * row, -1)
-                poke_i64(rows + 8 * slot, -1)
-                poke_i64(slots + 8 * left, slot)
-                left += 1
-            elif before == limit - 1:
-                # the last delivery of this row: marked, and told to others once the batch is sure
-                poke_i64(generations + 8 * slot, ~peek_i64(generations + 8 * slot))
-        if left == 0:
-            break
-        # drawing works on a part of the list; those that wait behind it are named in it already
-        count = left
-        while left > 0:
-            attempt += 1
-            if call_5(peek_i64(job + J_DRAW), peek_i64(job + J_DRAW_STATE), job, slots, left, attempt) < 0:
-                for i in range(count):
-                    poke_i64(rows + 8 * peek_i64(slots + 8 * i), -1)
-                _uncount(job, sampled)
-                return False
-            _gather(job, slots, left, attempt)
-            write_meta(job, slots, left)
-            left = _keep_overwritten_first(job, table, slots, left)
-    for slot in range(first, peek_i64(job + J_BATCH)):
-        generation = ~peek_i64(generations + 8 * slot)
-        if generation >= 0:
-            _last_delivery(table, peek_i64(peek_i64(job + J_PAGES) + 8 * slot), peek_i64(rows + 8 * slot), generation)
-    return True
-
-
-@inner
-def _keep_overwritten_first(job, table, slots, count):  # type: ignore[no-untyped-def]
-    """`_overwritten` that loses no slot of the list: those to draw again come first, the others behind."""
-    fence_acquire()
-    left = 0
-    for i in range(count):
-        slot = peek_i64(slots + 8 * i)
-        state = load_relaxed(block_of(table, peek_i64(peek_i64(job + J_PAGES) + 8 * slot)) + PAGE_STATE)
-        kind = state & KIND_MASK
-        if (state >> GENERATION_SHIFT) != peek_i64(peek_i64(job + J_GENERATIONS) + 8 * slot) or (
-            kind != OPEN and kind != SEALED
-        ):
-            poke_i64(slots + 8 * i, peek_i64(slots + 8 * left))
-            poke_i64(slots + 8 * left, slot)
-            left += 1
-    return left
-
-
-@inner
-def _last_delivery(table, page, row, generation):  # type: ignore[no-untyped-def]
-    """A row has been delivered as often as it may be: it counts as deleted, and weighs nothing."""
-    seen = load_acquire(peek_i64(table + T_SIDES) + LINE * page + SIDE_GONE)
-    if load_acquire(block_of(table, page) + PAGE_STATE) >> GENERATION_SHIFT != generation:
-        return
-    if row_has_gone(table, page, row - page * peek_i64(table + T_ROWS), seen):
-        weigh_nothing(table, page, row)
-
-
-@kernel("int64(int64)", nogil=True)
-def deliver_counted(job):  # type: ignore[no-untyped-def]
-    """`deliver`, in a table whose rows may be delivered so often only."""
-    rows = deliver(job)
-    if rows < 0 or not _count_deliveries(job, peek_i64(job + J_TABLE), peek_i64(job + J_SLOTS)):
-        return -1
-    return rows
 
 
 @kernel("int64(int64, int64, int64, int64)")

@@ -14,6 +14,7 @@ from __future__ import annotations
 from conduit.jit import inner
 from conduit.kernels.cpu import J_ROWS
 from conduit.store.atomics import call_5, load_relaxed, peek_i32, peek_i64, peek_u32, poke_i64, poke_u8
+from conduit.store.counting import may_be_taken
 from conduit.store.protocol import block_of
 from conduit.store.words import DELETED, FINAL, FIRST, META_BYTES, PAGE_TICK, T_META, T_ROWS
 
@@ -131,7 +132,7 @@ def resolve_counted(window, job, slots, count, unused):  # type: ignore[no-untyp
     fresh = 0
     while fresh < count:
         row = peek_i64(peek_i64(job + J_ROWS) + 8 * peek_i64(slots + 8 * fresh))
-        if peek_u32(sampled + 4 * row) >= limit:
+        if not may_be_taken(peek_i64(sampled + 8 * row), limit):
             break
         fresh += 1
     return call_5(peek_i64(window + V_UNCOUNTED), window, job, slots, fresh, 0)

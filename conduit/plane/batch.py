@@ -10,7 +10,7 @@ import numpy as np
 
 from conduit.errors import MissingExtra
 from conduit.jit import entry
-from conduit.kernels import cpu, resolve
+from conduit.kernels import cpu, deliveries, resolve
 from conduit.kernels.describing import Summed, describe_window
 from conduit.kernels.plan import EPISODES, IDS, KEYS, STEPS, VERSIONS, Plan
 from conduit.kernels.ragged import describe_ragged
@@ -145,6 +145,7 @@ class Scratch:
         index: {rows of an output: int64 [batch_size, *lanes]}.
         addresses: Addresses of the index arrays that a window fills, by its words (kernels.resolve.V_*).
         ages: int64 [AGES], rows refused as too old, by age.
+        counted: What is counted of the batch being made (kernels.deliveries), where deliveries are.
     """
 
     def __init__(self, plan: Plan, ages: Array | None = None) -> None:
@@ -160,6 +161,7 @@ class Scratch:
         self.index = {name: np.zeros((size, *shape), np.int64) for name, shape in shapes.items()}
         self.pages, self.generations, self.slots = np.zeros((3, size), np.int64)
         self.ages = np.zeros(resolve.AGES, np.int64) if ages is None else ages
+        self.counted = np.zeros(deliveries.words_needed(size), np.int64)
         self.addresses = {
             resolve.V_FOLLOWING: self.index["following"].ctypes.data,
             resolve.V_STACKED: self.index["stack"].ctypes.data,
@@ -320,7 +322,12 @@ class Buffer:
         ]
         self.brains += [item.name for item in plan.ragged if item.transform.dtype == "bfloat16"]
         self._transforming, self._index = transforming, scratch.index
-        self._fill = entry(cpu.deliver if sampled[0] == 0 else cpu.deliver_counted)
+        self._fill = entry(cpu.deliver)
+        self._is_counted = sampled[0] != 0
+        if self._is_counted:
+            self._fill = entry(deliveries.deliver_counted)
+            self.job[cpu.J_COUNTED // 8] = scratch.counted.ctypes.data
+            self.job[cpu.J_SEAT // 8] = table.seat_line()
         self._finish = sampler.finish
         self._every = list(self.arrays.values())
         self.settle()
@@ -353,14 +360,28 @@ class Buffer:
         """
         if self._fill(self.job_address) < 0:
             return False
-        if self._part is None:
-            self._finish(self.arrays)
-        else:
-            self._finish(self.arrays, self._part[0], self._part[1] - self._part[0])
-        if self._transforming.inspects:
-            slots = slice(None) if self._part is None else slice(*self._part)
-            self._transforming.after(self.arrays, self._index, self._operations, slots)
+        try:
+            if self._part is None:
+                self._finish(self.arrays)
+            else:
+                self._finish(self.arrays, self._part[0], self._part[1] - self._part[0])
+            if self._transforming.inspects:
+                slots = slice(None) if self._part is None else slice(*self._part)
+                self._transforming.after(self.arrays, self._index, self._operations, slots)
+        except BaseException:
+            self.give_back()
+            raise
         return True
+
+    def hand_out(self) -> None:
+        """The batch that was filled in is handed out: where deliveries are counted, its rows have been delivered."""
+        if self._is_counted:
+            entry(deliveries.hand_out)(self.job_address)
+
+    def give_back(self) -> None:
+        """The batch that was filled in is not handed out: its rows may be delivered to others."""
+        if self._is_counted:
+            entry(deliveries.give_back)(self.job_address)
 
     def take(self) -> None:
         """Begin the turn of the batch that was filled in; an earlier one's release means nothing from now on."""

@@ -206,7 +206,8 @@ class Loader(Delivery):
             self._wait_for_rows(buffer, self._timeout if timeout is None else timeout)
         batch = self._hand_out(buffer)
         if self.plan.batchwise:
-            self._transform(batch, number)
+            self._transform(batch, buffer, number)
+        buffer.hand_out()
         if self._gate is not None:
             self._gate.deliver()
         self._batches += 1
@@ -215,10 +216,11 @@ class Loader(Delivery):
             self._place.batch = self.sampler.batch
         return batch
 
-    def _transform(self, batch: Batch, number: int) -> None:
+    def _transform(self, batch: Batch, buffer: Buffer, number: int) -> None:
         try:
             batch.transform(self._transforming, number)
         except BaseException:
+            buffer.give_back()
             if self._gate is not None:
                 self._gate.cancel()
             raise
@@ -357,6 +359,10 @@ class Loader(Delivery):
         """Let the buffers, and the loader's name, go; batches that are still held stay valid."""
         if self._place is not None:
             self._place.release()
+        participants = self._table.participants
+        if participants is not None and participants.seated:
+            for buffer in self._buffers:
+                buffer.give_back()
         self._redrawn = self.stats.redrawn
         self._closed = True
         self._buffers = []
@@ -391,4 +397,4 @@ def _sampler(
             f"Expected table {table.layout.name!r} to have priorities: create it with priorities=conduit.Priorities(...)"
         )
     geometry = (table.layout.pages, table.layout.page_rows)
-    return PrioritisedSampler(sampling, rule, table.address, geometry, size, seed, least)
+    return PrioritisedSampler(sampling, rule, table.address, table.seat_line(), geometry, size, seed, least)

@@ -29,7 +29,7 @@ def seat_line(table: TableView) -> int:
     """Address of this participant's seat line, 0 where the table has no limiter."""
     if table.layout.limits is None:
         return 0
-    return entry(kernels.use_seat)(table.address, table.check_open().number)
+    return table.seat_line()
 
 
 def limits_of(table: TableView) -> Limits:

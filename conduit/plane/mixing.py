@@ -86,13 +86,15 @@ class Part(Loader):
             batch.transform(self._transforming, self.sampler.batch)
         return batch
 
-    def cancel(self) -> None:
-        """What it has drawn is not handed out: its table's limiter does not count it."""
+    def cancel(self, index: int) -> None:
+        """What it has drawn into a buffer is not handed out: neither its table's limiter nor its rows' deliveries count it."""
+        self._buffers[index].give_back()
         if self._gate is not None:
             self._gate.cancel()
 
-    def advance(self, rows: int) -> None:
-        """Go on to the next batch, of which it gave `rows`."""
+    def advance(self, index: int, rows: int) -> None:
+        """Go on to the next batch; of the one in a buffer it gave `rows`."""
+        self._buffers[index].hand_out()
         if self._gate is not None:
             self._gate.deliver()
         self._batches += 1
@@ -240,10 +242,10 @@ class MixedLoader(Delivery):
             made = self._first.batch_of(index)
         except BaseException:
             for part in self._parts:
-                part.cancel()
+                part.cancel(index)
             raise
         for number, part in enumerate(self._parts):
-            part.advance(bounds[number + 1] - bounds[number])
+            part.advance(index, bounds[number + 1] - bounds[number])
         if self._place is not None:
             self._place.batch = self.batch
         return made

@@ -24,6 +24,7 @@ from conduit.store.words import (
     DELETED,
     FINAL,
     GENERATION_SHIFT,
+    HAS_GONE,
     KEPT,
     KIND_MASK,
     LINK_SHIFT,
@@ -95,9 +96,7 @@ class Scan:
         flags = meta["link"][every]
         here = (flags & (FINAL | DELETED)) == 0
         if self._table.sampled is not None:
-            here &= self._page(self._table.sampled, part.page)[every] < (
-                self._table.layout.table.max_times_sampled or 0
-            )
+            here &= (self._page(self._table.sampled, part.page)[every] & HAS_GONE) == 0
         rows = np.arange(every.start, every.stop, envs)[here]
         flags = meta["link"][rows]
         episodes = (np.int64(stream) << 32) | meta["episode"][rows].astype(np.int64)

@@ -9,6 +9,7 @@ import numpy as np
 from conduit.jit import inner
 from conduit.kernels.resolve import E_BYTES, E_ENVS, E_FIRST, E_GENERATION, E_LIMIT, E_OVER, E_PAGE, E_START
 from conduit.store.atomics import fence_acquire, load_acquire, load_relaxed, peek_i64, peek_u32, poke_i64
+from conduit.store.counting import may_be_taken
 from conduit.store.protocol import block_of
 from conduit.store.removal import is_present
 from conduit.store.words import (
@@ -128,7 +129,7 @@ def has_fresh(table, page, begin, end):  # type: ignore[no-untyped-def]
     limit = peek_i64(table + T_MAX_SAMPLED)
     start = page * peek_i64(table + T_ROWS)
     for row in range(start + begin, start + end):
-        if peek_u32(peek_i64(table + T_SAMPLED) + 4 * row) < limit:
+        if may_be_taken(peek_i64(peek_i64(table + T_SAMPLED) + 8 * row), limit):
             word = peek_u32(peek_i64(table + T_META) + META_BYTES * row + 12)
             if word & (FINAL | DELETED) == 0:
                 return True

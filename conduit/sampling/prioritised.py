@@ -86,6 +86,7 @@ class PrioritisedSampler:
         options: What was asked for.
         rule: The table's.
         table: Address of the table descriptor.
+        seat: Address of this participant's seat line in it.
         geometry: Pages and rows per page.
         size: Samples per batch.
         seed: 64-bit seed.
@@ -101,6 +102,7 @@ class PrioritisedSampler:
         options: Prioritised,
         rule: Priorities,
         table: int,
+        seat: int,
         geometry: tuple[int, int],
         size: int,
         seed: int,
@@ -112,6 +114,7 @@ class PrioritisedSampler:
         self._options = options
         self._rule = rule
         self._table = table
+        self._seat = seat
         self._uniform = Uniform(seed, pages, 1)
         self._tree = np.zeros(words_needed(pages, page_rows), np.int64)
         self._tree[: P_BYTES // 8 * pages].reshape(pages, -1)[:, P_GENERATION // 8] = -1
@@ -201,6 +204,7 @@ class PrioritisedSampler:
             self._sums,
             self._words[Q_WINDOW // 8],
             self._table,
+            self._seat,
             keys,
             values,
             self._scratch,

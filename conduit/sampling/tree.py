@@ -29,6 +29,7 @@ from conduit.kernels.resolve import (
 )
 from conduit.sampling.pages import MOST_LOOKS, have_turned, list_page, note_open, rows_to_draw
 from conduit.store.atomics import (
+    fence_full,
     fetch_add,
     load_acquire,
     load_relaxed,
@@ -38,7 +39,9 @@ from conduit.store.atomics import (
     poke_u32,
     prefetch,
     store_relaxed,
+    store_release,
 )
+from conduit.store.counting import may_be_taken
 from conduit.store.protocol import block_of
 from conduit.store.removal import is_present
 from conduit.store.words import (
@@ -47,6 +50,7 @@ from conduit.store.words import (
     GENERATION_SHIFT,
     KIND_MASK,
     LINE,
+    MARK_MASK,
     META_BYTES,
     OPEN,
     PAGE_COMMITTED,
@@ -56,6 +60,7 @@ from conduit.store.words import (
     PAGE_STATE,
     PAGE_UPDATES,
     SEALED,
+    SEAT_UPDATING,
     T_CONTROL,
     T_COUNT,
     T_FUTURE,
@@ -65,6 +70,7 @@ from conduit.store.words import (
     T_ROWS,
     T_SAMPLED,
     TABLE_RECENT_LEAF,
+    UPDATING_MARKS,
 )
 
 BLOCK = 32
@@ -272,8 +278,8 @@ def find_row(tree, window, table, page, block, position):  # type: ignore[no-unt
     return found, leaf
 
 
-@kernel("int64(int64, int64, int64, int64, int64, int64, int64)")
-def store_leaves(tree, window, table, ids, count, scratch, span):  # type: ignore[no-untyped-def]
+@kernel("int64(int64, int64, int64, int64, int64, int64, int64, int64)")
+def store_leaves(tree, window, table, seat, ids, count, scratch, span):  # type: ignore[no-untyped-def]
     """The part of `update` that others can see: `ids` is the address of int64 [count], the new leaves lie in the last third of `scratch`.
 
     Returns:
@@ -301,53 +307,63 @@ def store_leaves(tree, window, table, ids, count, scratch, span):  # type: ignor
     ignored = 0
     largest = 0
     listed = 0
-    for i in range(count):
-        key = peek_i64(ids + 8 * i)
-        page = peek_i64(page_of + 8 * i)
-        if page >= pages:
-            ignored += 1
-            continue
-        row = key & ROW_MASK
-        local = row - page * rows
-        block = words + LINE * page
-        state = load_acquire(block + PAGE_STATE)
-        kind = state & KIND_MASK
-        generation = state >> GENERATION_SHIFT
-        end = load_acquire(block + PAGE_COMMITTED)
-        if kind == SEALED and load_relaxed(block + PAGE_ENDED) == 0:
-            end -= future * load_relaxed(block + PAGE_ENVS)
-        alive = (generation & GENERATION_MASK) == (key >> ROW_BITS) and (kind == OPEN or kind == SEALED)
-        alive = alive and is_present(table, page)
-        if not alive or not load_relaxed(block + PAGE_FIRST) <= local < end:
-            ignored += 1
-            continue
-        at = base + 4 * row
-        present = peek_u32(at)
-        # the leaf of a closing observation, or of a row that has gone, is 0 and stays it; more is only looked at then
-        if present == 0 and (
-            peek_u32(metas + META_BYTES * row + 12) & (FINAL | DELETED)
-            or (sampled != 0 and peek_u32(sampled + 4 * row) >= peek_i64(table + T_MAX_SAMPLED))
-        ):
-            ignored += 1
-            continue
-        leaf = peek_u32(leaves + 4 * i)
-        largest = max(largest, leaf)
-        change = leaf - present
-        poke_u32(at, leaf)
-        known = tree + P_BYTES * page
-        pending = peek_i64(known + P_PENDING)
-        poke_i64(known + P_PENDING, pending + 1)
-        poke_i64(touched + 8 * listed, page)
-        listed += pending == 0
-        summed = peek_i64(known + P_GENERATION) == generation and peek_i64(known + P_BEGIN) <= local < peek_i64(
-            known + P_END
-        )
-        if summed and (dense or may_anchor(window, table, page, local, load_relaxed(block + PAGE_ENVS))):
-            block_sum = blocks + 8 * (block_count * page + (local >> _BITS))
-            group_sum = groups + 8 * (group_count * page + (local >> (2 * _BITS)))
-            poke_i64(block_sum, peek_i64(block_sum) + change)
-            poke_i64(group_sum, peek_i64(group_sum) + change)
-            poke_i64(known + P_SUM, peek_i64(known + P_SUM) + change)
+    for start in range(0, count, UPDATING_MARKS):
+        stop = min(start + UPDATING_MARKS, count)
+        # a page that is marked is not reused before the leaf is stored: whoever claims it looks at the marks behind a fence
+        for i in range(start, stop, 2):
+            first = peek_i64(page_of + 8 * i) + 1
+            second = peek_i64(page_of + 8 * min(i + 1, stop - 1)) + 1
+            store_release(seat + SEAT_UPDATING + 4 * (i - start), (first & MARK_MASK) | (second << 32))
+        fence_full()
+        for i in range(start, stop):
+            key = peek_i64(ids + 8 * i)
+            page = peek_i64(page_of + 8 * i)
+            if page >= pages:
+                ignored += 1
+                continue
+            row = key & ROW_MASK
+            local = row - page * rows
+            block = words + LINE * page
+            state = load_acquire(block + PAGE_STATE)
+            kind = state & KIND_MASK
+            generation = state >> GENERATION_SHIFT
+            end = load_acquire(block + PAGE_COMMITTED)
+            if kind == SEALED and load_relaxed(block + PAGE_ENDED) == 0:
+                end -= future * load_relaxed(block + PAGE_ENVS)
+            alive = (generation & GENERATION_MASK) == (key >> ROW_BITS) and (kind == OPEN or kind == SEALED)
+            alive = alive and is_present(table, page)
+            if not alive or not load_relaxed(block + PAGE_FIRST) <= local < end:
+                ignored += 1
+                continue
+            at = base + 4 * row
+            present = peek_u32(at)
+            # the leaf of a closing observation, or of a row that has gone, is 0 and stays it; more is only looked at then
+            if present == 0 and (
+                peek_u32(metas + META_BYTES * row + 12) & (FINAL | DELETED)
+                or (sampled != 0 and not may_be_taken(peek_i64(sampled + 8 * row), peek_i64(table + T_MAX_SAMPLED)))
+            ):
+                ignored += 1
+                continue
+            leaf = peek_u32(leaves + 4 * i)
+            largest = max(largest, leaf)
+            change = leaf - present
+            poke_u32(at, leaf)
+            known = tree + P_BYTES * page
+            pending = peek_i64(known + P_PENDING)
+            poke_i64(known + P_PENDING, pending + 1)
+            poke_i64(touched + 8 * listed, page)
+            listed += pending == 0
+            summed = peek_i64(known + P_GENERATION) == generation and peek_i64(known + P_BEGIN) <= local < peek_i64(
+                known + P_END
+            )
+            if summed and (dense or may_anchor(window, table, page, local, load_relaxed(block + PAGE_ENVS))):
+                block_sum = blocks + 8 * (block_count * page + (local >> _BITS))
+                group_sum = groups + 8 * (group_count * page + (local >> (2 * _BITS)))
+                poke_i64(block_sum, peek_i64(block_sum) + change)
+                poke_i64(group_sum, peek_i64(group_sum) + change)
+                poke_i64(known + P_SUM, peek_i64(known + P_SUM) + change)
+    for mark in range(0, 4 * UPDATING_MARKS, 8):
+        store_release(seat + SEAT_UPDATING + mark, 0)
     for i in range(listed):
         page = peek_i64(touched + 8 * i)
         known = tree + P_BYTES * page
@@ -367,14 +383,15 @@ def store_leaves(tree, window, table, ids, count, scratch, span):  # type: ignor
     return ignored
 
 
-@kernel("int64(int64, int64, int64, int64[::1], float64[::1], int64, float64, float64, int64)")
-def update(tree, window, table, ids, priorities, scratch, alpha, eps, span):  # type: ignore[no-untyped-def]
+@kernel("int64(int64, int64, int64, int64, int64[::1], float64[::1], int64, float64, float64, int64)")
+def update(tree, window, table, seat, ids, priorities, scratch, alpha, eps, span):  # type: ignore[no-untyped-def]
     """Store new leaves, keep this learner's sums in step, and remember the largest of late for new rows.
 
     Args:
         tree: The learner's words.
         window: The learner's window, or 0 before its first draw: it has no sums then.
         table: Table descriptor.
+        seat: Address of this participant's seat line; one thread at a time, which the interpreter's lock sees to.
         ids: Row ids, int64 [n]; of duplicates the last one wins.
         priorities: float64 [n].
         scratch: Memory of int64 [3 n].
@@ -390,4 +407,4 @@ def update(tree, window, table, ids, priorities, scratch, alpha, eps, span):  # 
     bad = to_leaves(priorities.ctypes.data, count, alpha, eps, scratch + 16 * count)
     if bad >= 0:
         return -1 - bad
-    return store_leaves(tree, window, table, ids.ctypes.data, count, scratch, span)
+    return store_leaves(tree, window, table, seat, ids.ctypes.data, count, scratch, span)

@@ -140,7 +140,7 @@ def columns_of(layout: TableLayout) -> list[Column]:
     if layout.table.priorities is not None:
         system.append(("priority", np.dtype(np.uint32), layout.priority))
     if layout.table.max_times_sampled is not None:
-        system.append(("sampled", np.dtype(np.uint32), layout.sampled))
+        system.append(("sampled", np.dtype(np.int64), layout.sampled))
     found += [Column(f"{name}.npy", dtype, (), at, dtype.itemsize, dtype.itemsize) for name, dtype, at in system]
     return found
 

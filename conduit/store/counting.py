@@ -25,7 +25,10 @@ from conduit.store.atomics import (
 )
 from conduit.store.protocol import block_of
 from conduit.store.words import (
+    COUNT_TAG_MASK,
+    COUNT_TAG_SHIFT,
     GENERATION_SHIFT,
+    HAS_GONE,
     INIT,
     KIND_MASK,
     LINE,
@@ -47,6 +50,7 @@ from conduit.store.words import (
     T_COUNT,
     T_PAGES,
     T_ROWS,
+    T_SAMPLED,
     T_SEAT_COUNT,
     T_SEATS,
     T_SIDES,
@@ -194,15 +198,45 @@ def count(table, out):  # type: ignore[no-untyped-def]
 
 
 @inner
-def count_gone(table, page, seen):  # type: ignore[no-untyped-def]
-    """Count one own row of a page as gone; `seen` is SIDE_GONE as it was when the page was known to hold that row."""
+def may_be_taken(word, limit):  # type: ignore[no-untyped-def]
+    """True when a row with this count of deliveries may be delivered once more; one that has gone counts as 65,536 times."""
+    return (word >> 16) & 0x1FFFF < limit
+
+
+@inner
+def tag_of(word):  # type: ignore[no-untyped-def]
+    """The generation that a row's page was opened in, its low bits, out of the row's count of deliveries."""
+    return (word >> COUNT_TAG_SHIFT) & COUNT_TAG_MASK
+
+
+@inner
+def opened_in(table, page):  # type: ignore[no-untyped-def]
+    """Low bits of the generation that a page was opened in; later ones are of claims that were given back."""
+    return load_acquire(peek_i64(table + T_SIDES) + LINE * page + SIDE_GONE) & PAST_MASK
+
+
+@inner
+def count_gone(table, page, tag):  # type: ignore[no-untyped-def]
+    """Count one own row of a page as gone, unless the page was opened in another generation than `tag` says."""
     at = peek_i64(table + T_SIDES) + LINE * page + SIDE_GONE
-    while True:
+    seen = load_acquire(at)
+    while ((seen ^ tag) & PAST_MASK) == 0:
         found = compare_and_swap(at, seen, seen + (1 << PAST_SHIFT))
         if found == seen:
-            break
-        if ((found ^ seen) & PAST_MASK) != 0:
-            return False
+            fetch_add(peek_i64(table + T_CONTROL) + TABLE_SHRUNK, 1)
+            return True
         seen = found
-    fetch_add(peek_i64(table + T_CONTROL) + TABLE_SHRUNK, 1)
-    return True
+    return False
+
+
+@inner
+def mark_gone(table, row, tag):  # type: ignore[no-untyped-def]
+    """Mark in a row's count of deliveries that the row has gone; False when it is marked, or another generation's by now."""
+    at = peek_i64(table + T_SAMPLED) + 8 * row
+    word = load_acquire(at)
+    while ((tag_of(word) ^ tag) & PAST_MASK) == 0 and word & HAS_GONE == 0:
+        found = compare_and_swap(at, word, word | HAS_GONE)
+        if found == word:
+            return True
+        word = found
+    return False

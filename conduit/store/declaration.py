@@ -19,7 +19,7 @@ from conduit.store.arenas import arena_items, checked_mean_lengths, row_share
 from conduit.store.geometry import Demand, Geometry, plan
 from conduit.store.limits import Limiter, Limits, checked_limiter
 from conduit.store.statistics import measured
-from conduit.store.words import CACHE_LINE, LINE, META_BYTES, SPAN_BYTES
+from conduit.store.words import CACHE_LINE, LINE, META_BYTES, MOST_DELIVERIES, SPAN_BYTES
 
 _MIN_TICKS = 2
 """Ticks that a page must hold beside its halo and that one's final observations: one, and room for its own."""
@@ -110,7 +110,9 @@ class Table:
         rollout_length: For a queue: rows are delivered as rollouts of so many ticks of all environments of their writer,
             in one piece; None delivers them as they come, in ticks.
         limiter: How sampling and inserting keep step (conduit.SampleToInsertRatio, MinSize, Queue); None for no limit.
-        max_times_sampled: A row is gone once it has been delivered so often; None for no limit.
+        max_times_sampled: A row is gone once it has been delivered so often, at most 65,535; None for no limit. Never more often,
+            whoever draws at the same time and whoever dies; a loader that is killed may use up deliveries of the batch that it
+            was making.
         writers: Writers that are open at once. Each has a page of its own open, beside the pages that the capacity needs, so that
             it is kept whatever they write. None: a table that chooses its page size has pages for 64 writers, unless these took
             more than three times the memory of the capacity and more than 64 MiB; the capacity is then kept for one of them.
@@ -154,6 +156,10 @@ class Table:
             object.__setattr__(self, "page_rows", page_rows)
         if self.mean_episode is not None:
             object.__setattr__(self, "mean_episode", within("mean_episode", self.mean_episode, 1.0, math.inf))
+        if self.max_times_sampled is not None and self.max_times_sampled > MOST_DELIVERIES:
+            raise ConfigError(
+                f"Expected max_times_sampled of at most {MOST_DELIVERIES}, got {self.max_times_sampled}: use None for no limit"
+            )
         self._check_kind()
         limits = checked_limiter(self.limiter)
         object.__setattr__(self, "mean_lengths", checked_mean_lengths(self.schema, self.mean_lengths))
@@ -254,7 +260,7 @@ class Table:
             CapacityError: The capacity is too small, too large or no size, or the words of a segment have too few bits for it.
         """
         per_row = sum(row_stride(field) for field in self.schema.fields) + 2 + META_BYTES
-        per_row += (self.priorities is not None) * 4 + (self.max_times_sampled is not None) * 4
+        per_row += (self.priorities is not None) * 4 + (self.max_times_sampled is not None) * 8
         fixed = per_row
         per_row += row_share(self.schema, self.mean_lengths)
         in_bytes = isinstance(self.capacity, str)

@@ -253,7 +253,7 @@ def _lay_table(name: str, spec: TableSpec, start: int, page_base: int, seats: in
     )
     priority = align(meta + rows * META_BYTES)
     sampled = align(priority + (4 * rows if spec.priorities is not None else 0))
-    end = sampled + (4 * rows if spec.max_times_sampled else 0)
+    end = sampled + (8 * rows if spec.max_times_sampled else 0)
     arenas = {}
     for key, items in spec.arenas.items():
         page_bytes = align(items * schema[key].item_bytes)

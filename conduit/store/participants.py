@@ -25,6 +25,7 @@ from conduit.store.endings import when_gone
 from conduit.store.layout import LOADER_BYTES, MAX_NAMED_LOADERS
 from conduit.store.locks import LockByte, give_all, held, try_lock, unlock
 from conduit.store.segment import Segment
+from conduit.store.settling import settle_table
 from conduit.store.words import HAZARDS_PER_PARTICIPANT, P_HAZARDS, P_NUMBER
 
 LINE_PID, LINE_SINCE, LINE_ROWS, LINE_NAME = 0, 1, 2, 4
@@ -190,6 +191,8 @@ class Participants:
             for table in self._tables:
                 entry(recovery.outdate_sums)(table.ctypes.data)
         pages = sum(entry(recovery.recover)(table.ctypes.data, number) for table in self._tables)
+        for table in self._tables:
+            settle_table(table)
         entry(recovery.clear_hazards)(self._hazards[number].ctypes.data, HAZARDS_PER_PARTICIPANT)
         # the names of its loaders are free again (conduit.store.loaders.LOADER_OWNER)
         loaders = self._segment.base + self._segment.layout.loaders

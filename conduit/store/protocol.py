@@ -33,6 +33,7 @@ from conduit.store.words import (
     INIT,
     KIND_MASK,
     LINE,
+    MARK_MASK,
     OPEN,
     OWNER_SHIFT,
     PAGE_AGE,
@@ -48,6 +49,7 @@ from conduit.store.words import (
     POSITION_MASK,
     POSITION_SHIFT,
     SEALED,
+    SEAT_WEIGHING,
     SIDE_ACKED,
     SIDE_CLAIM,
     SIDE_RETURNED,
@@ -58,10 +60,14 @@ from conduit.store.words import (
     T_KEEP,
     T_PAGE_BASE,
     T_PAGES,
+    T_PRIORITY,
     T_QUEUE,
+    T_SEAT_COUNT,
+    T_SEATS,
     T_SIDES,
     TABLE_DATA,
     TABLE_EPOCH,
+    TABLE_SEATS,
     TABLE_SHRUNK,
     TABLE_SPACE,
     TABLE_TICKET,
@@ -86,13 +92,27 @@ def side_of(table, page):  # type: ignore[no-untyped-def]
 
 
 @inner
+def _weighed(table, page):  # type: ignore[no-untyped-def]
+    """True while a learner may store a priority of the page."""
+    wanted = page + 1
+    used = load_acquire(peek_i64(table + T_CONTROL) + TABLE_SEATS)
+    for number in range(min(used, peek_i64(table + T_SEAT_COUNT))):
+        seat = peek_i64(table + T_SEATS) + LINE * number
+        for mark in range(SEAT_WEIGHING, LINE, 8):
+            word = load_acquire(seat + mark)
+            if word & MARK_MASK == wanted or word >> 32 == wanted:
+                return True
+    return False
+
+
+@inner
 def _leased(table, page):  # type: ignore[no-untyped-def]
     hazards = peek_i64(table + T_HAZARDS)
     wanted = peek_i64(table + T_PAGE_BASE) + page + 1
     for i in range(peek_i64(table + T_HAZARD_COUNT)):
         if load_acquire(hazards + 8 * i) == wanted:
             return True
-    return False
+    return peek_i64(table + T_PRIORITY) != 0 and _weighed(table, page)
 
 
 @inner

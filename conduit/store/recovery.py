@@ -37,9 +37,12 @@ from conduit.store.words import (
     PAGE_UPDATES,
     SEALED,
     SEAT_DELIVERED,
+    SEAT_ENDED,
     SEAT_GRANTED,
     SEAT_INSERTED,
     SEAT_RESERVED,
+    SEAT_STARTED,
+    SEAT_WEIGHING,
     SIDE_CLAIM,
     T_CONTROL,
     T_COUNT,
@@ -50,6 +53,7 @@ from conduit.store.words import (
     TABLE_DELIVERED_AGAIN,
     TABLE_RECOVERED,
     TABLE_SPACE,
+    TABLE_UNSETTLED,
 )
 
 
@@ -122,8 +126,15 @@ def recover(table, owner):  # type: ignore[no-untyped-def]
     ended = _end_claims(table, owner) if peek_i64(table + T_QUEUE) != 0 else 0
     if ended > 0:
         fetch_add(control + TABLE_DELIVERED_AGAIN, ended)
+    for mark in range(SEAT_WEIGHING, LINE, 8):
+        store_release(peek_i64(table + T_SEATS) + LINE * owner + mark, 0)
     # what it had been granted and had not used is given back
     seat = peek_i64(table + T_SEATS) + LINE * owner
+    started = load_relaxed(seat + SEAT_STARTED)
+    if load_relaxed(seat + SEAT_ENDED) != started:
+        # first the mark: a repairer that dies in between leaves it to the next one
+        fetch_add(control + TABLE_UNSETTLED, 1)
+        store_release(seat + SEAT_ENDED, started)
     unused = load_relaxed(seat + SEAT_RESERVED) - load_relaxed(seat + SEAT_DELIVERED)
     unused += load_relaxed(seat + SEAT_GRANTED) - load_relaxed(seat + SEAT_INSERTED)
     store_relaxed(seat + SEAT_RESERVED, load_relaxed(seat + SEAT_DELIVERED))

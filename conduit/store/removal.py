@@ -13,6 +13,7 @@ from conduit.jit import inner, kernel
 from conduit.store.arguments import ObjectType, data_of
 from conduit.store.atomics import (
     compare_and_swap,
+    fence_acquire,
     fence_full,
     fetch_add,
     load_acquire,
@@ -21,18 +22,19 @@ from conduit.store.atomics import (
     poke_u32,
     store_release,
 )
-from conduit.store.counting import count_gone
+from conduit.store.counting import count_gone, mark_gone, opened_in
 from conduit.store.events import wake
 from conduit.store.holds import give_slot, hazard_of, take_slot
+from conduit.store.limiter import use_seat
 from conduit.store.protocol import block_of, lease
 from conduit.store.words import (
     DELETED,
     FINAL,
     GENERATION_SHIFT,
     KIND_MASK,
-    LINE,
     META_BYTES,
     OPEN,
+    P_NUMBER,
     PAGE_COMMITTED,
     PAGE_ENVS,
     PAGE_EPOCH,
@@ -43,19 +45,24 @@ from conduit.store.words import (
     PAGE_UPDATES,
     PAST_MASK,
     SEALED,
-    SIDE_GONE,
+    SEAT_ENDED,
+    SEAT_STARTED,
+    SEAT_WEIGHING,
     T_CONTROL,
     T_COUNT,
     T_FUTURE,
     T_META,
     T_PRIORITY,
     T_ROWS,
-    T_SIDES,
+    T_SAMPLED,
     TABLE_DATA,
     TABLE_EPOCH,
     TABLE_SHRUNK,
     TABLE_SPACE,
+    WEIGHING_MARKS,
 )
+
+_TRIES = 64
 
 
 @inner
@@ -66,22 +73,31 @@ def is_present(table, page):  # type: ignore[no-untyped-def]
 
 
 @inner
-def row_has_gone(table, page, local, seen):  # type: ignore[no-untyped-def]
-    """Count a row as gone, in the page that wrote it; `seen` is the page's SIDE_GONE from before it was known to hold the row.
+def home_of(table, page, local):  # type: ignore[no-untyped-def]
+    """Where a row was written: page, local row, and the low bits of the generation that page was opened in.
 
-    Returns:
-        False when the page holds other rows by now.
+    That is the row itself, or, of a copy in a halo, a row of an earlier page; page -1 where that has been claimed since. The
+    words of `page` are held by the caller, or looked at again; those of earlier pages are looked at twice here.
     """
     block = block_of(table, page)
-    if local >= load_relaxed(block + PAGE_HALO):
-        return count_gone(table, page, seen)
-    # a copy: its own page may be evicted already, and the row be counted by that
-    owner = load_relaxed(block + PAGE_PREVIOUS) - 1
-    if 0 <= owner < peek_i64(table + T_COUNT):
-        theirs = load_acquire(peek_i64(table + T_SIDES) + LINE * owner + SIDE_GONE)
-        if ((theirs ^ load_relaxed(block + PAGE_PREVIOUS_GENERATION)) & PAST_MASK) == 0:
-            count_gone(table, owner, theirs)
-    return True
+    tag = opened_in(table, page)
+    halo = load_relaxed(block + PAGE_HALO)
+    while local < halo:
+        page = load_relaxed(block + PAGE_PREVIOUS) - 1
+        tag = load_relaxed(block + PAGE_PREVIOUS_GENERATION) & PAST_MASK
+        if not 0 <= page < peek_i64(table + T_COUNT):
+            return -1, 0, 0
+        block = block_of(table, page)
+        state = load_acquire(block + PAGE_STATE)
+        kind = state & KIND_MASK
+        if (kind != OPEN and kind != SEALED) or opened_in(table, page) != tag:
+            return -1, 0, 0
+        local += load_acquire(block + PAGE_COMMITTED) - halo
+        halo = load_relaxed(block + PAGE_HALO)
+        fence_acquire()
+        if (load_relaxed(block + PAGE_STATE) ^ state) >> GENERATION_SHIFT != 0 or local < 0:
+            return -1, 0, 0
+    return page, local, tag
 
 
 @inner
@@ -91,6 +107,25 @@ def weigh_nothing(table, page, row):  # type: ignore[no-untyped-def]
     if priorities != 0:
         poke_u32(priorities + 4 * row, 0)
         fetch_add(block_of(table, page) + PAGE_UPDATES, 1)
+
+
+@inner
+def weigh_nothing_late(table, page, row, tag, seat):  # type: ignore[no-untyped-def]
+    """`weigh_nothing` for a row whose page is not held: nothing is done if the page was opened in another generation than `tag`.
+
+    A mark keeps writers away from the page meanwhile. Where other threads have all marks it is left: no such row is drawn anyway.
+    """
+    if peek_i64(table + T_PRIORITY) == 0:
+        return
+    for attempt in range(_TRIES * WEIGHING_MARKS):
+        mark = seat + SEAT_WEIGHING + 8 * (attempt % WEIGHING_MARKS)
+        if compare_and_swap(mark, 0, page + 1) == 0:
+            fence_full()
+            kind = load_acquire(block_of(table, page) + PAGE_STATE) & KIND_MASK
+            if (kind == OPEN or kind == SEALED) and ((opened_in(table, page) ^ tag) & PAST_MASK) == 0:
+                weigh_nothing(table, page, row)
+            store_release(mark, 0)
+            return
 
 
 @inner
@@ -109,6 +144,25 @@ def mark_deleted(table, page, local):  # type: ignore[no-untyped-def]
 
 
 @inner
+def _delete_home(table, page, local, hazard):  # type: ignore[no-untyped-def]
+    """Flag the row that a deleted one is a copy of, and count it as gone; a row that is no copy is its own.
+
+    A row goes once: whoever flags it where it was written counts it.
+    """
+    home, at, tag = home_of(table, page, local)
+    newly = home == page
+    if home >= 0 and home != page:
+        state = load_acquire(block_of(table, home) + PAGE_STATE)
+        if opened_in(table, home) == tag and lease(table, home, state >> GENERATION_SHIFT, hazard) >= 0:
+            newly = opened_in(table, home) == tag and mark_deleted(table, home, at)
+            store_release(hazard, 0)
+    if not newly:
+        return
+    if peek_i64(table + T_SAMPLED) == 0 or mark_gone(table, home * peek_i64(table + T_ROWS) + at, tag):
+        count_gone(table, home, tag)
+
+
+@inner
 def _hold(table, page, generation, hazard):  # type: ignore[no-untyped-def]
     """Lease a page if its generation has these low bits and its rows are there; returns its rows, or -1."""
     state = load_acquire(block_of(table, page) + PAGE_STATE)
@@ -124,13 +178,13 @@ def _delete_copy(table, page, local, hazard):  # type: ignore[no-untyped-def]
     """Flag the copy of a row in the halo of the page that continues its stream."""
     old = block_of(table, page)
     committed = load_acquire(old + PAGE_COMMITTED)
-    generation = load_relaxed(old + PAGE_STATE) >> GENERATION_SHIFT
+    generation = opened_in(table, page)
     for other in range(peek_i64(table + T_COUNT)):
         block = block_of(table, other)
         state = load_acquire(block + PAGE_STATE)
         if load_relaxed(block + PAGE_PREVIOUS) != page + 1 or (state & KIND_MASK) not in {OPEN, SEALED}:
             continue
-        if load_relaxed(block + PAGE_PREVIOUS_GENERATION) != generation:
+        if (load_relaxed(block + PAGE_PREVIOUS_GENERATION) ^ generation) & PAST_MASK != 0:
             continue
         if lease(table, other, state >> GENERATION_SHIFT, hazard) >= 0:
             copy = local - (committed - load_relaxed(block + PAGE_HALO))
@@ -141,9 +195,11 @@ def _delete_copy(table, page, local, hazard):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _delete(table, ids, count, hazard, other):  # type: ignore[no-untyped-def]
+def _delete(table, ids, count, hazard, other, seat):  # type: ignore[no-untyped-def]
     rows = peek_i64(table + T_ROWS)
     done = 0
+    fetch_add(seat + SEAT_STARTED, 1)
+    fence_full()
     for i in range(count):
         key = peek_i64(ids + 8 * i)
         row = key & ((1 << 40) - 1)
@@ -160,9 +216,10 @@ def _delete(table, ids, count, hazard, other):  # type: ignore[no-untyped-def]
             fence_full()
             if local >= committed - peek_i64(table + T_FUTURE) * load_relaxed(block + PAGE_ENVS):
                 _delete_copy(table, page, local, other)
-            row_has_gone(table, page, local, load_acquire(peek_i64(table + T_SIDES) + LINE * page + SIDE_GONE))
+            _delete_home(table, page, local, other)
             done += 1
         store_release(hazard, 0)
+    fetch_add(seat + SEAT_ENDED, 1)
     wake(peek_i64(table + T_CONTROL) + TABLE_SPACE)
     return done
 
@@ -187,7 +244,8 @@ def delete(table, ids, count, seat):  # type: ignore[no-untyped-def]
     second = take_slot(mine)
     done = -1
     if second >= 0:
-        done = _delete(table, ids, count, hazard_of(mine, first), hazard_of(mine, second))
+        line = use_seat(table, peek_i64(mine + P_NUMBER))
+        done = _delete(table, ids, count, hazard_of(mine, first), hazard_of(mine, second), line)
         give_slot(mine, second)
     give_slot(mine, first)
     return done

@@ -19,7 +19,7 @@ import numpy as np
 
 from conduit.errors import CheckpointError
 from conduit.jit import entry
-from conduit.store import recovery
+from conduit.store import recovery, settling
 from conduit.store import segment as segments
 from conduit.store.checkpoint import MANIFEST, Manifest, TableEntry, columns_of, extra_file, policy_file, safe
 from conduit.store.cut import TableCut
@@ -298,6 +298,9 @@ def _restore_words(view: TableView, blocks: Array, sides: Array, control: Array,
     owners = np.concatenate([(owned >> OWNER_SHIFT) & OWNER_MASK, consumers[consumers > 0] - 1])
     for owner in np.unique(owners).tolist():
         entry(recovery.recover)(view.address, owner)
+    # rows were copied after the look at the words: what was delivered or deleted in between has gone
+    entry(settling.settle_restored)(view.address)
+    settling.settle_table(view.descriptor)
     segment.words[(layout.control + TABLE_RECOVERED) // 8] = int(control[TABLE_RECOVERED // 8])
     if layout.table.kind != "queue":
         _cut_streams(view, np.flatnonzero((states & KIND_MASK) == OPEN))

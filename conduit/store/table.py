@@ -10,10 +10,11 @@ import numpy as np
 from conduit.clock import Deadline
 from conduit.errors import Closed, FieldError, Frozen, Overwritten
 from conduit.jit import entry
-from conduit.store import counting, holds, protocol, removal
+from conduit.store import counting, holds, protocol, removal, settling
 from conduit.store.declaration import row_stride
 from conduit.store.endings import when_gone
 from conduit.store.layout import TableLayout
+from conduit.store.limiter import use_seat
 from conduit.store.participants import Participants
 from conduit.store.segment import Segment
 from conduit.store.statistics import Statistics
@@ -81,7 +82,7 @@ class TableView:
         terminated, truncated: bool [rows].
         meta: META_DTYPE [rows].
         priorities: Leaf priorities, uint32 [rows] (kernels.leaves), or None.
-        sampled: How often each row was delivered, uint32 [rows], or None.
+        sampled: Counts of the rows' deliveries, int64 [rows] (words.ONE_TAKEN), or None.
         descriptor: int64 words (words.T_*) whose address kernels take as `table`.
     """
 
@@ -115,8 +116,7 @@ class TableView:
             pairs.append((segment.base + layout.priority, 4))
         self.sampled: Array | None = None
         if layout.table.max_times_sampled is not None:
-            self.sampled = segment.array(layout.sampled, (rows,), np.dtype(np.uint32))
-            pairs.append((segment.base + layout.sampled, 4))
+            self.sampled = segment.array(layout.sampled, (rows,), np.dtype(np.int64))
         self._pairs = np.array(pairs, np.int64)
         self.descriptor = np.zeros(T_WORDS, np.int64)
         for offset, value in (
@@ -177,7 +177,12 @@ class TableView:
 
     def counts(self) -> counting.Counts:
         """Rows and samples by what became of them; exact, but for what others do during the look."""
+        settling.settle_table(self.descriptor)
         return counting.counts_of(self.address)
+
+    def seat_line(self) -> int:
+        """Address of this participant's seat line, which everybody looks at from now on."""
+        return entry(use_seat)(self.address, self.check_open().number)
 
     def rows_visible(self) -> int:
         """Committed rows in the table now, halo copies not counted."""

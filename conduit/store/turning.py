@@ -27,6 +27,8 @@ from conduit.store.removal import mark_deleted
 from conduit.store.spans import copy_values, empty_arenas, keep_values, kept_bytes
 from conduit.store.words import (
     COMPLETE_SHIFT,
+    COUNT_TAG_MASK,
+    COUNT_TAG_SHIFT,
     CUT,
     DELETED,
     ENDED,
@@ -199,8 +201,12 @@ def turn(writer, page):  # type: ignore[no-untyped-def]
     zero_bytes(peek_i64(table + T_TERMINATED) + base, rows)
     zero_bytes(peek_i64(table + T_TRUNCATED) + base, rows)
     zero_bytes(peek_i64(table + T_META) + base * META_BYTES, rows * META_BYTES)
-    if peek_i64(table + T_SAMPLED) != 0:
-        zero_bytes(peek_i64(table + T_SAMPLED) + base * 4, rows * 4)
+    generation = load_relaxed(block + PAGE_STATE) >> GENERATION_SHIFT
+    counts = peek_i64(table + T_SAMPLED)
+    if counts != 0:
+        # copies too: no row that moves on to this page has been delivered from the one before (sampling.pages)
+        for row in range(base, base + rows):
+            store_relaxed(counts + 8 * row, (generation & COUNT_TAG_MASK) << COUNT_TAG_SHIFT)
     halo = 0
     tail = 0
     first = 0
@@ -234,7 +240,6 @@ def turn(writer, page):  # type: ignore[no-untyped-def]
     store_relaxed(block + PAGE_TAIL, (complete << COMPLETE_SHIFT) | tail)
     store_relaxed(block + PAGE_UPDATES, 0)
     store_relaxed(block + PAGE_EPOCH, epoch >> 1)
-    generation = load_relaxed(block + PAGE_STATE) >> GENERATION_SHIFT
     store_relaxed(peek_i64(table + T_SIDES) + LINE * page + SIDE_GONE, generation & PAST_MASK)
     keep_values(writer)
     store_relaxed(block + PAGE_ARENA, kept_bytes(writer))

@@ -105,6 +105,8 @@ TABLE_BASE_DELETED = 7 * LINE + 16
 """Statistics alone use it: the limits' number of deletes is inserts less the rows that are there."""
 TABLE_DELIVERED_AGAIN = 7 * LINE + 24
 """Claims of dead consumers that were given back."""
+TABLE_UNSETTLED = 7 * LINE + 32
+"""Above 0 where a participant died while it counted deliveries or deleted rows, until SIDE_GONE is counted anew (store.settling)."""
 TABLE_CONTROL_BYTES = 8 * LINE
 
 # --- control line of a weights slot: the latest version, then
@@ -120,6 +122,16 @@ SEAT_GRANTED = 16
 """Rows granted to writers."""
 SEAT_INSERTED = 24
 """Rows published of those; recovery sets SEAT_GRANTED to it."""
+SEAT_STARTED = 32
+"""How often it has begun to count deliveries, or to delete rows."""
+SEAT_ENDED = 40
+"""How often it has ended that; recovery sets it to SEAT_STARTED."""
+
+SEAT_WEIGHING, WEIGHING_MARKS = 48, 2
+"""Page + 1 of a row that has gone and is about to weigh nothing, or 0: a mark for each of the threads that come at once."""
+SEAT_UPDATING, UPDATING_MARKS = 64, 16
+"""Page + 1, or 0, of the rows that an update of priorities is about to store, two to a word: no writer takes such a page."""
+MARK_MASK = (1 << 32) - 1
 
 # --- table descriptor: private to a process, int64 words, handed to kernels by address
 T_PAGES = 0
@@ -150,7 +162,7 @@ T_SEATS = 128
 """Address of the table's seat lines, one for each participant."""
 T_SEAT_COUNT = 136
 T_SAMPLED = 144
-"""Address of uint32 [rows], how often each row was delivered, or 0."""
+"""Address of the rows' counts of deliveries, int64 [rows], or 0."""
 T_MAX_SAMPLED = 152
 T_QUEUE = 160
 """1: a queue."""
@@ -167,6 +179,15 @@ META_BYTES = 16
 TERMINATED, TRUNCATED, FIRST, FINAL, KEPT, DELETED = 1, 2, 4, 8, 16, 32
 """KEPT: the next observation is a kept final one in the page's tail. DELETED: the row begins no window any more."""
 LINK_SHIFT, FLAG_MASK = 6, 63
+
+# --- count of a row's deliveries, one word:  generation the page was opened in << 33 | gone << 32 | taken << 16 | delivered
+MOST_DELIVERIES = (1 << 16) - 1
+"""The largest max_times_sampled."""
+ONE_TAKEN = 1 << 16
+"""Taken: by batches that have been handed out, or are being made. Delivered: those that have been."""
+HAS_GONE = 1 << 32
+"""The row has been counted in SIDE_GONE; or, of a copy, so was the row it was copied from."""
+COUNT_TAG_SHIFT, COUNT_TAG_MASK = 33, (1 << 30) - 1
 
 # --- writer state: private to a process, int64 words
 W_TABLE = 0

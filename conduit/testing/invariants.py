@@ -30,6 +30,7 @@ from conduit.store.words import (
     PAGE_STREAM,
     PAGE_TICK,
     SEALED,
+    SEAT_WEIGHING,
     T_FUTURE,
 )
 from conduit.testing import rows
@@ -66,6 +67,9 @@ def check_nothing_leaked(view: TableView) -> None:
     assert np.isin(found, (FREE, SEALED)).all(), f"pages {np.flatnonzero(~np.isin(found, (FREE, SEALED)))}: {found}"
     left = np.argwhere(hazards(view))
     assert not len(left), f"leases left in (participant, slot) {left.tolist()}"
+    seats = view.segment.array(view.layout.seats, (view.segment.layout.spec.max_participants, 16), np.dtype(np.int64))
+    left = np.argwhere(seats[:, SEAT_WEIGHING // 8 :])
+    assert not len(left), f"pages are marked by (participant, mark) {left.tolist()}"
 
 
 def check_every_page_can_be_claimed(view: TableView) -> None:

@@ -94,6 +94,12 @@ def call_native_7(typingctx: Any, function: Any, a: Any, b: Any, c: Any, d: Any,
     return _native_caller(7)
 
 
+@intrinsic
+def call_native_8(typingctx: Any, function: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any) -> Any:
+    """Call the kernel at a `native` address with eight arguments."""
+    return _native_caller(8)
+
+
 @inner
 def begin():  # type: ignore[no-untyped-def]
     """Here the tracer takes over."""
@@ -160,10 +166,14 @@ class Traced:
 
     def kill_after(self, count: int) -> int:
         """Take `count` steps, then kill; returns the steps taken, fewer when the program was complete before."""
-        taken = entry(_steps)(self.pid, count, self._status.ctypes.data)
+        taken = self.step(count)
         status = int(self._status[0])
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
         if taken < count and (taken < 0 or not os.WIFSTOPPED(status) or os.WSTOPSIG(status) != signal.SIGUSR1):
             raise RuntimeError(f"Expected single steps up to the program's finish, got status {status:#x} at {taken}")
         return taken
+
+    def step(self, count: int) -> int:
+        """Take `count` steps and leave it stopped there; returns the steps taken, fewer when the program is complete."""
+        return entry(_steps)(self.pid, count, self._status.ctypes.data)

@@ -76,7 +76,7 @@ from conduit.testing.stepping import (
     call_native_3,
     call_native_4,
     call_native_5,
-    call_native_7,
+    call_native_8,
     finish,
 )
 from tests.sampling.test_prioritised import check_sums
@@ -209,10 +209,10 @@ def pass_the_gates(at):
 @kernel("int64(int64)")
 def update_priorities(at):
     """Give rows new priorities, as a learner that has not drawn yet."""
-    store, sums, table = peek_i64(at), peek_i64(at + 8), peek_i64(at + 16)
-    ids, count, scratch, span = peek_i64(at + 24), peek_i64(at + 32), peek_i64(at + 40), peek_i64(at + 48)
+    store, sums, table, seat = peek_i64(at), peek_i64(at + 8), peek_i64(at + 16), peek_i64(at + 24)
+    ids, count, scratch, span = peek_i64(at + 32), peek_i64(at + 40), peek_i64(at + 48), peek_i64(at + 56)
     begin()
-    ignored = call_native_7(store, sums, 0, table, ids, count, scratch, span)
+    ignored = call_native_8(store, sums, 0, table, seat, ids, count, scratch, span)
     finish()
     return ignored
 
@@ -688,7 +688,7 @@ class Updating(Scene):
         known[:, tree.P_GENERATION // 8] = -1
         scratch = np.zeros(3 * len(self.ids), np.int64)
         scratch[2 * len(self.ids) :].view(np.uint32)[: len(self.ids)] = self.new
-        words = (view.address, self.ids.ctypes.data, len(self.ids), scratch.ctypes.data, 1000)
+        words = (view.address, view.seat_line(), self.ids.ctypes.data, len(self.ids), scratch.ctypes.data, 1000)
         self.run(update_priorities, stepping.native(tree.store_leaves), sums.ctypes.data, *words)
 
     def at_death(self) -> str:
@@ -762,3 +762,36 @@ def sweep(scene, name, step):
 def test_a_death_at_any_instruction_leaks_nothing_and_tears_nothing(engine, name, boundaries, record_property):
     kind, step = SCENES[name]
     record_property("boundaries", sweep(kind(engine), name, 1 if boundaries == "all" else step))
+
+
+def test_an_update_that_is_stopped_at_any_instruction_touches_no_row_that_took_the_place(engine):
+    """Whatever pages others reuse meanwhile, the rows in them keep the leaves that they were written with."""
+    scene = Updating(engine)
+    view = scene.view
+    boundary, reused, kept = random.randrange(3), 0, 0
+    complete = False
+    while not complete:
+        scene.restore()
+        learner = stepping.Traced(scene.program)
+        complete = learner.step(boundary) < boundary
+        writer = StoreWriter(view)
+        expected = {}
+        for _ in range(view.layout.pages):
+            page = entry(protocol.claim)(view.address, engine._participants.number, 0)
+            if page < 0:
+                kept += 1
+                break
+            entry(turning.turn)(writer.address, page)
+            writer.write(4)
+            start = page * PAGE_ROWS
+            expected[page] = view.priorities[start : start + PAGE_ROWS].copy()
+            reused += 1
+        if not complete:
+            learner.kill_after(1 << 20)
+        for page, leaves in expected.items():
+            start = page * PAGE_ROWS
+            np.testing.assert_array_equal(view.priorities[start : start + PAGE_ROWS], leaves, err_msg=f"at {boundary}")
+        boundary += 5
+    assert reused > 0
+    # a page that is just being updated is left alone
+    assert kept > 0
