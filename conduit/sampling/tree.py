@@ -30,6 +30,7 @@ from conduit.kernels.resolve import (
 from conduit.sampling.pages import MOST_LOOKS, have_turned, list_page, note_open, rows_to_draw
 from conduit.store.atomics import (
     fence_full,
+    fence_release,
     fetch_add,
     load_acquire,
     load_relaxed,
@@ -50,7 +51,6 @@ from conduit.store.words import (
     GENERATION_SHIFT,
     KIND_MASK,
     LINE,
-    MARK_MASK,
     META_BYTES,
     OPEN,
     PAGE_COMMITTED,
@@ -64,11 +64,13 @@ from conduit.store.words import (
     T_CONTROL,
     T_COUNT,
     T_FUTURE,
+    T_MARKS,
     T_MAX_SAMPLED,
     T_META,
     T_PRIORITY,
     T_ROWS,
     T_SAMPLED,
+    T_SEATS,
     TABLE_RECENT_LEAF,
     UPDATING_MARKS,
 )
@@ -285,7 +287,7 @@ def store_leaves(tree, window, table, seat, ids, count, scratch, span):  # type:
     Returns:
         How many ids were ignored.
     """
-    page_of, touched, leaves = scratch, scratch + 8 * count, scratch + 16 * count
+    touched, leaves = scratch + 8 * count, scratch + 16 * count
     # read once: nothing that is stored below can change them, which a compiler cannot know
     rows = peek_i64(table + T_ROWS)
     pages = peek_i64(table + T_COUNT)
@@ -297,28 +299,28 @@ def store_leaves(tree, window, table, seat, ids, count, scratch, span):  # type:
     blocks, groups, block_count, group_count = _sums_of(tree, table, 0)
     dense = window != 0 and is_dense(window)
     inverse = 1.0 / rows
-    for i in range(count):
-        row = peek_i64(ids + 8 * i) & ROW_MASK
-        # row // rows, without the division: half a row more keeps what is rounded off from mattering
-        page = int((row + 0.5) * inverse)
-        poke_i64(page_of + 8 * i, page)
-        prefetch(base + 4 * row)
-        prefetch(blocks + 8 * (block_count * page + ((row - page * rows) >> _BITS)))
+    marks = peek_i64(table + T_MARKS) + 4 * UPDATING_MARKS * ((seat - peek_i64(table + T_SEATS)) // LINE)
     ignored = 0
     largest = 0
     listed = 0
     for start in range(0, count, UPDATING_MARKS):
         stop = min(start + UPDATING_MARKS, count)
-        # a page that is marked is not reused before the leaf is stored: whoever claims it looks at the marks behind a fence
-        for i in range(start, stop, 2):
-            first = peek_i64(page_of + 8 * i) + 1
-            second = peek_i64(page_of + 8 * min(i + 1, stop - 1)) + 1
-            store_release(seat + SEAT_UPDATING + 4 * (i - start), (first & MARK_MASK) | (second << 32))
+        # what was stored under earlier marks stays above later ones
+        fence_release()
+        for i in range(start, stop):
+            row = peek_i64(ids + 8 * i) & ROW_MASK
+            # row // rows, without the division: half a row more keeps what is rounded off from mattering
+            page = int((row + 0.5) * inverse)
+            poke_u32(marks + 4 * (i - start), page + 1)
+            prefetch(base + 4 * row)
+            prefetch(blocks + 8 * (block_count * page + ((row - page * rows) >> _BITS)))
+        # a marked page is not reused before its leaves are stored: whoever claims it looks at the marks behind a fence too
+        store_release(seat + SEAT_UPDATING, stop - start)
         fence_full()
         for i in range(start, stop):
             key = peek_i64(ids + 8 * i)
-            page = peek_i64(page_of + 8 * i)
-            if page >= pages:
+            page = peek_u32(marks + 4 * (i - start)) - 1
+            if not 0 <= page < pages:
                 ignored += 1
                 continue
             row = key & ROW_MASK
@@ -362,8 +364,7 @@ def store_leaves(tree, window, table, seat, ids, count, scratch, span):  # type:
                 poke_i64(block_sum, peek_i64(block_sum) + change)
                 poke_i64(group_sum, peek_i64(group_sum) + change)
                 poke_i64(known + P_SUM, peek_i64(known + P_SUM) + change)
-    for mark in range(0, 4 * UPDATING_MARKS, 8):
-        store_release(seat + SEAT_UPDATING + mark, 0)
+        store_release(seat + SEAT_UPDATING, 0)
     for i in range(listed):
         page = peek_i64(touched + 8 * i)
         known = tree + P_BYTES * page

@@ -82,6 +82,7 @@ fetch_add = _read_modify_write("add")
 fetch_add_u32 = _read_modify_write("add", _I32)
 exchange = _read_modify_write("xchg")
 fence_acquire = _fence("acquire")
+fence_release = _fence("release")
 fence_full = _fence("seq_cst")
 
 

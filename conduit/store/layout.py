@@ -23,7 +23,14 @@ from conduit.store.arenas import ArenaLayout, check_arenas
 from conduit.store.declaration import Priorities, Table, align, row_stride
 from conduit.store.limits import Limits, checked_limiter
 from conduit.store.statistics import measured, seat_bytes
-from conduit.store.words import HAZARDS_PER_PARTICIPANT, LINE, META_BYTES, OWNER_MASK, TABLE_CONTROL_BYTES
+from conduit.store.words import (
+    HAZARDS_PER_PARTICIPANT,
+    LINE,
+    META_BYTES,
+    OWNER_MASK,
+    TABLE_CONTROL_BYTES,
+    UPDATING_MARKS,
+)
 
 MAGIC = 0x3154495544_4E4F43  # "CONDUIT1"
 VERSION = 4
@@ -95,6 +102,7 @@ class TableLayout:
     truncated: int
     meta: int
     priority: int
+    marks: int
     sampled: int
     limits: Limits | None
     arenas: dict[str, ArenaLayout]
@@ -252,7 +260,8 @@ def _lay_table(name: str, spec: TableSpec, start: int, page_base: int, seats: in
         max_times_sampled=spec.max_times_sampled or None,
     )
     priority = align(meta + rows * META_BYTES)
-    sampled = align(priority + (4 * rows if spec.priorities is not None else 0))
+    marks = align(priority + (4 * rows if spec.priorities is not None else 0))
+    sampled = align(marks + (4 * UPDATING_MARKS * seats if spec.priorities is not None else 0))
     end = sampled + (8 * rows if spec.max_times_sampled else 0)
     arenas = {}
     for key, items in spec.arenas.items():
@@ -281,6 +290,7 @@ def _lay_table(name: str, spec: TableSpec, start: int, page_base: int, seats: in
         truncated,
         meta,
         priority,
+        marks,
         sampled,
         _decoded_limits(spec.limits),
         arenas,

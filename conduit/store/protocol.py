@@ -21,6 +21,7 @@ from conduit.store.atomics import (
     load_acquire,
     load_relaxed,
     peek_i64,
+    peek_u32,
     poke_i64,
     store_relaxed,
     store_release,
@@ -33,7 +34,6 @@ from conduit.store.words import (
     INIT,
     KIND_MASK,
     LINE,
-    MARK_MASK,
     OPEN,
     OWNER_SHIFT,
     PAGE_AGE,
@@ -49,6 +49,7 @@ from conduit.store.words import (
     POSITION_MASK,
     POSITION_SHIFT,
     SEALED,
+    SEAT_UPDATING,
     SEAT_WEIGHING,
     SIDE_ACKED,
     SIDE_CLAIM,
@@ -57,10 +58,10 @@ from conduit.store.words import (
     T_COUNT,
     T_HAZARD_COUNT,
     T_HAZARDS,
+    T_MARKS,
     T_KEEP,
     T_PAGE_BASE,
     T_PAGES,
-    T_PRIORITY,
     T_QUEUE,
     T_SEAT_COUNT,
     T_SEATS,
@@ -72,6 +73,8 @@ from conduit.store.words import (
     TABLE_SPACE,
     TABLE_TICKET,
     TAG_SHIFT,
+    UPDATING_MARKS,
+    WEIGHING_MARKS,
 )
 
 _NEVER = (1 << 63) - 1
@@ -98,9 +101,12 @@ def _weighed(table, page):  # type: ignore[no-untyped-def]
     used = load_acquire(peek_i64(table + T_CONTROL) + TABLE_SEATS)
     for number in range(min(used, peek_i64(table + T_SEAT_COUNT))):
         seat = peek_i64(table + T_SEATS) + LINE * number
-        for mark in range(SEAT_WEIGHING, LINE, 8):
-            word = load_acquire(seat + mark)
-            if word & MARK_MASK == wanted or word >> 32 == wanted:
+        for mark in range(WEIGHING_MARKS):
+            if load_acquire(seat + SEAT_WEIGHING + 8 * mark) == wanted:
+                return True
+        marks = peek_i64(table + T_MARKS) + 4 * UPDATING_MARKS * number
+        for mark in range(min(load_acquire(seat + SEAT_UPDATING), UPDATING_MARKS)):
+            if peek_u32(marks + 4 * mark) == wanted:
                 return True
     return False
 
@@ -112,7 +118,7 @@ def _leased(table, page):  # type: ignore[no-untyped-def]
     for i in range(peek_i64(table + T_HAZARD_COUNT)):
         if load_acquire(hazards + 8 * i) == wanted:
             return True
-    return peek_i64(table + T_PRIORITY) != 0 and _weighed(table, page)
+    return peek_i64(table + T_MARKS) != 0 and _weighed(table, page)
 
 
 @inner

@@ -129,9 +129,9 @@ SEAT_ENDED = 40
 
 SEAT_WEIGHING, WEIGHING_MARKS = 48, 2
 """Page + 1 of a row that has gone and is about to weigh nothing, or 0: a mark for each of the threads that come at once."""
-SEAT_UPDATING, UPDATING_MARKS = 64, 16
-"""Page + 1, or 0, of the rows that an update of priorities is about to store, two to a word: no writer takes such a page."""
-MARK_MASK = (1 << 32) - 1
+SEAT_UPDATING = 64
+"""How many of the seat's marks (T_MARKS) are those of an update of priorities that is going on."""
+UPDATING_MARKS = 256
 
 # --- table descriptor: private to a process, int64 words, handed to kernels by address
 T_PAGES = 0
@@ -172,7 +172,10 @@ T_LIMITS = 176
 """Address of the declared limits, four float64, or 0 for a table without."""
 T_KEEP = 184
 """Rows that an eviction leaves as long as another page is free; 0: a free page always goes first."""
-T_WORDS = 24
+T_MARKS = 192
+"""Address of the marks of updates, uint32 [seats, UPDATING_MARKS], in a table with priorities, else 0: page + 1 of each row that is
+about to get a priority. No writer takes such a page."""
+T_WORDS = 25
 
 # --- meta, 16 bytes a row: int32 version | int32 step | uint32 episode | uint32 link << 6 | flags
 META_BYTES = 16
