@@ -254,6 +254,23 @@ def _compare(view: TableView, delivered: Array, killed: bool) -> list[str]:
     return []
 
 
+def _load_kernels(engine: Engine, sampling: Sampling) -> None:
+    """Compile or load everything once, so that forked processes begin to work at once."""
+    for one in list(_SIGNATURES):
+        entry(one)
+    words, log = np.zeros(_WORDS, np.int64), np.zeros(1, np.uint8)
+    words[_STOP] = 1
+    _write(engine, words, 0)
+    _load(engine, words, log, 0, sampling)
+    with engine.writer("replay") as writer:
+        for _ in range(_BATCH):
+            writer.append(obs=0, reward=0.0)
+    options: dict[str, Any] = {"sampling": conduit.Prioritised()} if sampling == "prioritised" else {}
+    with engine.loader("replay", batch_size=1, min_rows=1, format="numpy", **options) as loader:
+        loader.next(timeout=0.0)
+    engine.reset("replay")
+
+
 def run(name: str, seconds: float, *, sampling: Sampling = "uniform", times: int = 3, kills: bool, seed: int) -> Report:
     """Write, overwrite, deliver and kill for a while.
 
@@ -269,8 +286,7 @@ def run(name: str, seconds: float, *, sampling: Sampling = "uniform", times: int
     report = Report(sampling, times)
     with Engine.create(name, {"replay": table_of(times, sampling)}, max_participants=_WRITERS + _LOADERS + 1) as engine:
         view = engine._views["replay"]
-        for one in list(_SIGNATURES):
-            entry(one)
+        _load_kernels(engine, sampling)
         crew = _Crew(name, int(2 * _BLOCK * (seconds + 30) / _PACE), seed, report)
         end = time.monotonic() + seconds
         while time.monotonic() < end and not report.failures:
@@ -279,7 +295,7 @@ def run(name: str, seconds: float, *, sampling: Sampling = "uniform", times: int
                 (crew.stop_one if chance.random() < 0.4 else crew.kill_one)(chance)
         crew.end()
         engine.recover()
-        delivered = np.sum(crew.logs, axis=0, dtype=np.int64)
+        delivered: Array = np.sum(crew.logs, axis=0, dtype=np.int64)
         report.rows, report.batches, report.failed, report.deleted = (
             int(crew.words[word]) for word in (_NEXT, _BATCHES, _FAILED, _DELETED)
         )
