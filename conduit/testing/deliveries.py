@@ -295,7 +295,7 @@ def run(name: str, seconds: float, *, sampling: Sampling = "uniform", times: int
                 (crew.stop_one if chance.random() < 0.4 else crew.kill_one)(chance)
         crew.end()
         engine.recover()
-        delivered: Array = np.sum(crew.logs, axis=0, dtype=np.int64)
+        delivered: Array = np.add.reduce(np.array(crew.logs), dtype=np.int64)
         report.rows, report.batches, report.failed, report.deleted = (
             int(crew.words[word]) for word in (_NEXT, _BATCHES, _FAILED, _DELETED)
         )
