@@ -175,12 +175,12 @@ CALLS = {
     "clip": "low=None high=None",
     "gae": "gamma=0.99 lam=0.95 *values='value' *reward=None *bootstrap=None *final_values=None",
     "hindsight": (
-        "function *goal='obs.desired_goal' *achieved='obs.achieved_goal' *reward='reward' *strategy='future' "
+        "function *goal='obs.desired_goal' *achieved='obs.achieved_goal' *reward=None *strategy='future' "
         "*ratio=0.8 *outcome='next'"
     ),
     "normalise": "*eps=1e-08 *update=False *dtype='float32'",
     "normalise_advantages": "*eps=1e-08 *name='advantages'",
-    "one_hot": "n *dtype='float32'",
+    "one_hot": "n *start=0 *dtype='float32'",
     "returns_to_go": "gamma=1.0 *reward=None",
     "sequence_priority": "errors mask=None eta=0.9",
     "vtrace": (

@@ -201,6 +201,8 @@ def _table(table: TableStatus, rows_per_s: float | None) -> RenderableType:
         f"{one.name} {one.dtype}{_shape(one.shape)}{' ragged' if one.ragged else ''}" for one in table.fields
     )
     grid.add_row("fields", escape(fields))
+    roles = (("observations", table.observation_names), ("rewards", table.reward_names))
+    grid.add_row("roles", escape("; ".join(f"{role}: {', '.join(names) or 'none'}" for role, names in roles)))
     return Group(f"[bold]{escape(table.name)}[/]  {table.kind} table, schema {table.fingerprint}{windows}", grid)
 
 

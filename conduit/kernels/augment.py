@@ -45,6 +45,7 @@ from conduit.kernels.rows import (
     D_RANDOM,
     D_REFUSED,
     D_SOURCE,
+    D_START,
     D_STRIDE,
     D_WIDTH,
     _as_is,
@@ -221,6 +222,7 @@ def _indicator(source_dtype: str, dtype: str) -> Callable[..., int]:
         out_stride = peek_i64(descriptor + D_OUT_STRIDE)
         elements = peek_i64(descriptor + D_ELEMENTS)
         classes = peek_i64(descriptor + D_CLASSES)
+        start = np.uint64(peek_i64(descriptor + D_START))
         off, on = write(peek_f64(descriptor + D_LOW)), write(peek_f64(descriptor + D_HIGH))
         index = peek_i64(descriptor + D_INDEX)
         lanes = peek_i64(descriptor + D_LANES)
@@ -236,8 +238,8 @@ def _indicator(source_dtype: str, dtype: str) -> Callable[..., int]:
                 for j in range(elements * classes):
                     y[j] = off
                 for j in range(elements):
-                    # as uint64, so that what is negative is too large
-                    value = np.uint64(x[j])
+                    # as uint64, so that what lies below the first class is too large
+                    value = np.uint64(x[j]) - start
                     if value < np.uint64(classes):
                         y[j * classes + np.int64(value)] = on
                     else:
@@ -299,7 +301,7 @@ def describe(
     wanted = output.transform
     if output.classes:
         words[0] = _address(_indicator, output.field.dtype, wanted.dtype)
-        words[D_CLASSES // 8] = output.classes
+        words[D_CLASSES // 8], words[D_START // 8] = output.classes, output.start
         words[D_LOW // 8 : D_HIGH // 8 + 1] = np.array(indicators(output)).view(np.int64)
         return words
     kind = _converter if output.shift is None else _mover

@@ -47,6 +47,7 @@ class Output:
         classes: One-hot classes, a last axis; 0 for none.
         normalise: Running statistics that are applied first.
         shift: Where an image is read.
+        start: The first of the classes.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Output:
     classes: int = 0
     normalise: Normalise | None = None
     shift: RandomShift | None = None
+    start: int = 0
 
     @property
     def is_internal(self) -> bool:
@@ -285,7 +287,9 @@ def make_plan(
         if field.ragged:
             uneven.append(ragged_output(name, field, rows, chosen_layouts[field.name], done, batch_size))
             continue
-        outputs.append(Output(name, field, rows, axes, done.transform, done.classes, done.normalise, done.shift))
+        outputs.append(
+            Output(name, field, rows, axes, done.transform, done.classes, done.normalise, done.shift, done.start)
+        )
         if done.normalise is not None and done.normalise.update and not follows:
             outputs.append(Output(STORED + name, field, rows, axes, Transform(field.dtype)))
     parts = {item.name: item.parts for item in uneven}

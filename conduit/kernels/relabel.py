@@ -8,7 +8,7 @@ Which steps, and which goals, is a function of (seed, batch number, sample, step
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -75,7 +75,7 @@ class Hindsight(BatchTransform):
     function: Callable[[Array, Array], Any]
     goal: str
     achieved: str
-    reward: str
+    reward: str | None
     strategy: Strategy
     ratio: float
     outcome: Literal["next", "same"]
@@ -94,6 +94,10 @@ class Hindsight(BatchTransform):
         if self.goal == self.achieved:
             raise ConfigError(f"Expected two fields, wanted and achieved, got {self.goal!r} twice")
 
+    def bound(self, contents: Contents) -> BatchTransform:
+        """The same with the reward's name."""
+        return replace(self, reward=contents.reward(self)) if self.reward is None else self
+
     def outputs(self, contents: Contents) -> tuple[Computed, ...]:
         """Which steps were relabelled."""
         window = contents.window
@@ -103,8 +107,9 @@ class Hindsight(BatchTransform):
                 f"Sequence(..., across=False) - at batch_transforms, {self}"
             )
         axes = contents.need_steps(self)
-        contents.need((self.goal, self.achieved, self.reward, "lengths"), self)
-        goal, achieved, reward = (contents.arrays.get(name) for name in (self.goal, self.achieved, self.reward))
+        taken = (self.goal, self.achieved, self.reward or "")
+        contents.need((*taken, "lengths"), self)
+        goal, achieved, reward = (contents.arrays.get(name) for name in taken)
         if goal is not None and achieved is not None and (goal.lanes, goal.dtype) != (achieved.lanes, achieved.dtype):
             raise ConfigError(
                 f"Expected wanted and achieved goals of one shape and dtype, got {goal} and {achieved}: give both the same "
@@ -136,7 +141,7 @@ class Hindsight(BatchTransform):
         rows, steps = np.nonzero(out)
         if not len(rows):
             return
-        goal, achieved, reward = (_in_place(values, name) for name in (self.goal, self.achieved, self.reward))
+        goal, achieved, reward = (_in_place(values, name) for name in (self.goal, self.achieved, self.reward or ""))
         goals = achieved[rows, places[rows, steps]]
         rewards = self.function(achieved[rows, steps + (self.outcome == "next")], goals)
         rewards = np.asarray(rewards.detach().cpu() if hasattr(rewards, "detach") else rewards)
@@ -164,7 +169,7 @@ def hindsight(
     *,
     goal: str = "obs.desired_goal",
     achieved: str = "obs.achieved_goal",
-    reward: str = "reward",
+    reward: str | None = None,
     strategy: Strategy = "future",
     ratio: float = 0.8,
     outcome: Literal["next", "same"] = "next",
@@ -180,7 +185,7 @@ def hindsight(
             its transforms applied; plans are told apart by its qualified name.
         goal: Field of the wanted goal.
         achieved: Field of the achieved goal, of the same shape and dtype.
-        reward: Field of the reward.
+        reward: Field of the reward; None for the one that the schema says is the reward.
         strategy: Goals from the same or a later step ("future"), from the last one ("final"), or from any ("episode").
         ratio: Share of steps that are relabelled; 0.8 are four for one that stays.
         outcome: Where a step's achievement is stored: in the "next" row's observation, or in the "same" row.

@@ -29,6 +29,7 @@ D_FUNCTION, D_SOURCE, D_STRIDE, D_OUT, D_OUT_STRIDE, D_ELEMENTS, D_FACTOR, D_OFF
 D_LOW, D_HIGH, D_MEAN, D_INVERSE, D_CLASSES, D_REFUSED, D_PAD, D_PICK, D_OUTER, D_HEIGHT, D_WIDTH, D_INNER, D_RANDOM = (
     range(80, 184, 8)
 )
+D_START = D_PAD  # no output has both classes and a move
 """Words of a descriptor; the second group is conduit.kernels.augment's."""
 D_WORDS = 23
 

@@ -142,6 +142,10 @@ class OneHot:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "n", at_least("a number of classes", self.n, 1))
+        start = whole(self.start)
+        if start is None or not -(1 << 63) <= start < 1 << 63:
+            raise ConfigError(f"Expected an integer of 64 bits as the first class, got {self.start!r}")
+        object.__setattr__(self, "start", start)
         if self.dtype not in DTYPES:
             raise ConfigError(f"Expected one of {', '.join(DTYPES)}, got {self.dtype!r}")
 
@@ -196,6 +200,7 @@ class Conversion:
     Attributes:
         transform: Element by element, and the dtype of the result.
         classes: One-hot classes, 0 for none.
+        start: The first of them.
         normalise: Running statistics to apply first.
         shift: Where to read.
     """
@@ -204,6 +209,7 @@ class Conversion:
     classes: int = 0
     normalise: Normalise | None = None
     shift: RandomShift | None = None
+    start: int = 0
 
 
 def _scaled(bound: float, step: Transform) -> float:
@@ -270,7 +276,7 @@ def fuse(steps: tuple[Step, ...], field: Field) -> Conversion:
         elif isinstance(step, OneHot):
             if place or field.dtype in FLOATS:
                 raise ConfigError(f"Expected one_hot as the first step of an integer field, got `{field.dtype}`{where}")
-            made = replace(made, classes=step.n, transform=Transform(step.dtype))
+            made = replace(made, classes=step.n, start=step.start, transform=Transform(step.dtype))
         elif isinstance(step, Normalise):
             if place:
                 raise ConfigError(f"Expected normalise as the first step: statistics are of stored values{where}")
@@ -332,19 +338,20 @@ def clip(low: float | None = None, high: float | None = None) -> Clip:
     return Clip(-math.inf if low is None else low, math.inf if high is None else high)
 
 
-def one_hot(n: int, *, dtype: str = "float32") -> OneHot:
-    """Deliver integers from 0 to n - 1 as unit vectors [..., n]; padding is zeros.
+def one_hot(n: int, *, start: int = 0, dtype: str = "float32") -> OneHot:
+    """Deliver integers from start to start + n - 1 as unit vectors [..., n]; padding is zeros.
 
     A batch with an integer out of that range raises FieldError.
 
     Args:
         n: Classes, at least 1.
+        start: The first of them, as Gymnasium's Discrete(n, start=...) has it.
         dtype: Result dtype.
 
     Raises:
-        ConfigError: No class, or an unknown dtype.
+        ConfigError: No class, a start that is no integer, or an unknown dtype.
     """
-    return OneHot(n, str(dtype))
+    return OneHot(n, str(dtype), start)
 
 
 def normalise(*, eps: float = 1e-8, update: bool = False, dtype: str = "float32") -> Normalise:

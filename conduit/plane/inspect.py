@@ -338,6 +338,8 @@ def _table(
         name=layout.name,
         kind=layout.table.kind,
         fields=layout.schema.fields,
+        observation_names=layout.schema.observation_names,
+        reward_names=layout.schema.reward_names,
         fingerprint=layout.schema.fingerprint,
         max_stack=layout.table.max_stack,
         max_n_step=layout.table.max_n_step,

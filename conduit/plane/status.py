@@ -137,6 +137,7 @@ class TableStatus:
         name: Table name.
         kind: "replay" or "queue".
         fields: The schema's fields.
+        observation_names, reward_names: Those of them that have these roles, as declared or guessed (conduit.Schema).
         fingerprint: Of the schema, 16 hex digits.
         max_stack, max_n_step: Widest window that it serves, in ticks.
         pages: Pages by state.
@@ -159,6 +160,8 @@ class TableStatus:
     name: str
     kind: str
     fields: tuple[Field, ...]
+    observation_names: tuple[str, ...]
+    reward_names: tuple[str, ...]
     fingerprint: str
     max_stack: int
     max_n_step: int

@@ -154,7 +154,7 @@ def _check_classes(output: Output, array: Array, index: Array) -> None:
     lacks = (array == absent).all(-1) & (index >= 0).reshape(*index.shape, *(1 for _ in output.field.shape))
     if lacks.any():
         raise FieldError(
-            f"Expected classes from 0 to {output.classes - 1}, got others in {int(lacks.sum())} of the batch's "
-            f"{lacks.size} values: raise n in conduit.one_hot(n), or shift them to begin at 0",
+            f"Expected classes from {output.start} to {output.start + output.classes - 1}, got others in {int(lacks.sum())} of the "
+            f"batch's {lacks.size} values: raise n in conduit.one_hot(n), or name the first class, one_hot(n, start=...)",
             at=output.name,
         )

@@ -106,6 +106,12 @@ def _transitions():
                 returns=reals(BATCH), **stacked,
             )  # fmt: skip
         yield Case(f"n-step of {window.n_step}, stack {window.stack}", launches[0], 64)
+    with recorded() as launches:
+        transitions.sums(
+            zeros(BATCH), zeros(BATCH), zeros(10), reals(1000, 3), reals(BATCH, 3), window=conduit.Transition(n_step=5),
+            page_rows=100,
+        )  # fmt: skip
+    yield Case("n-step of 5, rewards of 3 elements", launches[0], 64)
 
 
 def _traces():

@@ -1,5 +1,6 @@
 """Draws made by the device: the rows of a loader on the CPU, in arrays that stay where they are."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -121,3 +122,48 @@ def test_what_the_device_cannot_draw_is_refused(make, device):
             pytest.raises(ConfigError, match=message),
         ):
             loader.draws()
+
+
+NAMED = conduit.Schema(
+    [
+        conduit.Field("stack", "float32", (4,), observation=True),
+        *(
+            conduit.Field(name, "float32")
+            for name in ("state", "shift", "rows", "used", "ids", "following", "discount")
+        ),
+        conduit.Field("returns", "float32", (3,), reward=True),
+        conduit.Field("cut", "float64", reward=True),
+    ]
+)
+
+
+@pytest.mark.parametrize("way", ["host", "pool", "draws"])
+def test_fields_of_any_name_and_several_rewards_come_as_on_the_cpu(make, device, way):
+    engine = make(NAMED, max_n_step=3, max_stack=2)
+    with engine.writer("replay") as writer:
+        for t in range(120):
+            row = {field.name: np.full(field.shape, t + i / 8, field.numpy_dtype) for i, field in enumerate(NAMED)}
+            ended = t % 11 == 10
+            final = {"final": row["stack"] + 1} if ended else {}
+            writer.append(**row, terminated=ended, **final)
+    window = conduit.Transition(n_step=3, gamma=0.5, stack=2)
+    options = {"batch_size": 20, "seed": 3, "window": window, "rename": {"discount": "env_discount"}}
+    with (
+        engine.loader("replay", **options) as loader,
+        engine.loader("replay", device=device, pool=None if way == "host" else "1 MiB", **options) as other,
+    ):
+        if way != "host":
+            other.residence.fill()
+        if way == "draws":
+            draws = other.draws()
+            draws.replay()
+            assert_drawn(draws, loader.next())
+            return
+        for _ in range(3):
+            batch, copy = loader.next(), other.next()
+            assert copy.reward_names == ("returns", "cut")
+            assert tuple(batch) == tuple(copy)
+            for name, want in batch.items():
+                assert torch.equal(copy[name].cpu(), want), name
+            assert torch.equal(copy.ids.cpu(), batch.ids)
+            assert torch.equal(batch["ids"], batch["state"] + 0.5)

@@ -217,3 +217,53 @@ def test_no_anchors_launch_nothing(out, device):
     made.run(
         none, device(np.zeros((8, 4), np.int32)), device([8]), device([0]), device([1]), device(np.zeros(8, np.float32))
     )
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 20)], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("transform", [None, (conduit.scale(0.3), conduit.clip(-0.2, 0.2))], ids=["raw", "clipped"])
+def test_sums_of_rewards_of_any_shape_equal_the_loaders_bit_for_bit(out, device, engine_name, shape, dtype, transform):
+    """Beside another reward, so that the loader does not sum up on its way; rows of some shapes are padded in memory."""
+    rng = np.random.default_rng(3)
+    schema = conduit.Schema(
+        [
+            conduit.Field("obs", "int64", observation=True),
+            conduit.Field("reward.a", dtype, shape),
+            conduit.Field("reward.b", "float32"),
+        ]
+    )
+    table = conduit.Table(schema, 300, page_rows=64, max_n_step=4)
+    window = conduit.Transition(n_step=4, gamma=0.9, newest="bootstrap")
+    with conduit.Engine.create(engine_name, {"replay": table}) as engine, engine.writer("replay") as writer:
+        for serial in range(250):
+            ended = bool(rng.random() < 0.15)
+            reward = {"a": rng.normal(size=shape).astype(dtype)[()], "b": 0.0}
+            writer.append(obs=serial, reward=reward, terminated=ended, final=0 if ended else None)
+        view = engine._views["replay"]
+        given = {} if transform is None else {"reward.a": transform}
+        options = {"batch_size": 64, "window": window, "min_rows": 1, "format": "numpy", "transform": given}
+        with engine.loader("replay", **options) as loader:
+            batch = loader.next()
+            done = next(item.transform for item in loader.plan.returns if item.name == "reward.a")
+        envs = device(np.ones(view.layout.pages, np.int64))
+        made = out((64, *shape), getattr(torch, batch["reward.a"].dtype.name))
+        column = np.array(view.columns["reward.a"])
+        transitions.sums(
+            device(batch.ids & ((1 << 40) - 1)), device(batch["n_steps"]), envs, device(column), made, window=window,
+            page_rows=view.layout.page_rows, transform=done,
+        )  # fmt: skip
+        np.testing.assert_array_equal(made.cpu(), batch["reward.a"])
+
+
+def test_sums_of_no_anchors_are_zeros(out, device):
+    rows, used = device(np.array([-1, 3, -1])), device(np.array([0, 2, 0]))
+    made = out((3, 2), torch.float32)
+    reward = device(np.arange(16, dtype=np.float32).reshape(8, 2))
+    transitions.sums(rows, used, device([1]), reward, made, window=conduit.Transition(n_step=3, gamma=1.0), page_rows=8)
+    assert made.tolist() == [[0, 0], [6 + 8, 7 + 9], [0, 0]]
+    with pytest.raises(FieldError, match=r"Expected shape \[3, 2\], got \[3, 3\] - at `returns`"):
+        transitions.sums(
+            rows, used, device([1]), reward, out((3, 3), torch.float32), window=conduit.Transition(), page_rows=8
+        )
+    with pytest.raises(ConfigError, match="Expected page_rows of at least 1"):
+        transitions.sums(rows, used, device([1]), reward, made, window=conduit.Transition(), page_rows=0)
