@@ -138,9 +138,10 @@ def try_name(engine: str, name: str, width: int) -> str:
     renamed = False
     with conduit.Engine.create(engine, tables) as made:
         for kind in ("plain", "seen", "ragged"):
-            _fill(made, kind, name, width)
+            writer = _fill(made, kind, name, width)
             for options in _loaders(kind, name):
                 renamed |= _read(made, kind, name, width, options)
+            writer.close()
         renamed |= _consume(made, name, width)
     return "renamed" if renamed else "right"
 
@@ -186,22 +187,20 @@ def _row(schema: conduit.Schema, name: str, width: int, t: int) -> dict[str, Any
     return row
 
 
-def _fill(engine: conduit.Engine, table: str, name: str, width: int) -> None:
-    """Rows by each form of writing, all of one episode."""
+def _fill(engine: conduit.Engine, table: str, name: str, width: int) -> conduit.Writer:
+    """Rows by each form of writing, all of one episode of a stream that goes on as long as the writer is kept."""
     schema = engine.schema(table)
-    with engine.writer(table) as writer:
-        for t in range(ROWS):
-            row = _row(schema, name, width, t)
-            if t % 3:
-                writer.append(**row)
-                continue
-            form = _opened(writer.step)
-            if form is None:
-                writer.append(**row)
-                continue
-            with form as step:
-                for field, value in row.items():
-                    step[field] = value
+    writer = engine.writer(table)
+    for t in range(ROWS):
+        row = _row(schema, name, width, t)
+        form = None if t % 3 else _opened(writer.step)
+        if form is None:
+            writer.append(**row)
+            continue
+        with form as step:
+            for field, value in row.items():
+                step[field] = value
+    return writer
 
 
 def _opened(form: Any, *arguments: Any) -> Any:

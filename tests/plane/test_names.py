@@ -134,10 +134,10 @@ def test_a_renamed_field_is_transformed_by_its_stored_name_and_nested_by_its_new
         }
     )
     with conduit.Engine.create(engine_name, {"t": conduit.Table(schema, 100, max_n_step=2)}) as engine:
-        with engine.writer("t") as writer:
-            for t in range(10):
-                pose = np.full(2, t, np.float32), float(t)
-                writer.append(obs={"camera": np.full(2, t, np.uint8), "pose": pose}, discount=t * 0.5, reward=1.0)
+        writer = engine.writer("t")  # a stream that goes on: all rows have two steps
+        for t in range(10):
+            pose = np.full(2, t, np.float32), float(t)
+            writer.append(obs={"camera": np.full(2, t, np.uint8), "pose": pose}, discount=t * 0.5, reward=1.0)
         options = {"batch_size": 4, "window": conduit.Transition(n_step=2, gamma=0.5), "format": "numpy"}
         rename = {"obs": "seen", "obs.camera": "seen.eye", "discount": "env.discount", "reward": "gain"}
         with engine.loader("t", rename=rename, transform={"obs.camera": conduit.scale(0.5)}, **options) as loader:
@@ -167,10 +167,11 @@ def test_tables_of_different_names_are_mixed_by_renaming(engine_name):
     theirs = conduit.Schema.from_example({"state": np.zeros(2, np.float32), "r": 0.0}, observation="state", reward="r")
     tables = {"a": conduit.Table(ours, 100, max_n_step=2), "b": conduit.Table(theirs, 100, max_n_step=2)}
     with conduit.Engine.create(engine_name, tables) as engine:
+        writers = []  # streams that go on: all rows have two steps
         for name, names in (("a", ("obs", "reward")), ("b", ("state", "r"))):
-            with engine.writer(name) as writer:
-                for t in range(10):
-                    writer.append(**{names[0]: np.full(2, t, np.float32), names[1]: 1.0 + (name == "b")})
+            writers.append(engine.writer(name))
+            for t in range(10):
+                writers[-1].append(**{names[0]: np.full(2, t, np.float32), names[1]: 1.0 + (name == "b")})
         options = {"batch_size": 8, "window": conduit.Transition(n_step=2, gamma=1.0), "format": "numpy"}
         with engine.mix({"a": 1, "b": 1}, rename={"b": {"state": "obs", "r": "reward"}}, **options) as loader:
             batch = loader.next()
