@@ -219,7 +219,7 @@ def with_batch_transforms(plan: Plan, steps: Iterable[Any]) -> Plan:
         bound.append(step.bound(contents))
         made = bound[-1].outputs(contents)
         for item in made:
-            check_new(item.name, arrays, step)
+            check_new(item.name, arrays, step, ", or leave it out by fields=(...)")
             arrays[item.name] = item
         added += made
         adds.append(len(made))
@@ -228,16 +228,22 @@ def with_batch_transforms(plan: Plan, steps: Iterable[Any]) -> Plan:
     return replace(plan, names=names, batchwise=tuple(bound), added=tuple(added), adds=tuple(adds))
 
 
-def check_new(name: str, arrays: Mapping[str, Any], step: BatchTransform) -> None:
+def check_new(name: str, arrays: Mapping[str, Any], step: BatchTransform, more: str = "") -> None:
     """Refuse a step that makes what is there already.
+
+    Args:
+        name: What the step makes.
+        arrays: What is there.
+        step: The step.
+        more: Another way out.
 
     Raises:
         ConfigError: The batch has something of this name.
     """
     if name in arrays:
         raise ConfigError(
-            f"Expected one step to make {name!r}, it is there already: deliver a stored field under another name by rename=, "
-            f"or leave it out by fields=..., or leave out a step - at batch_transforms, {step}"
+            f"Expected one step to make {name!r}, it is there already: deliver a stored field under another name, "
+            f"rename={{{name!r}: 'stored_{name}'}}{more}, or leave out a step - at batch_transforms, {step}"
         )
 
 

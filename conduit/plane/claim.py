@@ -11,7 +11,7 @@ from conduit.errors import Closed, ConfigError
 from conduit.jit import entry
 from conduit.kernels.batchwise import Apply, BatchTransform, Contents, check_new
 from conduit.kernels.cpu import GENERATION_MASK, ROW_BITS
-from conduit.kernels.naming import clash, shown
+from conduit.kernels.naming import shown
 from conduit.kernels.plan import FLAGS, Computed
 from conduit.kernels.windows import Rollout
 from conduit.plane.batch import Maker, as_bfloat16
@@ -150,8 +150,10 @@ class Columns:
         """
         for name in (*_MARKS, *map(_BOOTSTRAP.__add__, self.schema.observation_names)):
             if name in self.stored:
+                stored = self.stored[name]
                 raise ConfigError(
-                    f"{clash(name, self.stored[name], f'the `{name}` of a claim as a batch')}, of client.consumer"
+                    f"Expected each name in a batch once, got the stored field `{stored}` and the `{name}` of a claim as a "
+                    f"batch: open the consumer with rename={{{stored!r}: 'stored_{name}'}} - at `{name}`"
                 )
 
     def _check_steps(self) -> None:
