@@ -1,7 +1,7 @@
 """numpy's archives: one array per column, read through without ever holding a whole file in memory.
 
 A ragged column is two arrays: its values one behind the other, and `<column>.offsets` int64 [rows + 1]. Final observations are
-`final.<observation>` [k, *shape], of the rows that `final.rows` int64 [k] lists. `_schema` holds the schema's JSON as bytes.
+`final.<observation>` [k, *shape], of the rows that `_final.rows` int64 [k] lists. `_schema` holds the schema's JSON as bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from conduit.plane.steps import Array, Steps
 from conduit.schema import Schema
 
 OFFSETS = ".offsets"
-_ROWS = "final.rows"
+_ROWS = "_final.rows"
 _SCHEMA = "_schema"
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 _DAMAGED = (zipfile.BadZipFile, EOFError, OSError, ValueError, NotImplementedError)

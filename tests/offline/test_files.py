@@ -192,7 +192,7 @@ def test_each_autoreset_mode_gives_the_same_files(make, tmp_path, mode):
     with np.load(path / "part-00000.npz") as file:
         told = [(o[:2].tolist(), t) for o, t in zip(file["obs"], file["terminated"].tolist(), strict=True)]
         assert told == functools.reduce(operator.iadd, rows, [])
-        assert file["final.rows"].tolist() == np.flatnonzero(file["terminated"]).tolist()
+        assert file["_final.rows"].tolist() == np.flatnonzero(file["terminated"]).tolist()
         assert file["final.obs"][:, 1].tolist() == [lengths[int(env)] for env in file["final.obs"][:, 0]]
     other = make(offline.table_for(path))
     offline.load(other, "t", path)

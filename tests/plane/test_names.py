@@ -285,3 +285,37 @@ def test_a_stored_count_of_deliveries_is_not_taken_for_the_tables(make):
     engine = make(schema_with("sampled", "int64"), max_times_sampled=2)
     read = np.concatenate([steps.columns["sampled"] for steps in engine.scan("t")])
     assert len(read) == 40
+
+
+@pytest.mark.parametrize("kind", ["npz", "parquet"])
+@pytest.mark.parametrize("name", ["rows", "offsets", "x.offsets", "rows.offsets", "episode", "step", "schema", "file"])
+@pytest.mark.parametrize("ragged", [False, True])
+def test_a_field_of_any_name_comes_back_from_a_file_bit_by_bit(engine_name, tmp_path, kind, name, ragged):
+    offline = pytest.importorskip("conduit.offline")
+    schema = conduit.Schema(
+        [
+            conduit.Field(name, "float32", (3,), observation=True, ragged=ragged),
+            conduit.Field("seen", "int64", observation=True),
+        ]
+    )
+    values = [np.full(t % 4 if ragged else 3, t, np.float32) for t in range(20)]
+    with conduit.Engine.create(engine_name, {"t": conduit.Table(schema, 100)}) as engine:
+        with engine.writer("t") as writer:
+            for t, value in enumerate(values):
+                final = {name: value + 50, "seen": 100 + t} if t % 7 == 6 else None
+                writer.append(**{name: value, "seen": t}, terminated=final is not None, final=final)
+        offline.save(engine, "t", tmp_path / "out", format=kind)
+        engine.checkpoint(tmp_path / "checkpoints")
+    with conduit.Engine.create(f"{engine_name}-b", {"t": offline.table_for(tmp_path / "out")}) as engine:
+        offline.load(engine, "t", tmp_path / "out")
+        assert_came_back(engine, name, values)
+    with conduit.Engine.restore(tmp_path / "checkpoints", f"{engine_name}-c") as engine:
+        assert_came_back(engine, name, values)
+
+
+def assert_came_back(engine, name, values):
+    read = list(engine.scan("t"))
+    got = [np.asarray(value).tolist() for steps in read for value in steps.columns[name]]
+    assert got == [value.tolist() for value in values]
+    finals = [np.asarray(value).tolist() for steps in read for value in steps.finals[name]]
+    assert finals == [(values[t] + 50).tolist() for t in (6, 13)]
