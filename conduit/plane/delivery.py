@@ -202,28 +202,25 @@ class Loader(Delivery):
         number = self.sampler.batch
         if self._transforming.prepares:
             self._transforming.before(number)
-        if not self._attempt(buffer):
-            self._wait_for_rows(buffer, self._timeout if timeout is None else timeout)
-        batch = self._hand_out(buffer)
-        if self.plan.batchwise:
-            self._transform(batch, buffer, number)
-        buffer.hand_out()
-        if self._gate is not None:
-            self._gate.deliver()
-        self._batches += 1
-        self.sampler.batch = number + self._world
-        if self._place is not None:
-            self._place.batch = self.sampler.batch
-        return batch
-
-    def _transform(self, batch: Batch, buffer: Buffer, number: int) -> None:
         try:
-            batch.transform(self._transforming, number)
+            if not self._attempt(buffer):
+                self._wait_for_rows(buffer, self._timeout if timeout is None else timeout)
+            batch = self._hand_out(buffer)
+            if self.plan.batchwise:
+                batch.transform(self._transforming, number)
+            buffer.hand_out()
+            if self._gate is not None:
+                self._gate.deliver(self.sampler.batch_at, number + self._world)
         except BaseException:
             buffer.give_back()
             if self._gate is not None:
                 self._gate.cancel()
             raise
+        self._batches += 1
+        self.sampler.batch = number + self._world
+        if self._place is not None:
+            self._place.batch = self.sampler.batch
+        return batch
 
     def _attempt(self, buffer: Buffer) -> bool:
         """Draw a batch, reserved in the table's limiter; False when it is against it or there is nothing to draw."""
@@ -232,12 +229,9 @@ class Loader(Delivery):
             return self._fill(buffer)
         if not gate.reserve(self._wanted):
             return False
-        filled = False
-        try:
-            filled = self._fill(buffer)
-        finally:
-            if not filled:
-                gate.cancel()
+        filled = self._fill(buffer)
+        if not filled:
+            gate.cancel()
         return filled
 
     def _open_buffer(self, block: int, beside: Buffer | None) -> Buffer:
@@ -363,6 +357,8 @@ class Loader(Delivery):
         if participants is not None and participants.seated:
             for buffer in self._buffers:
                 buffer.give_back()
+        if self._gate is not None:
+            self._gate.cancel()
         self._redrawn = self.stats.redrawn
         self._closed = True
         self._buffers = []

@@ -15,9 +15,10 @@ from conduit.jit import entry
 from conduit.numbers import at_least
 from conduit.store import limiter as kernels
 from conduit.store.counting import Counts
+from conduit.store.endings import when_gone
 from conduit.store.geometry import Geometry
 from conduit.store.limits import Limiter, Limits, checked_limiter
-from conduit.store.locks import LOCK_LIMITS, try_lock, unlock
+from conduit.store.locks import LOCK_LIMITS, LockByte
 from conduit.store.table import TableView
 
 _CHANGE_TIMEOUT = 2.0
@@ -65,26 +66,25 @@ class Gate:
         self._words[kernels.G_SHRUNK // 8] = -1
         self._address = self._words.ctypes.data
         self._table = table
-        self._held = 0
-        self._reserve, self._deliver = entry(kernels.reserve), entry(kernels.deliver)
+        self._seat = table.check_open().seat
+        self._reserve, self._deliver, self._cancel = (
+            entry(kernels.reserve),
+            entry(kernels.deliver),
+            entry(kernels.cancel),
+        )
+        when_gone(self, self._cancel, self._words, self._seat)
 
     def reserve(self, count: int) -> bool:
-        """Reserve samples; False when the limiter does not allow them now."""
-        if self._reserve(self._address, count) != 0:
-            return False
-        self._held += count
-        return True
+        """Reserve samples, in place of any that are reserved; False when the limiter does not allow them now."""
+        return self._reserve(self._address, count) == 0
 
-    def deliver(self) -> None:
-        """All that is reserved is handed out."""
-        self._deliver(self._address, self._held)
-        self._held = 0
+    def deliver(self, batch_at: int, batch: int) -> None:
+        """All that is reserved is handed out, and the number at an address is that of the next batch."""
+        self._deliver(self._address, batch_at, batch)
 
     def cancel(self) -> None:
-        """What is reserved is not going to be handed out."""
-        if self._held:
-            entry(kernels.cancel)(self._address, self._held)
-            self._held = 0
+        """What is reserved is not going to be handed out; idempotent."""
+        self._cancel(self._words, self._seat, None)
 
     def explain(self, count: int) -> str | None:
         """Why `reserve` fails now and what frees it, or None."""
@@ -254,13 +254,14 @@ class RateLimiter:
         layout = table.layout
         layout.table.check_min_size(limits, Geometry(layout.pages, layout.page_rows, layout.keep))
         numbers = np.array(limits.numbers, np.float64)
-        fd, deadline = table.segment.lock_fd, Deadline(_CHANGE_TIMEOUT)
+        deadline = Deadline(_CHANGE_TIMEOUT)
         with _changing:
-            while not try_lock(fd, LOCK_LIMITS):
-                if deadline.passed():
-                    raise Busy(f"Expected nobody else to change limits for {_CHANGE_TIMEOUT:g} s: try again")
-                time.sleep(0.001)
+            lock = LockByte(table.segment.seat)
             try:
+                while not lock.take(LOCK_LIMITS):
+                    if deadline.passed():
+                        raise Busy(f"Expected nobody else to change limits for {_CHANGE_TIMEOUT:g} s: try again")
+                    time.sleep(0.001)
                 entry(kernels.change_limits)(table.address, numbers.ctypes.data)
             finally:
-                unlock(fd, LOCK_LIMITS)
+                lock.give()

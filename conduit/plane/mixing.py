@@ -94,12 +94,13 @@ class Part(Loader):
 
     def advance(self, index: int, rows: int) -> None:
         """Go on to the next batch; of the one in a buffer it gave `rows`."""
+        number = self.sampler.batch + 1
         self._buffers[index].hand_out()
         if self._gate is not None:
-            self._gate.deliver()
+            self._gate.deliver(self.sampler.batch_at, number)
         self._batches += 1
         self._rows += rows
-        self.sampler.batch += 1
+        self.sampler.batch = number
 
     def arrays_of(self, index: int) -> Mapping[str, Array]:
         """A buffer's arrays."""
@@ -231,6 +232,8 @@ class MixedLoader(Delivery):
         allowed = self._timeout if timeout is None else timeout
         deadline = Deadline(allowed)
         index = self._first.free_buffer(timeout)
+        # an interrupted call may have left some behind the first
+        self.batch = self.batch
         bounds = self.bounds(self.batch)
         source = self._first.arrays_of(index)[SOURCE.name]
         try:
@@ -240,12 +243,12 @@ class MixedLoader(Delivery):
                     part.draw(index, first, end, None if allowed is None else round(deadline.left(), 3))
                     source[first:end] = number
             made = self._first.batch_of(index)
+            for number, part in enumerate(self._parts):
+                part.advance(index, bounds[number + 1] - bounds[number])
         except BaseException:
             for part in self._parts:
                 part.cancel(index)
             raise
-        for number, part in enumerate(self._parts):
-            part.advance(index, bounds[number + 1] - bounds[number])
         if self._place is not None:
             self._place.batch = self.batch
         return made

@@ -37,25 +37,25 @@ class Tally:
                 "the writer with statistics=False"
             )
         self._table = table
-        self._ticks = 0
+        self._ticks = np.zeros((len(table.statistics.fields), 1), np.int64)
 
     def take(self, stream: Stream) -> None:
         """Count what the stream has committed since, all of it in its present page; before that page is turned."""
         words = stream.words
         ticks = words[W_TICK // 8]
-        if words[W_PAGE // 8] < 0 or ticks <= self._ticks or self._table.segment.closed:
+        if words[W_PAGE // 8] < 0 or self._table.segment.closed:
             return
         end = words[W_BASE // 8] + words[W_LOCAL // 8]
-        rows = slice(end - (ticks - self._ticks) * stream.envs, end)
-        self._ticks = ticks
-        is_step = (self._table.meta["link"][rows] & FINAL) == 0
-        values = {}
-        for name in self._table.statistics.fields:
+        statistics = self._table.statistics
+        for name, counted in zip(statistics.fields, self._ticks, strict=True):
+            rows = slice(end - (ticks - int(counted[0])) * stream.envs, end)
+            if rows.start >= end:
+                continue
+            is_step = (self._table.meta["link"][rows] & FINAL) == 0
             field = self._table.layout.schema[name]
             array = self._table.columns[name][rows]
             array = array if field.observation else array[is_step]
             array = from_bfloat16(array) if field.dtype == "bfloat16" else array
             if array.dtype.kind == "f":
                 array = array[np.isfinite(array).reshape(len(array), -1).all(1)]
-            values[name] = array
-        self._table.statistics.update(values)
+            statistics.count_upto(name, array, counted, ticks)

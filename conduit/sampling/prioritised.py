@@ -144,6 +144,11 @@ class PrioritisedSampler:
         self.state: int = self._state.ctypes.data
 
     @property
+    def batch_at(self) -> int:
+        """Address of `batch`."""
+        return self._uniform.batch_at
+
+    @property
     def batch(self) -> int:
         """Number of the batch that is drawn next; set it to repeat or skip draws."""
         return self._uniform.batch

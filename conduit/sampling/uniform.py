@@ -206,7 +206,12 @@ class Uniform:
         self._state[S_SNAPSHOT // 8] = self._snapshot.ctypes.data
         self._words = self._state.data
         self.function = address(_draw, _SIGNATURE)
-        self.state = self._state.ctypes.data
+        self.state: int = self._state.ctypes.data
+
+    @property
+    def batch_at(self) -> int:
+        """Address of `batch`."""
+        return self.state + S_BATCH
 
     @property
     def batch(self) -> int:

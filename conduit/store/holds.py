@@ -89,6 +89,33 @@ def hold(table, page, generation, seat, words):  # type: ignore[no-untyped-def]
     return rows
 
 
+M_AT, M_HELD = 0, 8
+"""Words of a mark: address of the word that names this participant, 1 while it does."""
+M_WORDS = 2
+
+
+@kernel(types.int64(types.int64, ObjectType(), ObjectType()))
+def set_mark(at, words, seat):  # type: ignore[no-untyped-def]
+    """Have the word at an address name this participant, and note it; the caller knows that it is free."""
+    mark = data_of(words)
+    store_release(at, peek_i64(data_of(seat) + P_NUMBER) + 1)
+    poke_i64(mark + M_AT, at)
+    poke_i64(mark + M_HELD, 1)
+    return 0
+
+
+@kernel(types.int64(ObjectType(), ObjectType(), ObjectType()))
+def end_mark(words, seat, _thing):  # type: ignore[no-untyped-def]
+    """Have it name nobody. Idempotent: by then another object of this process may have set it (conduit.store.endings)."""
+    mark = data_of(words)
+    if peek_i64(mark + M_HELD) != 0:
+        poke_i64(mark + M_HELD, 0)
+        number = peek_i64(data_of(seat) + P_NUMBER)
+        if number >= 0 and load_relaxed(peek_i64(mark + M_AT)) == number + 1:
+            store_release(peek_i64(mark + M_AT), 0)
+    return 0
+
+
 @inner
 def end_hold_at(words, seat):  # type: ignore[no-untyped-def]
     """End a hold, by addresses; nothing where there is none."""

@@ -12,8 +12,10 @@ What a participant has reserved and not used goes back when it is recovered (con
 from __future__ import annotations
 
 import numpy as np
+from numba import types
 
 from conduit.jit import inner, kernel
+from conduit.store.arguments import ObjectType, data_of
 from conduit.store.atomics import (
     compare_and_swap,
     fence_acquire,
@@ -32,6 +34,7 @@ from conduit.store.events import wake
 from conduit.store.words import (
     LIMITS_BYTES,
     LINE,
+    P_NUMBER,
     PAGE_COMMITTED,
     SEAT_DELIVERED,
     SEAT_GRANTED,
@@ -52,10 +55,10 @@ from conduit.store.words import (
     W_TABLE,
 )
 
-G_TABLE, G_SEAT, G_INSERTED, G_SIZE, G_SHRUNK = range(0, 40, 8)
+G_TABLE, G_SEAT, G_INSERTED, G_SIZE, G_SHRUNK, G_HELD = range(0, 48, 8)
 """Words of a loader's gate: table descriptor; its participant's seat line; rows inserted, rows there and TABLE_SHRUNK as
-they were at its last look. I only grows, and the size only shrinks when TABLE_SHRUNK moves: mostly no new look is needed."""
-G_WORDS = 5
+they were at its last look; samples reserved and neither delivered nor cancelled. I only grows, and the size only shrinks when TABLE_SHRUNK moves: mostly no new look is needed."""
+G_WORDS = 6
 
 _ATTEMPTS = 8
 
@@ -90,9 +93,22 @@ def _pause(seat, attempt):  # type: ignore[no-untyped-def]
         load_relaxed(seat)
 
 
+@inner
+def _cancel(gate):  # type: ignore[no-untyped-def]
+    held = peek_i64(gate + G_HELD)
+    if held == 0:
+        return
+    poke_i64(gate + G_HELD, 0)
+    fetch_add(peek_i64(gate + G_SEAT) + SEAT_RESERVED, -held)
+    fence_full()
+    event = peek_i64(peek_i64(gate + G_TABLE) + T_CONTROL) + TABLE_DATA
+    if load_relaxed(event + 8) != 0:
+        wake(event)
+
+
 @kernel("int64(int64, int64)")
 def reserve(gate, count):  # type: ignore[no-untyped-def]
-    """Reserve samples.
+    """Reserve samples; what is reserved still, of a batch that was not handed out, is given back first.
 
     Args:
         gate: Address of the loader's words (G_*).
@@ -101,6 +117,7 @@ def reserve(gate, count):  # type: ignore[no-untyped-def]
     Returns:
         0, or what forbids it: 1 too few rows, 2 the ratio, 3 both; nothing is reserved then.
     """
+    _cancel(gate)
     table, seat = peek_i64(gate + G_TABLE), peek_i64(gate + G_SEAT)
     shrunk_at = peek_i64(table + T_CONTROL) + TABLE_SHRUNK
     blocked = 0
@@ -118,6 +135,7 @@ def reserve(gate, count):  # type: ignore[no-untyped-def]
             poke_i64(gate + G_SHRUNK, shrunk)
         blocked = (size < min_size) | ((inserted * spi - reserved < min_diff) << 1)
         if blocked == 0:
+            poke_i64(gate + G_HELD, count)
             return 0
         fetch_add(seat + SEAT_RESERVED, -count)
         # it may be only that others asked at the same moment, and withdraw as well
@@ -127,9 +145,18 @@ def reserve(gate, count):  # type: ignore[no-untyped-def]
     return blocked
 
 
-@kernel("int64(int64, int64)")
-def deliver(gate, count):  # type: ignore[no-untyped-def]
-    """Reserved samples have been delivered; a writer that waits for that is told."""
+@kernel("int64(int64, int64, int64)")
+def deliver(gate, batch_at, batch):  # type: ignore[no-untyped-def]
+    """What is reserved has been delivered, and the next batch's number is stored; a writer that waits for that is told.
+
+    Args:
+        gate: Address of the loader's words (G_*).
+        batch_at: Address of the number of the sampler's next batch.
+        batch: That number from now on.
+    """
+    poke_i64(batch_at, batch)
+    count = peek_i64(gate + G_HELD)
+    poke_i64(gate + G_HELD, 0)
     fetch_add(peek_i64(gate + G_SEAT) + SEAT_DELIVERED, count)
     fence_full()
     event = peek_i64(peek_i64(gate + G_TABLE) + T_CONTROL) + TABLE_SPACE
@@ -138,14 +165,17 @@ def deliver(gate, count):  # type: ignore[no-untyped-def]
     return 0
 
 
-@kernel("int64(int64, int64)")
-def cancel(gate, count):  # type: ignore[no-untyped-def]
-    """Give reserved samples back that were not delivered; another loader that waits is told."""
-    fetch_add(peek_i64(gate + G_SEAT) + SEAT_RESERVED, -count)
-    fence_full()
-    event = peek_i64(peek_i64(gate + G_TABLE) + T_CONTROL) + TABLE_DATA
-    if load_relaxed(event + 8) != 0:
-        wake(event)
+@kernel(types.int64(ObjectType(), ObjectType(), ObjectType()))
+def cancel(words, seat, _thing):  # type: ignore[no-untyped-def]
+    """Give reserved samples back that were not delivered; another loader that waits is told (conduit.store.endings).
+
+    Args:
+        words: The loader's words (G_*).
+        seat: This process's seat (words.P_*).
+        _thing: Left alone.
+    """
+    if peek_i64(data_of(seat) + P_NUMBER) >= 0:
+        _cancel(data_of(words))
     return 0
 
 

@@ -6,7 +6,6 @@ has a name; when it is dead or has let go, the name is free and the numbers stay
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from typing import Any, NamedTuple
@@ -16,8 +15,11 @@ import numpy as np
 from conduit.clock import Deadline
 from conduit.errors import Busy, ConfigError, WaitTimeout
 from conduit.forking import renew_in_child
+from conduit.jit import entry
+from conduit.store import holds
+from conduit.store.endings import when_gone
 from conduit.store.layout import LOADER_BYTES, MAX_NAMED_LOADERS
-from conduit.store.locks import LOCK_LOADERS, held, try_lock, unlock
+from conduit.store.locks import LOCK_LOADERS, LockByte, held
 from conduit.store.participants import Participants
 from conduit.store.segment import Segment
 from conduit.store.words import LINE
@@ -85,9 +87,9 @@ class NamedLoader:
         self.name = name
         self._slot = slot
         self._words = slot.data
-        self._participants = participants
-        self._number = participants.number
-        self._held = True
+        self._seat = participants.seat
+        self._mark = np.zeros(holds.M_WORDS, np.int64)
+        when_gone(self, entry(holds.end_mark), self._mark, self._seat)
         self.seed = int(slot[LOADER_SEED])
 
     @property
@@ -101,14 +103,11 @@ class NamedLoader:
 
     def release(self) -> None:
         """Let go of the name; idempotent."""
-        # once only: by now another loader of this process may have the name
-        if self._held and self._participants.seated and self._words[LOADER_OWNER] == self._number + 1:
-            self._words[LOADER_OWNER] = 0
-        self._held = False
+        entry(holds.end_mark)(self._mark, self._seat, None)
 
-    def __del__(self) -> None:
-        if hasattr(self, "_words") and not sys.is_finalizing():
-            self.release()
+    def take(self) -> None:
+        """Have the name; nobody else has it, nor can take it at this moment."""
+        entry(holds.set_mark)(self._slot[LOADER_OWNER:].ctypes.data, self._mark, self._seat)
 
 
 def take_name(segment: Segment, participants: Participants, name: str, table: str, seed: int | None) -> NamedLoader:
@@ -130,16 +129,17 @@ def take_name(segment: Segment, participants: Participants, name: str, table: st
     deadline = Deadline(_PATIENCE)
     with _between_threads:
         # the kernel's lock goes with a process that dies in here
-        while not try_lock(segment.lock_fd, LOCK_LOADERS):
-            if deadline.passed():
-                raise WaitTimeout(
-                    f"Expected to register loader {name!r} within {_PATIENCE} s, others were at it all the time"
-                )
-            time.sleep(0.001)
+        lock = LockByte(segment.seat)
         try:
+            while not lock.take(LOCK_LOADERS):
+                if deadline.passed():
+                    raise WaitTimeout(
+                        f"Expected to register loader {name!r} within {_PATIENCE} s, others were at it all the time"
+                    )
+                time.sleep(0.001)
             return _take(segment, participants, name, table, seed)
         finally:
-            unlock(segment.lock_fd, LOCK_LOADERS)
+            lock.give()
 
 
 def _take(segment: Segment, participants: Participants, name: str, table: str, seed: int | None) -> NamedLoader:
@@ -172,5 +172,6 @@ def _take(segment: Segment, participants: Participants, name: str, table: str, s
                 f"Expected seed {int(slot[LOADER_SEED])} for loader {name!r}, which it began with, got {seed}: leave seed "
                 "out to go on with it, or take another name"
             )
-    slots[index][LOADER_OWNER] = participants.number + 1
-    return NamedLoader(name, slots[index], participants)
+    place = NamedLoader(name, slots[index], participants)
+    place.take()
+    return place

@@ -34,6 +34,7 @@ from conduit.store.atomics import (
     peek_f64,
     peek_i64,
     poke_f64,
+    poke_i64,
     store_release,
     zero_bytes,
 )
@@ -114,8 +115,8 @@ def summarise(elements, values, count, out):  # type: ignore[no-untyped-def]
     return count
 
 
-@kernel("int64(int64, int64, int64, int64, int64)")
-def add(seat, size, elements, count, summary):  # type: ignore[no-untyped-def]
+@kernel("int64(int64, int64, int64, int64, int64, int64, int64)")
+def add(seat, size, elements, count, summary, note, upto):  # type: ignore[no-untyped-def]
     """Add what `summarise` made of `count` values to a seat.
 
     It keeps the interpreter's lock, so the threads that share a seat take turns, and no destructor comes in between.
@@ -126,6 +127,8 @@ def add(seat, size, elements, count, summary):  # type: ignore[no-untyped-def]
         elements: Elements of the field.
         count: At least 1.
         summary: Address of float64 [2, elements].
+        note: Address of a word that says up to where a caller's values have been added, or 0.
+        upto: What it says afterwards.
     """
     # the copy that is overwritten now must not be taken for current any more
     fence_full()
@@ -137,6 +140,8 @@ def add(seat, size, elements, count, summary):  # type: ignore[no-untyped-def]
     _merge(other + 8, before, summary, np.float64(count), elements)
     poke_f64(other, before + count)
     store_release(seat, version + 1)
+    if note != 0:
+        poke_i64(note, upto)
     return version + 1
 
 
@@ -248,12 +253,26 @@ class Statistics:
         given = [(*self._field(name), value) for name, value in {**(values or {}), **named}.items()]
         checked = [(field, at, _as_values(field, value)) for field, at, value in given]
         for field, at, array in checked:
-            if len(array):
-                elements = array.shape[1]
-                summary = np.empty(2 * elements, np.float64)
-                entry(summarise)(elements, array.ctypes.data, len(array), summary.ctypes.data)
-                place = at + seat_bytes(field) * seat.number
-                entry(add)(place, copy_bytes_of(field), elements, len(array), summary.ctypes.data)
+            self._add(field, at + seat_bytes(field) * seat.number, array, 0, 0)
+
+    def count_upto(self, name: str, values: Any, note: Array, upto: int) -> None:
+        """`update` one field, and say in int64 [1] up to where a caller's values have been added: both are done or none.
+
+        Raises:
+            ConfigError, FieldError, Closed, Forked: As `update`.
+        """
+        seat = self._table.check_open()
+        field, at = self._field(name)
+        self._add(field, at + seat_bytes(field) * seat.number, _as_values(field, values), note.ctypes.data, upto)
+        note[0] = upto  # where there was nothing to add
+
+    def _add(self, field: Field, seat: int, array: Array, note: int, upto: int) -> None:
+        if not len(array):
+            return
+        elements = array.shape[1]
+        summary = np.empty(2 * elements, np.float64)
+        entry(summarise)(elements, array.ctypes.data, len(array), summary.ctypes.data)
+        entry(add)(seat, copy_bytes_of(field), elements, len(array), summary.ctypes.data, note, upto)
 
     def stamp(self, name: str) -> int:
         """A number that changes with every update of a field."""

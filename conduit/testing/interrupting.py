@@ -140,10 +140,11 @@ def sweep(
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     try:
         for point in points_of(operation)[first::every]:
-            where = interrupt_at(operation, point)
             done.points += 1
-            done.raised += where is not None
+            where = None
             try:
+                where = interrupt_at(operation, point)
+                done.raised += where is not None
                 check()
             except Exception as error:
                 done.bad.append(f"point {point}, {where}: {type(error).__name__}: {error}".splitlines()[0])

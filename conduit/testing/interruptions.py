@@ -8,8 +8,10 @@ ends its episode, with which final observation.
 from __future__ import annotations
 
 import os
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ import numpy as np
 import conduit
 from conduit.schema import Field, Schema
 from conduit.store.locks import LOCK_LIMITS, LOCK_LOADERS, held
+from conduit.store.names import SHM_DIRECTORY, shm_name
 from conduit.store.table import TableView
 from conduit.store.words import (
     CONSUMER_MASK,
@@ -529,6 +532,7 @@ class Rollouts(_Queue):
             assert behind is not None, f"no bootstrap behind {claim['action'].ravel().tolist()}"
             assert behind["obs"][0, 0] == self.done + 1, f"{behind['obs'][0, 0]} behind {self.done}"
             claim.ack()
+            del claim, behind
         assert self.done == self.n, f"{self.done} of {self.n}"
         self.n += 1
         self.check_rest(open_pages=1)
@@ -537,23 +541,69 @@ class Rollouts(_Queue):
 class Attach(Scenario):
     """Clients that come and go, by close and by being dropped."""
 
+    def prepare(self) -> None:
+        self.files = 0
+
     def operate(self) -> None:
         client = conduit.attach(self.name)
-        writer = client.writer("t")
-        self.put(writer)
         client.close()
         second = conduit.attach(self.name)
-        self.put(second.writer("t"))
         del second
 
     def check(self) -> None:
         self.engine.recover()
-        seats = self.engine._participants.list()
-        assert [one.number for one in seats if one.alive] == [0], f"{len(seats)} seats are taken"
+        alive = [one.number for one in self.engine._participants.list() if one.alive]
+        assert alive == [0], f"seats {alive} are taken"
+        for number in range(1, 8):
+            assert not held(self._own_fd, number, 1), f"seat {number} is kept"
         with conduit.attach(self.name) as client, client.writer("t") as writer:
             self.put(writer)
+        del client, writer
         check_rows(self.view)
         self.check_rest()
+        self.check_files()
+
+    def check_files(self) -> None:
+        """See that no descriptor is left open."""
+        files = len(list(Path("/proc/self/fd").iterdir()))
+        self.files, before = files, self.files or files
+        assert files <= before, f"{files - before} descriptors more"
+
+
+class Create(Attach):
+    """Engines that come and go."""
+
+    def operate(self) -> None:
+        with self._make():
+            pass
+
+    def _make(self) -> conduit.Engine:
+        return conduit.Engine.create(f"{self.name}-b", {"t": conduit.Table(SCHEMA, capacity=24)})
+
+    def check(self) -> None:
+        self._make().close()
+        self.check_files()
+        assert not (SHM_DIRECTORY / shm_name(f"{self.name}-b")[1:]).exists(), "the name is left"
+
+
+class Checkpoint(_Writing):
+    """Checkpoints, written while a writer goes on."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.put(self.writer, 20)
+        self.folder = tempfile.TemporaryDirectory()
+
+    def operate(self) -> None:
+        self.engine.checkpoint(self.folder.name)
+
+    def check(self) -> None:
+        super().check()
+        self.engine.checkpoint(self.folder.name)
+
+    def close(self) -> None:
+        super().close()
+        self.folder.cleanup()
 
 
 class Publish(Scenario):
@@ -607,6 +657,8 @@ SCENARIOS: dict[str, Callable[[str], Scenario]] = {
         OpenConsumers,
         Rollouts,
         Attach,
+        Create,
+        Checkpoint,
         Publish,
     )
 }
