@@ -74,7 +74,7 @@ class Client:
         self._slots: dict[str, PolicySlot] = {}
         self._writers: weakref.WeakSet[Writer] = weakref.WeakSet()
         self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
-        self._closed = False
+        self._closed = self._left = False
 
     @property
     def name(self) -> str:
@@ -533,8 +533,9 @@ class Client:
 
     def close(self) -> None:
         """Close this client's writers and detach; idempotent. Batches that are held stay valid."""
-        if self._closed:
+        if self._left:
             return
+        # what comes below may be interrupted, and then be called again
         self._closed = True
         if not self._participants.forked:
             for writer in list(self._writers):
@@ -548,6 +549,7 @@ class Client:
             self._segment.release_locks()
         for view in self._views.values():
             view.participants = None
+        self._left = True
 
     def _before_leaving(self) -> None:
         """What an owner does while it still has its seat."""

@@ -227,6 +227,7 @@ class Loader(Delivery):
         gate = self._gate
         if gate is None:
             return self._fill(buffer)
+        gate.cancel()  # of a call that did not come to its end
         if not gate.reserve(self._wanted):
             return False
         filled = self._fill(buffer)

@@ -144,10 +144,16 @@ class Engine(Client):
 
     def _before_leaving(self) -> None:
         self._segment.mark_closed()
-        self._finalizer()
+        # the finalizer is called once, so it stays until the name is gone
+        _unlink_in_owner(self._segment, os.getpid())
+        self._finalizer.detach()
 
 
 def _unlink_in_owner(segment: Segment, pid: int) -> None:
     if os.getpid() == pid:
         segment.mark_closed()
-        segment.unlink()
+        try:
+            segment.unlink()
+        except BaseException:
+            segment.unlink()  # an interrupt: a finalizer is called once
+            raise

@@ -75,11 +75,11 @@ class Gate:
         when_gone(self, self._cancel, self._words, self._seat)
 
     def reserve(self, count: int) -> bool:
-        """Reserve samples, in place of any that are reserved; False when the limiter does not allow them now."""
+        """Reserve samples; False when the limiter does not allow them now."""
         return self._reserve(self._address, count) == 0
 
-    def deliver(self, batch_at: int, batch: int) -> None:
-        """All that is reserved is handed out, and the number at an address is that of the next batch."""
+    def deliver(self, batch_at: int = 0, batch: int = 0) -> None:
+        """All that is reserved is handed out, and the number at an address, if any, is that of the next batch."""
         self._deliver(self._address, batch_at, batch)
 
     def cancel(self) -> None:

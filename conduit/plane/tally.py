@@ -8,6 +8,7 @@ import numpy as np
 
 from conduit.errors import ConfigError
 from conduit.kernels.reference import from_bfloat16
+from conduit.store.statistics import count_upto
 from conduit.store.table import TableView
 from conduit.store.words import FINAL, W_BASE, W_LOCAL, W_PAGE, W_TICK
 
@@ -46,8 +47,7 @@ class Tally:
         if words[W_PAGE // 8] < 0 or self._table.segment.closed:
             return
         end = words[W_BASE // 8] + words[W_LOCAL // 8]
-        statistics = self._table.statistics
-        for name, counted in zip(statistics.fields, self._ticks, strict=True):
+        for name, counted in zip(self._table.layout.statistics, self._ticks, strict=True):
             rows = slice(end - (ticks - int(counted[0])) * stream.envs, end)
             if rows.start >= end:
                 continue
@@ -58,4 +58,4 @@ class Tally:
             array = from_bfloat16(array) if field.dtype == "bfloat16" else array
             if array.dtype.kind == "f":
                 array = array[np.isfinite(array).reshape(len(array), -1).all(1)]
-            statistics.count_upto(name, array, counted, ticks)
+            count_upto(self._table, name, array, counted, ticks)

@@ -108,7 +108,7 @@ def _cancel(gate):  # type: ignore[no-untyped-def]
 
 @kernel("int64(int64, int64)")
 def reserve(gate, count):  # type: ignore[no-untyped-def]
-    """Reserve samples; what is reserved still, of a batch that was not handed out, is given back first.
+    """Reserve samples.
 
     Args:
         gate: Address of the loader's words (G_*).
@@ -117,7 +117,6 @@ def reserve(gate, count):  # type: ignore[no-untyped-def]
     Returns:
         0, or what forbids it: 1 too few rows, 2 the ratio, 3 both; nothing is reserved then.
     """
-    _cancel(gate)
     table, seat = peek_i64(gate + G_TABLE), peek_i64(gate + G_SEAT)
     shrunk_at = peek_i64(table + T_CONTROL) + TABLE_SHRUNK
     blocked = 0
@@ -135,7 +134,7 @@ def reserve(gate, count):  # type: ignore[no-untyped-def]
             poke_i64(gate + G_SHRUNK, shrunk)
         blocked = (size < min_size) | ((inserted * spi - reserved < min_diff) << 1)
         if blocked == 0:
-            poke_i64(gate + G_HELD, count)
+            poke_i64(gate + G_HELD, peek_i64(gate + G_HELD) + count)
             return 0
         fetch_add(seat + SEAT_RESERVED, -count)
         # it may be only that others asked at the same moment, and withdraw as well
@@ -151,10 +150,11 @@ def deliver(gate, batch_at, batch):  # type: ignore[no-untyped-def]
 
     Args:
         gate: Address of the loader's words (G_*).
-        batch_at: Address of the number of the sampler's next batch.
+        batch_at: Address of the number of the sampler's next batch, or 0.
         batch: That number from now on.
     """
-    poke_i64(batch_at, batch)
+    if batch_at != 0:
+        poke_i64(batch_at, batch)
     count = peek_i64(gate + G_HELD)
     poke_i64(gate + G_HELD, 0)
     fetch_add(peek_i64(gate + G_SEAT) + SEAT_DELIVERED, count)

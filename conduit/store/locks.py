@@ -38,6 +38,8 @@ LOCK_CREATOR = LOCK_SPAN - 1
 
 _CLOSE = {"x86_64": 3, "aarch64": 57}.get(platform.machine(), -1)
 _FCNTL = {"x86_64": 72, "aarch64": 25}.get(platform.machine(), -1)
+_OPENAT = {"x86_64": 257, "aarch64": 56}.get(platform.machine(), -1)
+_HERE = -100
 _SET_LOCK, _WRITE, _UNLOCK = fcntl.F_OFD_SETLK, fcntl.F_WRLCK, fcntl.F_UNLCK
 
 L_BYTE, L_HELD, L_REQUEST = 0, 8, 16
@@ -118,6 +120,44 @@ def give_all(seat, _thing):  # type: ignore[no-untyped-def]
     return 0
 
 
+@kernel(types.int64(ObjectType(), ObjectType(), types.int64, types.int64))
+def _open_kept(words, path, flags, mode):  # type: ignore[no-untyped-def]
+    """Open the file of a name that ends with a zero byte, and note the descriptor; it is negative where that failed."""
+    fd = syscall(_OPENAT, _HERE, data_of(path), flags, mode, 0, 0)
+    poke_i64(data_of(words), fd)
+    return fd
+
+
+@kernel(types.int64(ObjectType(), ObjectType()))
+def _close_kept(words, _thing):  # type: ignore[no-untyped-def]
+    fd = peek_i64(data_of(words))
+    poke_i64(data_of(words), -1)
+    if fd >= 0:
+        syscall(_CLOSE, fd, 0, 0, 0, 0, 0)
+    return 0
+
+
+class _Kept:
+    """Has a descriptor until it is handed on."""
+
+
+def open_file(path: str | os.PathLike[str], flags: int, mode: int = 0o777) -> int:
+    """`os.open`, of which an interrupt between the system call and the caller leaves nothing open.
+
+    Raises:
+        OSError: As `os.open`.
+    """
+    kept, words = _Kept(), np.full(1, -1, np.int64)
+    when_gone(kept, entry(_close_kept), words)
+    name = np.frombuffer(os.fsencode(path) + b"\0", np.uint8)
+    if entry(_open_kept)(words, name, flags, mode) < 0:
+        return os.open(path, flags, mode)  # says what is wrong
+    fd = int(words[0])
+    # from here to the caller's next statement no signal is looked at
+    words[0] = -1
+    return fd
+
+
 class Locks:
     """A process's hold on a segment: its lock descriptor, and what it has taken under it; all of it ends with the object.
 
@@ -135,7 +175,7 @@ class Locks:
         """Open the descriptor on a segment's file."""
         # a fork in between would give the child a descriptor that nobody there knows of
         with opening():
-            self.seat[P_LOCK // 8] = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            self.seat[P_LOCK // 8] = open_file(path, os.O_RDWR | os.O_CLOEXEC)
             drop_in_child(self)
 
     @property

@@ -21,6 +21,7 @@ import posix_ipc
 from conduit.clock import Deadline
 from conduit.errors import AccessDenied, BadSegment, Busy, ConfigError, EngineNotFound
 from conduit.forking import LockFile
+from conduit.store.locks import open_file
 
 Backing = Literal["shm", "memfd"]
 
@@ -86,7 +87,7 @@ def _open_private(path: Path, flags: int, what: str, closed: int = 0o077, *, fol
     """
     kept = os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
     try:
-        fd = os.open(path, flags | kept)
+        fd = open_file(path, flags | kept)
     except NotADirectoryError as error:
         raise FileNotFoundError(path) from error
     except FileNotFoundError:

@@ -17,7 +17,6 @@ import uuid
 from collections.abc import Callable, Iterator
 
 import numpy as np
-import posix_ipc
 
 from conduit.errors import (
     AccessDenied,
@@ -31,7 +30,7 @@ from conduit.errors import (
 from conduit.forking import LockFile
 from conduit.store.allocation import allocate, check_room, fill_and_allocate
 from conduit.store.layout import HEADER_BYTES, MAGIC, VERSION, SegmentLayout, SegmentSpec, lay_out, read_spec
-from conduit.store.locks import LOCK_CREATOR, LOCK_SPAN, Locks, held, try_lock
+from conduit.store.locks import LOCK_CREATOR, LOCK_SPAN, Locks, held, open_file, try_lock
 from conduit.store.names import (
     SHM_DIRECTORY,
     Backing,
@@ -217,16 +216,18 @@ def create(
                 os.ftruncate(fd, layout.size)
                 segment = Segment(name, backing, fd, locks, layout)
                 fill_and_allocate(fd, layout.size, name, backing, fill(segment))
+            _write_header(segment)
+            if backing == "memfd":
+                segment.keep(fd)
+            else:
+                fd, data = -1, fd
+                os.close(data)
         except BaseException:
             unlink_segment(name)
             locks.close()
-            os.close(fd)
+            if fd >= 0:
+                os.close(fd)
             raise
-        if backing == "shm":
-            os.close(fd)
-        else:
-            segment.keep(fd)
-        _write_header(segment)
         return segment
 
 
@@ -250,16 +251,15 @@ def _create_files(name: str, backing: Backing) -> tuple[int, Locks]:
         locks.close()
         return -1, locks
     try:
-        # no size here: with one, an existing segment would be resized under its users
-        fd = posix_ipc.SharedMemory(shm_name(name), posix_ipc.O_CREX, size=0, mode=0o600).fd
-    except posix_ipc.ExistentialError as error:
+        fd = open_file(SHM_DIRECTORY / shm_name(name)[1:], os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except (FileExistsError, FileNotFoundError) as error:
         if not SHM_DIRECTORY.is_dir():
             raise NoSpace(
                 f'Expected a memory file system at {SHM_DIRECTORY}, found none: mount one, or use backing="memfd"'
             ) from error
         return -1, locks
-    except (posix_ipc.PermissionsError, OSError) as error:
-        if isinstance(error, OSError) and error.errno != errno.EROFS:
+    except OSError as error:
+        if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
             raise
         raise AccessDenied(
             f"Expected to be allowed to create {SHM_DIRECTORY}{shm_name(name)}, got {error}: "

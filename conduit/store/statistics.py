@@ -253,26 +253,7 @@ class Statistics:
         given = [(*self._field(name), value) for name, value in {**(values or {}), **named}.items()]
         checked = [(field, at, _as_values(field, value)) for field, at, value in given]
         for field, at, array in checked:
-            self._add(field, at + seat_bytes(field) * seat.number, array, 0, 0)
-
-    def count_upto(self, name: str, values: Any, note: Array, upto: int) -> None:
-        """`update` one field, and say in int64 [1] up to where a caller's values have been added: both are done or none.
-
-        Raises:
-            ConfigError, FieldError, Closed, Forked: As `update`.
-        """
-        seat = self._table.check_open()
-        field, at = self._field(name)
-        self._add(field, at + seat_bytes(field) * seat.number, _as_values(field, values), note.ctypes.data, upto)
-        note[0] = upto  # where there was nothing to add
-
-    def _add(self, field: Field, seat: int, array: Array, note: int, upto: int) -> None:
-        if not len(array):
-            return
-        elements = array.shape[1]
-        summary = np.empty(2 * elements, np.float64)
-        entry(summarise)(elements, array.ctypes.data, len(array), summary.ctypes.data)
-        entry(add)(seat, copy_bytes_of(field), elements, len(array), summary.ctypes.data, note, upto)
+            _add_to(at + seat_bytes(field) * seat.number, field, array, 0, 0)
 
     def stamp(self, name: str) -> int:
         """A number that changes with every update of a field."""
@@ -293,6 +274,28 @@ class Statistics:
         count = int(out[0])
         mean, spread = out[1:].reshape(2, *field.shape)
         return Moments(count, mean.copy(), spread / max(1, count))
+
+
+def count_upto(table: TableView, name: str, values: Any, note: Array, upto: int) -> None:
+    """Add values of one field, and say in int64 [1] up to where a caller's values have been added: both are done or none.
+
+    Raises:
+        FieldError, Closed, Forked: As `Statistics.update`.
+    """
+    seat = table.check_open()
+    field = table.layout.schema[name]
+    place = table.segment.base + table.layout.statistics[name] + seat_bytes(field) * seat.number
+    _add_to(place, field, _as_values(field, values), note.ctypes.data, upto)
+    note[0] = upto  # where there was nothing to add
+
+
+def _add_to(seat: int, field: Field, array: Array, note: int, upto: int) -> None:
+    if not len(array):
+        return
+    elements = array.shape[1]
+    summary = np.empty(2 * elements, np.float64)
+    entry(summarise)(elements, array.ctypes.data, len(array), summary.ctypes.data)
+    entry(add)(seat, copy_bytes_of(field), elements, len(array), summary.ctypes.data, note, upto)
 
 
 def totals_of(table: TableView, name: str) -> Array:

@@ -74,5 +74,5 @@ class Registration:
                 held.device.unregister(self._address)
 
     def __del__(self) -> None:
-        if not sys.is_finalizing():  # the kernel undoes it then
+        if hasattr(self, "_open") and not sys.is_finalizing():  # the kernel undoes it then
             self.close()

@@ -161,5 +161,5 @@ class Registered(Residence):
 
     def __del__(self) -> None:
         # leases of a loader that was dropped would end by themselves, maybe before the device has read
-        if not sys.is_finalizing():
+        if hasattr(self, "columns") and not sys.is_finalizing():
             self.close()
