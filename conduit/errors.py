@@ -29,6 +29,7 @@
     ├── MissingExtra(ImportError)         an optional package is not installed
     └── DeviceError(RuntimeError)         the GPU that was asked for cannot be used
         ├── MissingDevice                 there is no such GPU, or no driver for it
+        ├── NoPinnedMemory(MemoryError)   the system locks no more host memory for it
         └── LostDevice                    the GPU stopped working while it was in use
 
 Each error is also the builtin a caller would reach for, so ``except TimeoutError`` works without this module.
@@ -180,6 +181,10 @@ class DeviceError(ConduitError, RuntimeError):
 
 class MissingDevice(DeviceError):
     """There is no such GPU, no driver for it, or a torch that was built without it; the message says what is needed."""
+
+
+class NoPinnedMemory(DeviceError, MemoryError):
+    """The system gave no host memory that is locked, from which the GPU copies; the GPU goes on working."""
 
 
 class LostDevice(DeviceError):

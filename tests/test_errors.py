@@ -37,6 +37,7 @@ BUILTINS = {
     "MissingExtra": ImportError,
     "DeviceError": RuntimeError,
     "MissingDevice": RuntimeError,
+    "NoPinnedMemory": MemoryError,
     "LostDevice": RuntimeError,
 }
 

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from conduit.errors import ConfigError, DeviceError, LostDevice, MissingDevice, MissingExtra
+from conduit.errors import ConfigError, DeviceError, LostDevice, MissingDevice, MissingExtra, NoPinnedMemory
 from conduit.plane.device.interface import Device, Event, Stream, Tensor
 
 _PORTABLE, _MAPPED = 1, 2
@@ -23,6 +23,11 @@ def _guarded(place: str) -> Iterator[None]:
     except RuntimeError as error:
         if isinstance(error, DeviceError | torch.OutOfMemoryError) or "CUDA" not in str(error):
             raise
+        if "out of memory" in str(error):
+            raise DeviceError(
+                f"Expected {place} to have memory for what was asked of it, it reported: {error}. The device goes on working: lower "
+                "batch_size, buffers or pool, or let other programs on it end"
+            ) from error
         raise LostDevice(
             f"Expected {place} to go on working, it reported: {error}. Batches made since are not to be trusted; start a new "
             "process, and look at the driver's log (dmesg, nvidia-smi) before you go on"
@@ -30,8 +35,8 @@ def _guarded(place: str) -> Iterator[None]:
 
 
 class _CudaEvent(Event):
-    def __init__(self, event: Any, place: str) -> None:
-        self._event, self._place = event, place
+    def __init__(self, event: Any, place: str, stream: int) -> None:
+        self._event, self._place, self.stream = event, place, stream
 
     def passed(self) -> bool:
         with _guarded(self._place):
@@ -47,23 +52,30 @@ class _CudaEvent(Event):
 
 
 class _CudaStream(Stream):
-    def __init__(self, place: str) -> None:
+    def __init__(self, place: str, after: Event) -> None:
         import torch
 
         self._place = place
-        self._stream: Any = torch.cuda.Stream(device=place)  # type: ignore[no-untyped-call]
+        with _guarded(place):
+            self._stream: Any = torch.cuda.Stream(device=place)  # type: ignore[no-untyped-call]
+            self._wait_for((after,))
 
-    def copy(self, pairs: Sequence[tuple[Tensor, Tensor]], after: Event | None) -> Event:
+    def _wait_for(self, events: Sequence[Event]) -> None:
+        """Make the stream wait for events, on the device."""
+        for event in events:
+            assert isinstance(event, _CudaEvent)  # noqa: S101 - for the type checker
+            event.before(self._stream)
+
+    def copy(self, pairs: Sequence[tuple[Tensor, Tensor]], after: Sequence[Event]) -> Event:
         import torch
 
         with _guarded(self._place), torch.cuda.stream(self._stream):
-            if isinstance(after, _CudaEvent):
-                after.before(self._stream)
+            self._wait_for(after)
             for target, source in pairs:
                 target.copy_(source, non_blocking=True)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(self._stream)
-        return _CudaEvent(event, self._place)
+        return _CudaEvent(event, self._place, self._stream.cuda_stream)
 
     def close(self) -> None:
         with _guarded(self._place):
@@ -129,8 +141,17 @@ class CudaDevice(Device):
         """From torch's pinned allocator, whose blocks are whole pages."""
         import torch
 
-        with _guarded(self.place):
+        try:
             return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        except (RuntimeError, MemoryError) as error:
+            # torch says of a limit on locked memory what it says of a full device, and of some devices that were lost
+            if isinstance(error, RuntimeError) and not _is_about_memory(error):
+                with _guarded(self.place):
+                    raise
+            raise NoPinnedMemory(
+                f"Expected {size:,} bytes of host memory that is locked for {self.place}, the system gave none: {error}. Raise the "
+                "limit on locked memory (`ulimit -l`), free memory, or lower batch_size or buffers"
+            ) from error
 
     def upload(self, target: Tensor, source: Tensor) -> None:
         """On the current stream of the device."""
@@ -145,12 +166,13 @@ class CudaDevice(Device):
 
         with _guarded(self.place):
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(torch.cuda.current_stream(self.place))
-        return _CudaEvent(event, self.place)
+            current = torch.cuda.current_stream(self.place)
+            event.record(current)
+        return _CudaEvent(event, self.place, current.cuda_stream)
 
-    def stream(self) -> Stream:
+    def stream(self, after: Event) -> Stream:
         """A CUDA stream."""
-        return _CudaStream(self.place)
+        return _CudaStream(self.place, after)
 
     def register(self, address: int, size: int) -> str:
         """cudaHostRegister, portable and mapped; the driver locks the memory, which takes about as long as a copy."""
@@ -175,7 +197,7 @@ class CudaDevice(Device):
         """cudaHostUnregister, after everything that was launched."""
         import torch
 
-        with torch.cuda.device(self.place):
+        with _guarded(self.place), torch.cuda.device(self.place):
             torch.cuda.synchronize()
             torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
 
@@ -200,12 +222,19 @@ class CudaDevice(Device):
                 work()
             torch.cuda.current_stream().wait_stream(beside)
             graph = torch.cuda.CUDAGraph()
-            # what other threads do meanwhile, such as asking events, is no part of it
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            # what other threads do meanwhile, such as asking events, is no part of it; the stream is named, since torch's own one
+            # for captures belongs to whichever device was captured on first
+            with torch.cuda.graph(graph, stream=beside, capture_error_mode="thread_local"):
                 work()
             graph.replay()
         replay: Callable[[], None] = graph.replay
         return replay
+
+
+def _is_about_memory(error: RuntimeError) -> bool:
+    """Whether a failed call of torch's pinned allocator says that there is no memory, or that it may not be locked."""
+    text = str(error).lower()
+    return any(word in text for word in ("out of memory", "memory allocation", "not supported", "not permitted"))
 
 
 class _Memory:

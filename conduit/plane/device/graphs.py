@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from conduit.errors import ConfigError
+from conduit.errors import Closed, ConfigError
 from conduit.kernels.cpu import GENERATION_MASK, ROW_BITS
 from conduit.kernels.plan import INTERNAL, KEYS, Plan
 from conduit.kernels.windows import Transition
@@ -58,7 +58,8 @@ class Draws:
     """Batches drawn by the device, in arrays that stay where they are: each draw overwrites the one before.
 
     Use `replay`, or put `launch` into a graph of your own, and call `launched` after each launch of it. All of it is in the order of
-    the current stream, and nothing of it waits.
+    the current stream, and nothing of it waits. Once the loader is closed the pool is gone and these calls raise Closed; a graph of
+    your own must not be launched any more.
 
     Attributes:
         outputs: {name: tensor} of the batch; its rows are zeros where nothing was drawn, and ids -1.
@@ -67,11 +68,13 @@ class Draws:
     """
 
     def __init__(self, device: Device, table: TableView, plan: Plan, mirror: Mirror, seed: int, number: int) -> None:
+        self._mirror = mirror
+        self._check_open()
         check_plan(plan, table.layout.schema)
         window = plan.window
         if not isinstance(window, Transition) or any(output.shift is not None for output in plan.outputs):
             raise ConfigError(f"Expected a plan that the device can draw for, got {window}: {_LACKS}")
-        self._device, self._table, self._plan, self._mirror, self._window = device, table, plan, mirror, window
+        self._device, self._table, self._plan, self._window = device, table, plan, window
         size, slots = plan.batch_size, mirror.slots
         heads: Spans = dict.fromkeys(("firsts", "committed", "over", "envs", "names", "streams"), (_INT64, (slots,)))
         heads |= {"starts": (_INT64, (slots + 1,)), "listed": (_INT64, (1,)), "state": (_INT64, (2,))}
@@ -124,14 +127,30 @@ class Draws:
         self._replay: Callable[[], None] | None = None
         self._seed, self._number = seed, number
 
+    def _check_open(self) -> None:
+        if self._mirror.closed:
+            raise Closed(
+                "Expected draws of an open loader, this one was closed, and the pool is gone: open another one"
+            )
+
     def seek(self, seed: int, number: int) -> None:
-        """Make the draw of this seed and number the next one; it waits for the device."""
+        """Make the draw of this seed and number the next one; it waits for the device.
+
+        Raises:
+            Closed: The loader was closed.
+        """
+        self._check_open()
         from conduit.kernels.gpu.philox import make_state
 
         self._heads["state"].copy_(make_state(seed, number, self._device.place))
 
     def refresh(self) -> None:
-        """Bring the pool and the list of what is in it up to date, in the order of the current stream."""
+        """Bring the pool and the list of what is in it up to date, in the order of the current stream.
+
+        Raises:
+            Closed: The loader was closed.
+        """
+        self._check_open()
         self._mirror.refresh()
         self._show()
 
@@ -195,7 +214,12 @@ class Draws:
         heads["listed"][0] = len(listed)
 
     def launch(self) -> None:
-        """Launch a draw: kernels only, so it may be captured."""
+        """Launch a draw: kernels only, so it may be captured.
+
+        Raises:
+            Closed: The loader was closed.
+        """
+        self._check_open()
         from conduit.kernels.gpu import draws, frames, philox, transitions
         from conduit.kernels.gpu.gather import MOST_FIELDS, Gather, gather
 
@@ -277,7 +301,12 @@ class Draws:
         philox.advance(heads["state"])
 
     def launched(self) -> None:
-        """A draw was launched in the current stream: the pool's pages are kept until it has passed."""
+        """A draw was launched in the current stream: the pool's pages are kept until it has passed.
+
+        Raises:
+            Closed: The loader was closed: what was launched has read memory that was no pool any more.
+        """
+        self._check_open()
         self._mirror.batched(self._device.record())
 
     def replay(self) -> dict[str, Tensor]:
@@ -285,7 +314,11 @@ class Draws:
 
         Returns:
             `outputs`.
+
+        Raises:
+            Closed: The loader was closed.
         """
+        self._check_open()
         if self._replay is None:
             self._replay = self._device.capture(self.launch)
             self.seek(self._seed, self._number)

@@ -28,6 +28,8 @@ class _Done(Event):
 
 
 class _Work(Event):
+    stream = 1
+
     def __init__(self, future: Future[None]) -> None:
         self._future = future
 
@@ -39,13 +41,14 @@ class _Work(Event):
 
 
 class _Thread(Stream):
-    def __init__(self) -> None:
+    def __init__(self, after: Event) -> None:
         self._thread = ThreadPoolExecutor(1, "conduit-copies")
+        self._thread.submit(after.wait)
 
-    def copy(self, pairs: Sequence[tuple[Tensor, Tensor]], after: Event | None) -> Event:
+    def copy(self, pairs: Sequence[tuple[Tensor, Tensor]], after: Sequence[Event]) -> Event:
         def work() -> None:
-            if after is not None:
-                after.wait()
+            for event in after:
+                event.wait()
             for target, source in pairs:
                 target.copy_(source)
 
@@ -105,9 +108,9 @@ class HostDevice(Device):
         """An event that has passed: the calling thread has done what it was told."""
         return _Done()
 
-    def stream(self) -> Stream:
+    def stream(self, after: Event) -> Stream:
         """A thread that copies."""
-        return _Thread()
+        return _Thread(after)
 
     def register(self, address: int, size: int) -> str:
         """Noted in `registered`."""

@@ -12,7 +12,13 @@ Tensor = Any
 
 
 class Event(ABC):
-    """A point in a stream's work."""
+    """A point in a stream's work.
+
+    Attributes:
+        stream: Number of that stream: of two events of one stream the later one is behind the earlier.
+    """
+
+    stream: int = 0
 
     @abstractmethod
     def passed(self) -> bool:
@@ -35,8 +41,8 @@ class Stream(ABC):
     """Work beside that of the current stream: copies from host memory into the pool."""
 
     @abstractmethod
-    def copy(self, pairs: Sequence[tuple[Tensor, Tensor]], after: Event | None) -> Event:
-        """Copy each pair's second tensor (host) into its first (device) once `after` has passed; never waits for the copies.
+    def copy(self, pairs: Sequence[tuple[Tensor, Tensor]], after: Sequence[Event]) -> Event:
+        """Copy each pair's second tensor (host) into its first (device) once all of `after` have passed; never waits for the copies.
 
         Returns:
             An event behind the last copy.
@@ -66,7 +72,11 @@ class Device(ABC):
 
     @abstractmethod
     def pinned(self, size: int) -> Tensor:
-        """uint8 [size] in host memory that the device copies from by itself; its address is a multiple of 128."""
+        """uint8 [size] in host memory that the device copies from by itself; its address is a multiple of 128.
+
+        Raises:
+            NoPinnedMemory: The system does not lock so much memory.
+        """
 
     @abstractmethod
     def upload(self, target: Tensor, source: Tensor) -> None:
@@ -77,8 +87,12 @@ class Device(ABC):
         """An event behind everything that the current stream was given so far."""
 
     @abstractmethod
-    def stream(self) -> Stream:
-        """A stream of its own."""
+    def stream(self, after: Event) -> Stream:
+        """A stream of its own, whose work begins behind an event.
+
+        Memory from `empty` may still be in use by what the current stream was given before it was asked for: whoever works in such
+        memory on a stream of its own hands in an event that was recorded behind `empty`.
+        """
 
     @abstractmethod
     def register(self, address: int, size: int) -> str:

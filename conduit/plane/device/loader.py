@@ -144,8 +144,11 @@ class DeviceLoader(Loader):
 
     def close(self) -> None:
         """Wait for what is under way, give the pool and the registered memory back. Batches that are held stay valid."""
-        for buffer in self._buffers:
-            assert isinstance(buffer, DeviceBuffer)  # noqa: S101 - for the type checker
-            buffer.wait()
-        super().close()
-        self._give_back()
+        try:
+            for buffer in self._buffers:
+                assert isinstance(buffer, DeviceBuffer)  # noqa: S101 - for the type checker
+                buffer.wait()
+        finally:
+            # a device that was lost keeps neither the loader's name nor memory of the host
+            super().close()
+            self._give_back()

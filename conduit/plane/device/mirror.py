@@ -8,12 +8,14 @@ that would push out the oldest must be younger than it. Nothing in here waits fo
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from conduit.errors import CapacityError, ConfigError
+from conduit.errors import CapacityError, ConfigError, DeviceError
 from conduit.jit import entry
 from conduit.numbers import whole
 from conduit.plane.device.interface import Device, Event, Tensor, columns_in
@@ -81,6 +83,7 @@ class Mirror(Residence):
     def __init__(self, device: Device, table: TableView, size: str | int, registration: Registration | None) -> None:
         from conduit.kernels.gpu.launching import LARGEST
 
+        self._closed = True
         self._table = table
         self._registration = registration
         self._page_rows = table.layout.page_rows
@@ -88,23 +91,25 @@ class Mirror(Residence):
         page_bytes = sum(self._page_rows * stride for _, stride, _, _ in sources.values())
         fits = _slots(size, page_bytes, len(sources), device)
         self.slots = min(table.layout.pages, fits, LARGEST // self._page_rows)
+        self.places = no_places(table.layout.pages)
+        self._flying: list[_Copy] = []
+        self._reads: dict[int, Event] = {}
         places, end = {}, 0
         for name, (_, stride, dtype, shape) in sources.items():
             places[name] = end, stride, dtype, shape
             end = align(end + self.slots * self._page_rows * stride)
         self._memory = device.empty(end)
+        # the allocator hands out memory that earlier work of the current stream may still use: copies begin behind that
+        self._stream = device.stream(device.record())
+        self._closed = False
         self.columns = columns_in(self._memory, 0, places, self.slots * self._page_rows)
         # copied as bytes, padding included: rows that lie apart would be gathered by the host first
         self._targets = _rows_in(self._memory, places, self.slots * self._page_rows)
         self._sources = _rows_in(_host_memory(table), sources, table.layout.rows)
-        self.places = no_places(table.layout.pages)
         self.slot_of = np.full(table.layout.pages, -1, np.int64)
         self._page_of = np.full(self.slots, -1, np.int64)
         self._ages = np.zeros(self.slots, np.int64)
         self.words = table.pages()
-        self._stream = device.stream()
-        self._flying: list[_Copy] = []
-        self._read: Event | None = None
         self.dropped = self.copied = self.refreshed = 0
 
     def refresh(self) -> None:
@@ -196,7 +201,7 @@ class Mirror(Residence):
             for name, source in self._sources.items()
         ]
         self.slot_of[page], self._page_of[slot], self._ages[slot] = slot, page, age
-        event = self._stream.copy(pairs, self._read)
+        event = self._stream.copy(pairs, tuple(self._reads.values()))
         self._flying.append(_Copy(page, slot, generation, committed, tail, event))
         return True
 
@@ -204,8 +209,10 @@ class Mirror(Residence):
         """`places` says it already."""
 
     def batched(self, event: Event) -> None:
-        """Slots that are filled from now on wait for it on the device."""
-        self._read = event
+        """Slots that are filled from now on wait for it on the device, and for the last one of each other stream."""
+        self._reads[event.stream] = event
+        if len(self._reads) > 1:
+            self._reads = {stream: one for stream, one in self._reads.items() if one is event or not one.passed()}
 
     def fill(self) -> None:
         """Mirror until nothing is left to do, waiting for the device: for tests and for a quiet start."""
@@ -215,16 +222,33 @@ class Mirror(Residence):
                 return
             self._flying[-1].event.wait()
 
+    @property
+    def closed(self) -> bool:
+        """True once its memory is given back."""
+        return self._closed
+
     def close(self) -> None:
-        """Wait for the copies and for what reads the pool."""
-        self._stream.close()
-        if self._read is not None:
-            self._read.wait()
-        self._flying = []
-        self.columns, self._targets, self._memory = {}, {}, None
-        self.places[:, BASE] = -1
-        if self._registration is not None:
-            self._registration.close()
+        """Wait for the copies and for what reads the pool. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._stream.close()
+            for event in self._reads.values():
+                event.wait()
+        finally:
+            self._flying, self._reads = [], {}
+            self.columns, self._targets, self._memory = {}, {}, None
+            self.places[:, BASE] = -1
+            if self._registration is not None:
+                self._registration.close()
+
+    def __del__(self) -> None:
+        # memory of a mirror that was dropped would be another's before the last copies into it are done; one that could not be made
+        # has none
+        if not sys.is_finalizing() and not getattr(self, "_closed", True):
+            with contextlib.suppress(DeviceError):
+                self.close()
 
 
 def _slots(size: str | int, page_bytes: int, columns: int, device: Device) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 
+from conduit.errors import DeviceError
 from conduit.forking import renew_in_child
 from conduit.plane.device.interface import Device, Tensor
 from conduit.store.declaration import align
@@ -75,4 +77,5 @@ class Registration:
 
     def __del__(self) -> None:
         if hasattr(self, "_open") and not sys.is_finalizing():  # the kernel undoes it then
-            self.close()
+            with contextlib.suppress(DeviceError):
+                self.close()

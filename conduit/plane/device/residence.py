@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
 
-from conduit.errors import Overwritten
+from conduit.errors import DeviceError, Overwritten
 from conduit.kernels.staging import PL_BASE, PL_BYTES, PL_GENERATION, PL_ROWS, PL_TAIL
 from conduit.plane.device.interface import Event, Tensor, columns_in
 from conduit.plane.device.registration import Registration
@@ -150,16 +151,19 @@ class Registered(Residence):
 
     def close(self) -> None:
         """Wait for the batches under way, end the leases, let the registration go."""
-        for event, _ in self._flying:
-            event.wait()
-        self._flying = []
-        for lease in self._leases.values():
-            lease.end()
-        self._leases = {}
-        self.columns = {}
-        self._registration.close()
+        try:
+            for event, _ in self._flying:
+                event.wait()
+        finally:
+            self._flying = []
+            for lease in self._leases.values():
+                lease.end()
+            self._leases = {}
+            self.columns = {}
+            self._registration.close()
 
     def __del__(self) -> None:
         # leases of a loader that was dropped would end by themselves, maybe before the device has read
         if hasattr(self, "columns") and not sys.is_finalizing():
-            self.close()
+            with contextlib.suppress(DeviceError):
+                self.close()

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import conduit
-from conduit.errors import ConfigError
+from conduit.errors import Closed, ConfigError
 from tests.gpu.device.conftest import SMALL, Source
 
 WINDOWS = [
@@ -167,3 +167,18 @@ def test_fields_of_any_name_and_several_rewards_come_as_on_the_cpu(make, device,
                 assert torch.equal(copy[name].cpu(), want), name
             assert torch.equal(copy.ids.cpu(), batch.ids)
             assert torch.equal(batch["ids"], batch["state"] + 0.5)
+
+
+def test_draws_of_a_closed_loader_are_closed(make, device):
+    engine = make(SMALL)
+    Source(engine)(100)
+    loader = engine.loader("replay", batch_size=4, device=device, pool="1 MiB")
+    loader.residence.fill()
+    draws = loader.draws()
+    draws.replay()
+    before = {name: tensor.clone() for name, tensor in draws.outputs.items()}
+    loader.close()
+    for call in (draws.replay, draws.refresh, draws.launch, draws.launched, lambda: draws.seek(0, 1), loader.draws):
+        with pytest.raises(Closed, match="open loader, this one was closed"):
+            call()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in draws.outputs.items())

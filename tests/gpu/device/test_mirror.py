@@ -1,15 +1,147 @@
 """The pool: what is in it is what the table has; what a writer took meanwhile is dropped."""
 
+import gc
 import threading
+import time
 
 import numpy as np
 import pytest
 import torch
 
-from conduit.errors import CapacityError, ConfigError
+from conduit.errors import CapacityError, ConfigError, LostDevice
+from conduit.plane.device.host import HostDevice
+from conduit.plane.device.interface import Event
 from conduit.plane.device.mirror import Mirror
 from conduit.plane.device.residence import BASE, GENERATION, ROWS, TAIL
 from tests.gpu.device.conftest import SMALL, Source, host_only
+
+
+class Late(Event):
+    """An event that passes when it is told to."""
+
+    def __init__(self, stream=0):
+        self.stream = stream
+        self.passed_at = threading.Event()
+
+    def passed(self):
+        return self.passed_at.is_set()
+
+    def wait(self):
+        assert self.passed_at.wait(30)
+
+
+class Noting(HostDevice):
+    """Host memory whose current stream is late: what it was given has not passed until `release`; notes what it does."""
+
+    def __init__(self):
+        super().__init__(1 << 26)
+        self.done = []
+        self.events = []
+
+    def empty(self, size):
+        self.done.append("empty")
+        return super().empty(size)
+
+    def record(self):
+        self.done.append("record")
+        self.events.append(Late())
+        return self.events[-1]
+
+    def stream(self, after):
+        self.done.append("stream")
+        made = super().stream(after)
+        end = made.close
+        made.close = lambda: (self.done.append("waited"), end())
+        return made
+
+    def release(self):
+        for event in self.events:
+            event.passed_at.set()
+
+
+@host_only
+def test_the_first_copies_wait_for_what_used_the_pools_memory_before(make):
+    """The allocator hands out memory that work of the current stream may still use: the event is right behind it."""
+    device = Noting()
+    engine = make(SMALL)
+    source, view = Source(engine), engine._views["replay"]
+    mirror = Mirror(device, view, "1 MiB", None)
+    assert device.done == ["empty", "record", "stream"]
+    mirror._memory.fill_(77)
+    source(100)
+    mirror.refresh()
+    time.sleep(0.1)
+    assert mirror._flying
+    assert not mirror._flying[0].event.passed()
+    assert (mirror._memory == 77).all()
+    device.release()
+    mirror.fill()
+    assert assert_mirrored(mirror, view) >= 90
+    mirror.close()
+
+
+@host_only
+def test_copies_wait_for_the_last_batch_of_every_stream(make):
+    engine = make(SMALL, capacity=600)
+    source, view = Source(engine), engine._views["replay"]
+    mirror = Mirror(HostDevice(1 << 26), view, 8000, None)
+    source(400)
+    mirror.fill()
+    first, second, third = Late(7), Late(8), Late(8)
+    for event in (first, second, third):
+        mirror.batched(event)
+    source(200)
+    mirror.refresh()
+    third.passed_at.set()
+    time.sleep(0.1)
+    assert not mirror._flying[0].event.passed(), "a batch of another stream still reads the pool"
+    first.passed_at.set()
+    mirror.fill()
+    assert_mirrored(mirror, view)
+    mirror.batched(third)
+    assert list(mirror._reads) == [8]
+    mirror.close()
+
+
+@host_only
+def test_a_mirror_that_is_dropped_waits_for_its_copies_and_one_that_could_not_be_made_for_none(make, device):
+    class Failing(Noting):
+        def stream(self, after):
+            raise LostDevice("Expected cpu to go on working")
+
+    engine = make(SMALL)
+    Source(engine)(100)
+    noting, view = Noting(), engine._views["replay"]
+    mirror = Mirror(noting, view, "1 MiB", None)
+    mirror.refresh()
+    memory = mirror._memory
+    threading.Timer(0.2, noting.release).start()
+    del mirror
+    gc.collect()
+    assert noting.done[-1] == "waited"
+    before = memory.clone()
+    time.sleep(0.05)
+    assert torch.equal(memory, before), "nothing is copied into it any more"
+    for other, size in ((noting, 100), (Failing(), "1 MiB")):
+        with pytest.raises((CapacityError, LostDevice)):
+            Mirror(other, view, size, None)
+    gc.collect()  # a destructor that fails would be an error of the test
+
+
+@host_only
+def test_a_mirror_is_closed_once_and_lets_go_also_of_a_device_that_was_lost(make):
+    class Lost(Late):
+        def wait(self):
+            raise LostDevice("Expected cpu to go on working")
+
+    engine = make(SMALL)
+    mirror = Mirror(HostDevice(1 << 26), engine._views["replay"], "1 MiB", None)
+    mirror.batched(Lost())
+    with pytest.raises(LostDevice):
+        mirror.close()
+    assert mirror.closed
+    assert mirror._memory is None
+    mirror.close()
 
 
 @pytest.fixture
@@ -143,29 +275,20 @@ def test_a_page_that_is_overwritten_while_it_is_copied_is_dropped(mirrored):
 
 def test_a_slot_is_filled_anew_only_after_what_reads_it(mirrored, device):
     """A copy into the pool waits for the event behind the last batch."""
-
-    class Late:
-        passed_at = threading.Event()
-
-        def passed(self):
-            return self.passed_at.is_set()
-
-        def wait(self):
-            assert self.passed_at.wait(30)
-
+    late = Late()
     source, mirror, view = mirrored(8000, capacity=600)
     source(400)
     mirror.fill()
     if device.place != "cpu":
         pytest.skip("of host memory as a device")
-    mirror.batched(Late())
+    mirror.batched(late)
     kept = {name: column.clone() for name, column in mirror.columns.items()}
     source(200)
     mirror.refresh()
     assert mirror._flying
     assert not mirror._flying[0].event.passed()
     assert all(torch.equal(column, kept[name]) for name, column in mirror.columns.items())
-    Late.passed_at.set()
+    late.passed_at.set()
     mirror.fill()
     assert_mirrored(mirror, view)
 

@@ -1,5 +1,6 @@
 """What is refused when a loader on a device is opened, and what it holds while it is open."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,9 +9,10 @@ import pytest
 import torch
 
 import conduit
-from conduit.errors import Closed, ConfigError, LostDevice, MissingDevice, SchemaMismatch
+from conduit.errors import Closed, ConfigError, DeviceError, LostDevice, MissingDevice, NoPinnedMemory, SchemaMismatch
 from conduit.plane.device.cuda import CudaDevice
 from conduit.plane.device.graphs import Draws
+from conduit.plane.device.interface import Event
 from conduit.plane.device.registration import Registration
 from conduit.testing.invariants import slots_in_use
 from tests.gpu.device.conftest import SCHEMA, SMALL, Source, host_only
@@ -159,6 +161,62 @@ def test_what_torch_reports_of_a_cuda_device_is_said_in_the_products_words():
         with pytest.raises(type(error), match=str(error)) as raised, _guarded("cuda:0"):
             raise error
         assert raised.value is error
+
+
+def test_a_device_that_is_only_full_is_not_lost():
+    from conduit.plane.device.cuda import _guarded
+
+    with pytest.raises(DeviceError, match=r"cuda:0 to have memory.*goes on working") as raised, _guarded("cuda:0"):
+        raise RuntimeError("CUDA error: out of memory")
+    assert not isinstance(raised.value, LostDevice)
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be"), NoPinnedMemory),
+        (RuntimeError("CUDA error: operation not permitted"), NoPinnedMemory),
+        (MemoryError("no memory"), NoPinnedMemory),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), LostDevice),
+        (RuntimeError("CUDA error: unspecified launch failure"), LostDevice),
+    ],
+    ids=str,
+)
+def test_a_failed_pinned_allocation_is_an_error_of_its_own(monkeypatch, said, error):
+    """What torch's allocator raises, without a GPU to raise it."""
+
+    def failing(*_, **__):
+        raise said
+
+    device = object.__new__(CudaDevice)
+    device.place = "cuda:0"
+    monkeypatch.setattr(torch, "empty", failing)
+    with pytest.raises(error) as raised:
+        device.pinned(1 << 20)
+    assert isinstance(raised.value, LostDevice) == (error is LostDevice)
+    if error is NoPinnedMemory:
+        assert isinstance(raised.value, MemoryError)
+        assert re.search(r"(?s)1,048,576 bytes of host memory.*ulimit -l.*batch_size or buffers", str(raised.value))
+
+
+@host_only
+def test_a_loader_of_a_device_that_was_lost_still_lets_its_name_and_memory_go(make, device):
+    class Lost(Event):
+        def passed(self):
+            return False
+
+        def wait(self):
+            raise LostDevice("Expected cpu to go on working")
+
+    engine = make()
+    Source(engine)(60)
+    loader = engine.loader("replay", batch_size=2, device=device, pool="1 MiB", name="learner")
+    loader.next()
+    loader._buffers[0]._event = Lost()
+    with pytest.raises(LostDevice):
+        loader.close()
+    assert device.registered == {}
+    engine.loader("replay", batch_size=2, device=device, name="learner").close()
 
 
 PROBE = """
