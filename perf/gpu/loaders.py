@@ -14,8 +14,9 @@ import conduit
 from conduit.plane.device.interface import Device
 from conduit.plane.device.loader import DeviceLoader
 from conduit.plane.device.mirror import Mirror
+from perf.gpu.found import Found
 from perf.gpu.kernels import SCALE, Frames
-from perf.gpu.measuring import Bench, Found, close
+from perf.gpu.measuring import Bench, close
 
 Step = Callable[[torch.Tensor, torch.Tensor], None]
 
@@ -142,7 +143,7 @@ def _dense(bench: Bench) -> Step:
 
 def _waits(bench: Bench, name: str, loader: DeviceLoader, step: Step, *, graph: bool = False) -> None:
     """Steps on fresh batches against steps on one batch; the difference is what the learner waits."""
-    bench.clock.check(10.0)
+    bench.check(10.0)
     print(f"  {name} ...", flush=True)
     draws = loader.draws() if graph else None
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from conduit.kernels.gpu.launching import recorded
+from perf.gpu.found import Found
+from perf.gpu.running import Clock
 
 Work = Callable[[], object]
 
@@ -19,60 +20,6 @@ _PER_GRAPH = 10
 
 class OutOfTime(Exception):
     """The script's own deadline has passed."""
-
-
-@dataclass
-class Found:
-    """One row of the table.
-
-    Attributes:
-        name: What was measured.
-        device_us: Time on the device: of a CUDA graph of several launches where the work can be captured, divided by them.
-        call_us: Time of a call, launch costs included, when many are made without waiting in between.
-        bytes: Read and written, as counted by hand; 0 where no rate is of interest.
-        rate: GB/s of these bytes.
-        share: Of the rate of a device copy (or, for work that crosses the bus, of a copy from the host).
-        launches: Kernels per call.
-        others: {method: microseconds of a call}.
-        note: Why something is missing.
-    """
-
-    name: str
-    device_us: float | None = None
-    call_us: float | None = None
-    bytes: int = 0
-    rate: float | None = None
-    share: float | None = None
-    launches: int | None = None
-    others: dict[str, float] = field(default_factory=dict)
-    note: str = ""
-
-
-class Clock:
-    """Seconds since the start, and the deadline."""
-
-    def __init__(self, allowed: float) -> None:
-        self._begun = time.monotonic()
-        self.allowed = allowed
-
-    @property
-    def spent(self) -> float:
-        """Seconds since the start."""
-        return time.monotonic() - self._begun
-
-    @property
-    def left(self) -> float:
-        """Seconds until the deadline."""
-        return self.allowed - self.spent
-
-    def check(self, needed: float = 0.0) -> None:
-        """Refuse what would end after the deadline.
-
-        Raises:
-            OutOfTime: Fewer than `needed` seconds are left.
-        """
-        if self.left < needed:
-            raise OutOfTime
 
 
 class Bench:
@@ -94,6 +41,15 @@ class Bench:
         self.clock = clock
         self.copy_rate = self.bus_rate = 0.0
         self.found: list[Found] = []
+
+    def check(self, needed: float = 0.0) -> None:
+        """Refuse what would end after the deadline.
+
+        Raises:
+            OutOfTime: Fewer than `needed` seconds are left.
+        """
+        if self.clock.left < needed:
+            raise OutOfTime
 
     def size(self, real: int, tiny: int) -> int:
         """A size of a workload."""
@@ -120,7 +76,7 @@ class Bench:
         count = int(min(max(seconds / 5 / once, 1), 300))
         rounds = []
         for _ in range(5):
-            self.clock.check()
+            self.check()
             begun = time.perf_counter()
             for _ in range(count):
                 work()
@@ -180,7 +136,7 @@ class Bench:
             compiled: torch's way as a function, for torch.compile.
             capture: Whether it can be captured in a graph.
         """
-        self.clock.check(5.0)
+        self.check(5.0)
         print(f"  {name} ...", flush=True)
         with recorded() as launches:
             work()
@@ -193,7 +149,7 @@ class Bench:
         found.device_us = self.device_us(work) if capture else None
         found.call_us = self.call_us(work)
         for label, other in (others or {}).items():
-            self.clock.check()
+            self.check()
             found.others[label] = self.call_us(other)
         if compiled is not None:
             self._compile(found, compiled)

@@ -1,19 +1,11 @@
-"""The table, the bars and the JSON of perf/gpu_check.py."""
+"""The table and the bars of perf/gpu_check.py; standard library only."""
 
 from __future__ import annotations
 
-import json
-import platform
-import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
-import torch
-import triton
-
-from perf.gpu.measuring import Found
+from perf.gpu.found import Found
 
 
 @dataclass(frozen=True)
@@ -99,32 +91,3 @@ def table(found: Sequence[Found]) -> str:
             + (f"  [{one.note}]" if one.note else "")
         )
     return "\n".join(lines)
-
-
-def machine() -> dict[str, Any]:
-    """What the figures belong to."""
-    about: dict[str, Any] = {
-        "python": sys.version.split()[0],
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "system": platform.platform(),
-        "processor": platform.machine(),
-    }
-    if torch.cuda.is_available():
-        properties = torch.cuda.get_device_properties(0)
-        about |= {"gpu": properties.name, "gpu memory": properties.total_memory, "cuda": torch.version.cuda}
-    return about
-
-
-def write(path: Path, found: Sequence[Found], tests: dict[str, Any], *, seconds: float, interpreted: bool) -> None:
-    """Write everything as JSON."""
-    content = {
-        "machine": machine(),
-        "interpreted": interpreted,
-        "seconds": seconds,
-        "tests": tests,
-        "rows": [asdict(one) for one in found],
-        "bars": [{**asdict(bar), "reached": bar.reached} for bar in bars(found)],
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1) + "\n")
