@@ -20,7 +20,6 @@ from conduit.kernels import rows
 from conduit.kernels.philox import random_pair, scale_to
 from conduit.kernels.plan import NEXT, Output
 from conduit.kernels.rows import (
-    _EXACT_IN_FLOAT32,
     _POINTERS,
     _READ,
     _SIGNATURE,
@@ -50,7 +49,7 @@ from conduit.kernels.rows import (
     D_WIDTH,
     _as_is,
 )
-from conduit.kernels.transforms import FLOATS
+from conduit.kernels.transforms import FLOATS, is_narrow
 from conduit.store.atomics import copy_bytes, peek_f64, peek_i64, poke_i64, zero_bytes
 
 PICK, PICK_SHIFT = -(1 << 63), 32
@@ -66,12 +65,11 @@ def moves(seed, batch, pick, slot, pad):  # type: ignore[no-untyped-def]
     return scale_to(first, 2 * pad + 1) - pad, scale_to(second, 2 * pad + 1) - pad
 
 
-def _element(source_dtype: str, dtype: str, normalised: bool, affine: bool, clipped: bool) -> Any:
+def _element(source_dtype: str, dtype: str, normalised: bool, affine: bool, clipped: bool, narrow: bool) -> Any:
     """One element's conversion, and the type that factors and bounds have in it."""
     read, write = _READ.get(source_dtype, _as_is), _WRITE[dtype]
     whole = source_dtype not in FLOATS and dtype not in FLOATS
-    narrow = source_dtype in _EXACT_IN_FLOAT32 and dtype != "float64" and not normalised
-    work = int64 if whole and clipped else float32 if narrow else float64
+    work = int64 if whole and clipped else float32 if narrow and not normalised else float64
 
     @inner
     def convert(x, mean, inverse, factor, offset, low, high):  # type: ignore[no-untyped-def]
@@ -91,8 +89,10 @@ def _element(source_dtype: str, dtype: str, normalised: bool, affine: bool, clip
     return convert, work
 
 
-def _converter(source_dtype: str, dtype: str, normalised: bool, affine: bool, clipped: bool) -> Callable[..., int]:
-    convert, work = _element(source_dtype, dtype, normalised, affine, clipped)
+def _converter(
+    source_dtype: str, dtype: str, normalised: bool, affine: bool, clipped: bool, is_narrow: bool
+) -> Callable[..., int]:
+    convert, work = _element(source_dtype, dtype, normalised, affine, clipped, is_narrow)
     bound = peek_i64 if work is int64 else peek_f64
     source_pointer, out_pointer, real = _POINTERS[source_dtype], _POINTERS[dtype], _POINTERS["float64"]
 
@@ -127,8 +127,10 @@ def _converter(source_dtype: str, dtype: str, normalised: bool, affine: bool, cl
     return convert_rows
 
 
-def _mover(source_dtype: str, dtype: str, normalised: bool, affine: bool, clipped: bool) -> Callable[..., int]:
-    convert, work = _element(source_dtype, dtype, normalised, affine, clipped)
+def _mover(
+    source_dtype: str, dtype: str, normalised: bool, affine: bool, clipped: bool, is_narrow: bool
+) -> Callable[..., int]:
+    convert, work = _element(source_dtype, dtype, normalised, affine, clipped, is_narrow)
     bound = peek_i64 if work is int64 else peek_f64
     source_pointer, out_pointer, real = _POINTERS[source_dtype], _POINTERS[dtype], _POINTERS["float64"]
     wide, narrow = DTYPES[source_dtype].itemsize, DTYPES[dtype].itemsize
@@ -306,7 +308,13 @@ def describe(
         return words
     kind = _converter if output.shift is None else _mover
     words[0] = _address(
-        kind, output.field.dtype, wanted.dtype, output.normalise is not None, wanted.is_affine, wanted.is_clipped
+        kind,
+        output.field.dtype,
+        wanted.dtype,
+        output.normalise is not None,
+        wanted.is_affine,
+        wanted.is_clipped,
+        is_narrow(wanted, output.field.dtype),
     )
     words[D_LOW // 8 : D_HIGH // 8 + 1] = _bounds(output)
     words[D_MEAN // 8], words[D_INVERSE // 8] = statistics

@@ -258,6 +258,17 @@ def as_numpy(values: Mapping[str, Any], name: str, dtype: Any, shape: tuple[int,
     return checked_array(values[name], name, dtype, shape)
 
 
+_NARROW = ("bool", "int8", "uint8", "int16", "uint16", "float16", "bfloat16", "float32")
+
+
+def is_wide(value: Any) -> bool:
+    """True of a tensor, array or list with values that float32 does not hold, by its dtype; None has none."""
+    if value is None:
+        return False
+    dtype = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
+    return str(dtype).removeprefix("torch.") not in _NARROW
+
+
 def checked_array(value: Any, name: str, dtype: Any, shape: tuple[int, ...] | None = None) -> Array:
     """A tensor or array as C-contiguous numpy of a dtype; a copy only where it has to be.
 

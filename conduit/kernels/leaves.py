@@ -206,14 +206,17 @@ def sequence_priority(errors: Any, mask: Any = None, eta: float = 0.9) -> Any:
         steps = steps.to(magnitudes.device).bool()
         _check_mask(tuple(steps.shape), tuple(magnitudes.shape))
         magnitudes = magnitudes.where(steps, magnitudes.new_zeros(()))
-        return eta * magnitudes.amax(-1) + (1.0 - eta) * (magnitudes.sum(-1) / steps.sum(-1).clamp(min=1))
+        # in float64: a sum of many float16 errors is soon too large for one
+        mean = magnitudes.sum(-1, dtype=torch.float64) / steps.sum(-1).clamp(min=1)
+        return (eta * magnitudes.amax(-1).double() + (1.0 - eta) * mean).to(magnitudes.dtype)
     sizes: Array = np.abs(np.asarray(errors))
     sizes = sizes if sizes.dtype.kind == "f" else sizes.astype(np.float64)
     counted: Array = np.ones(sizes.shape, bool) if mask is None else np.asarray(mask, bool)
     _check_mask(counted.shape, sizes.shape)
     sizes = np.where(counted, sizes, sizes.dtype.type(0))
     counts = np.maximum(counted.sum(-1), 1)
-    return (eta * sizes.max(-1) + (1.0 - eta) * (sizes.sum(-1) / counts)).astype(sizes.dtype)
+    mean = sizes.sum(-1, dtype=np.float64) / counts
+    return (eta * sizes.max(-1).astype(np.float64) + (1.0 - eta) * mean).astype(sizes.dtype)
 
 
 def _check_mask(mask: tuple[int, ...], errors: tuple[int, ...]) -> None:

@@ -8,15 +8,11 @@ from typing import Any
 import numpy as np
 
 from conduit.kernels.plan import Output
-from conduit.kernels.transforms import FLOATS
+from conduit.kernels.transforms import FLOATS, is_narrow
 from conduit.store.statistics import Moments
 from conduit.store.words import FINAL, FIRST, FLAG_MASK, KEPT, LINK_SHIFT, TERMINATED
 
 Array = np.ndarray[Any, Any]
-
-
-EXACT_IN_FLOAT32 = ("bool", "int8", "uint8", "int16", "uint16", "float16", "bfloat16", "float32")
-"""Dtypes all of whose values float32 holds."""
 
 
 def from_bfloat16(bits: Array) -> Array:
@@ -54,7 +50,7 @@ def transform(output: Output, rows: Array, moments: Moments | None = None) -> Ar
         return rows.copy()
     else:
         values = from_bfloat16(rows) if source == "bfloat16" else rows
-        work = np.dtype(np.float32 if source in EXACT_IN_FLOAT32 and wanted.dtype != "float64" else np.float64)
+        work = np.dtype(np.float32 if is_narrow(wanted, source) else np.float64)
         if moments is not None and output.normalise is not None:
             work = np.dtype(np.float64)
             if moments.count > 0:

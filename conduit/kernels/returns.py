@@ -1,6 +1,7 @@
 """Advantages and returns of consecutive steps: GAE, V-trace, returns-to-go; and the normalisation of advantages.
 
-All work on [B, T, N] (rollouts) or [B, T] (sequences, episodes), backwards in time, in float64 inside, float32 outside. What
+All work on [B, T, N] (rollouts) or [B, T] (sequences, episodes), backwards in time. What comes as float64 is taken
+as that, all is computed in float64 and rounded once, to float32; on a device float32 is computed in float32. What
 decides about a step's successor is the same for all of them:
 
 * terminated: its value is 0, and nothing flows back over it.
@@ -38,7 +39,9 @@ from conduit.kernels.traces import (
     Job,
     standardise,
     sum_up,
+    sum_up_wide,
     trace,
+    trace_wide,
 )
 from conduit.kernels.windows import Rollout
 from conduit.numbers import real, within
@@ -130,7 +133,7 @@ class _Advantages(BatchTransform):
     def _compute(
         self, batch: Mapping[str, Any], given: Mapping[str, Any], made: Mapping[str, Array] | None
     ) -> dict[str, Array]:
-        job = Job(batch, reward_in(batch, self.reward))
+        job = Job(batch, reward_in(batch, self.reward), given.values())
         shape = job.shape
         job.put_real(G_VALUES, given["values"], self.values)
         job.put_real(G_BOOTSTRAP, given["bootstrap"], "bootstrap", (shape[0], *shape[2:]))
@@ -143,7 +146,7 @@ class _Advantages(BatchTransform):
             (G_USED, "advantage_mask", np.bool_),
         ):
             out[name] = job.put(word, np.empty(shape, dtype) if made is None else made[name])
-        entry(trace)(job.words.ctypes.data, self.gamma, self.lam, *self._rates())
+        entry(trace_wide if job.is_wide else trace)(job.words.ctypes.data, self.gamma, self.lam, *self._rates())
         return out
 
     def _given(self, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -314,7 +317,7 @@ class ReturnsToGo(BatchTransform):
         """Fill them in."""
         job = Job(values, reward_in(values, self.reward))
         job.put(G_RETURNS, arrays["returns_to_go"])
-        entry(sum_up)(job.words.ctypes.data, self.gamma)
+        entry(sum_up_wide if job.is_wide else sum_up)(job.words.ctypes.data, self.gamma)
 
     def check_device(self, place: str) -> None:
         """Nothing: there is a kernel for it."""

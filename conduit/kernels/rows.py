@@ -23,6 +23,7 @@ from numba.extending import intrinsic
 
 from conduit.jit import address, inner
 from conduit.kernels.plan import Output
+from conduit.kernels.transforms import is_narrow
 from conduit.store.atomics import copy_bytes, fence_full, peek_f64, peek_i64, prefetch, zero_bytes
 
 D_FUNCTION, D_SOURCE, D_STRIDE, D_OUT, D_OUT_STRIDE, D_ELEMENTS, D_FACTOR, D_OFFSET, D_INDEX, D_LANES = range(0, 80, 8)
@@ -153,7 +154,6 @@ _WRITE = {
     **{f"int{n}": getattr(types, f"int{n}") for n in _INT},
     **{f"uint{n}": getattr(types, f"uint{n}") for n in _INT},
 }
-_EXACT_IN_FLOAT32 = {"bool", "int8", "uint8", "int16", "uint16", "float16", "bfloat16", "float32"}
 
 
 def _copier(row_bytes: int) -> Callable[..., int]:
@@ -177,10 +177,9 @@ def _copier(row_bytes: int) -> Callable[..., int]:
     return copy_rows
 
 
-def _converter(source_dtype: str, dtype: str, affine: bool) -> Callable[..., int]:
+def _converter(source_dtype: str, dtype: str, affine: bool, narrow: bool) -> Callable[..., int]:
     read, write = _READ.get(source_dtype, _as_is), _WRITE[dtype]
     source_pointer, out_pointer = _POINTERS[source_dtype], _POINTERS[dtype]
-    narrow = source_dtype in _EXACT_IN_FLOAT32 and dtype != "float64"
     work = float32 if narrow else float64
 
     def convert_rows(descriptor, slots, count, unused):  # type: ignore[no-untyped-def]
@@ -253,8 +252,8 @@ def _copy_address(row_bytes: int) -> int:
 
 
 @functools.cache
-def _convert_address(source_dtype: str, dtype: str, affine: bool) -> int:
-    return address(_converter(source_dtype, dtype, affine), _SIGNATURE)
+def _convert_address(source_dtype: str, dtype: str, affine: bool, narrow: bool) -> int:
+    return address(_converter(source_dtype, dtype, affine, narrow), _SIGNATURE)
 
 
 def _can_stream(output: Output, batch_size: int) -> bool:
@@ -284,7 +283,8 @@ def describe(output: Output, source: int, stride: int, out: int, index: int, bat
     elif _can_stream(output, batch_size):
         function = address(_stream_rows, _SIGNATURE)
     else:
-        function = _convert_address(output.field.dtype, transform.dtype, transform.is_affine)
+        narrow = is_narrow(transform, output.field.dtype)
+        function = _convert_address(output.field.dtype, transform.dtype, transform.is_affine, narrow)
     elements = int(np.prod(output.field.shape, dtype=np.int64))
     words = np.zeros(D_WORDS, np.int64)
     words[:6] = function, source, stride, out, output.row_bytes, elements

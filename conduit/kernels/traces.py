@@ -5,20 +5,21 @@ All work on [B, T, N] (N = 1 for sequences) described by a job, without the inte
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from conduit.errors import FieldError
 from conduit.jit import inner, kernel
-from conduit.kernels.batchwise import Array, as_numpy, checked_array
-from conduit.store.atomics import peek_f32, peek_i64, peek_u8, poke_f32, poke_u8
+from conduit.kernels.batchwise import Array, as_numpy, checked_array, is_wide
+from conduit.store.atomics import peek_f32, peek_f64, peek_i64, peek_u8, poke_f32, poke_u8
 
 G_BATCH, G_TICKS, G_ENVS, G_REWARD, G_VALUES, G_TERMINATED, G_TRUNCATED, G_MASK, G_FIRST, G_LENGTHS = range(0, 80, 8)
 G_BOOTSTRAP, G_FINALS, G_RATIOS, G_ADVANTAGES, G_RETURNS, G_USED = range(80, 128, 8)
-"""Words of a job: sizes, then addresses (0: not given): float32 [B, T, N] rewards, values, final values, log ratios, advantages,
-returns; bool [B, T, N] flags, mask, firsts, used steps; int64 [B] lengths; float32 [B, N] bootstrap."""
+"""Words of a job: sizes, then addresses (0: not given): real [B, T, N] rewards, values, final values, log ratios; float32 advantages,
+returns; bool [B, T, N] flags, mask, firsts, used steps; int64 [B] lengths; real [B, N] bootstrap.
+Reals are float32, or all float64 for the kernels called wide: what is subtracted or summed up is never rounded before."""
 G_WORDS = 16
 
 _ENDED, _NEXT, _KNOWN, _UNKNOWN = 0, 1, 2, 3
@@ -36,22 +37,27 @@ def _continues(job, at, t, length, envs):  # type: ignore[no-untyped-def]
     return t + 1 < length and _flag(job, G_MASK, after) and not _flag(job, G_FIRST, after)
 
 
-@inner
-def _successor(job, at, t, length, envs, column):  # type: ignore[no-untyped-def]
+@inner(forceinline=True)
+def _real(base, at, wide):  # type: ignore[no-untyped-def]
+    return peek_f64(base + 8 * at) if wide else np.float64(peek_f32(base + 4 * at))
+
+
+@inner(forceinline=True)
+def _successor(job, at, t, length, envs, column, wide):  # type: ignore[no-untyped-def]
     """How a step goes on, and the value of its successor."""
     if _flag(job, G_TERMINATED, at):
         return _ENDED, 0.0
     if _flag(job, G_TRUNCATED, at):
         finals = peek_i64(job + G_FINALS)
         if finals != 0:
-            return _KNOWN, peek_f32(finals + 4 * at)
+            return _KNOWN, _real(finals, at, wide)
         if t + 1 < length and not _flag(job, G_MASK, at + envs):
-            return _KNOWN, peek_f32(peek_i64(job + G_VALUES) + 4 * (at + envs))
+            return _KNOWN, _real(peek_i64(job + G_VALUES), at + envs, wide)
     elif _continues(job, at, t, length, envs):
-        return _NEXT, peek_f32(peek_i64(job + G_VALUES) + 4 * (at + envs))
+        return _NEXT, _real(peek_i64(job + G_VALUES), at + envs, wide)
     bootstrap = peek_i64(job + G_BOOTSTRAP)
     if t == length - 1 and bootstrap != 0:
-        return _KNOWN, peek_f32(bootstrap + 4 * column)
+        return _KNOWN, _real(bootstrap, column, wide)
     return _UNKNOWN, 0.0
 
 
@@ -68,8 +74,8 @@ def _skip(job, at):  # type: ignore[no-untyped-def]
     poke_u8(peek_i64(job + G_USED) + at, 0)
 
 
-@kernel("int64(int64, float64, float64, float64, float64, float64, float64)", nogil=True)
-def trace(job, gamma, lam, rho_bar, c_bar, pg_rho_bar, corrected):  # type: ignore[no-untyped-def]
+@inner(forceinline=True)
+def _trace(job, gamma, lam, rho_bar, c_bar, pg_rho_bar, corrected, wide):  # type: ignore[no-untyped-def]
     """GAE (corrected = 0) or V-trace (corrected = 1) of a batch."""
     ticks, envs = peek_i64(job + G_TICKS), peek_i64(job + G_ENVS)
     rewards, values = peek_i64(job + G_REWARD), peek_i64(job + G_VALUES)
@@ -85,8 +91,8 @@ def trace(job, gamma, lam, rho_bar, c_bar, pg_rho_bar, corrected):  # type: igno
                     _skip(job, at)
                     carried = 0.0
                     continue
-                kind, after = _successor(job, at, t, length, envs, sample * envs + env)
-                value = peek_f32(values + 4 * at)
+                kind, after = _successor(job, at, t, length, envs, sample * envs + env, wide)
+                value = _real(values, at, wide)
                 if kind == _UNKNOWN:
                     _skip(job, at)
                     poke_f32(peek_i64(job + G_RETURNS) + 4 * at, value)
@@ -94,12 +100,12 @@ def trace(job, gamma, lam, rho_bar, c_bar, pg_rho_bar, corrected):  # type: igno
                     continue
                 if kind != _NEXT:
                     carried = 0.0
-                delta = peek_f32(rewards + 4 * at) + gamma * after - value
+                delta = _real(rewards, at, wide) + gamma * after - value
                 if corrected == 0.0:
                     carried = delta + gamma * lam * carried
                     advantage = carried
                 else:
-                    ratio = 1.0 if ratios == 0 else np.exp(peek_f32(ratios + 4 * at))
+                    ratio = 1.0 if ratios == 0 else np.exp(_real(ratios, at, wide))
                     advantage = min(pg_rho_bar, ratio) * (delta + gamma * carried)
                     carried = min(rho_bar, ratio) * delta + gamma * lam * min(c_bar, ratio) * carried
                 poke_f32(peek_i64(job + G_ADVANTAGES) + 4 * at, advantage)
@@ -108,8 +114,23 @@ def trace(job, gamma, lam, rho_bar, c_bar, pg_rho_bar, corrected):  # type: igno
     return 0
 
 
-@kernel("int64(int64, float64)", nogil=True)
-def sum_up(job, gamma):  # type: ignore[no-untyped-def]
+_TRACE = "int64(int64, float64, float64, float64, float64, float64, float64)"
+
+
+@kernel(_TRACE, nogil=True)
+def trace(job, gamma, lam, rho_bar, c_bar, pg_rho_bar, corrected):  # type: ignore[no-untyped-def]
+    """GAE (corrected = 0) or V-trace (corrected = 1) of a batch, from float32."""
+    return _trace(job, gamma, lam, rho_bar, c_bar, pg_rho_bar, corrected, False)
+
+
+@kernel(_TRACE, nogil=True)
+def trace_wide(job, gamma, lam, rho_bar, c_bar, pg_rho_bar, corrected):  # type: ignore[no-untyped-def]
+    """`trace` from float64."""
+    return _trace(job, gamma, lam, rho_bar, c_bar, pg_rho_bar, corrected, True)
+
+
+@inner(forceinline=True)
+def _sum_up(job, gamma, wide):  # type: ignore[no-untyped-def]
     """Returns-to-go of a batch, into G_RETURNS."""
     ticks, envs = peek_i64(job + G_TICKS), peek_i64(job + G_ENVS)
     for sample in range(peek_i64(job + G_BATCH)):
@@ -125,9 +146,21 @@ def sum_up(job, gamma):  # type: ignore[no-untyped-def]
                     ended = _flag(job, G_TERMINATED, at) or _flag(job, G_TRUNCATED, at)
                     if ended or not _continues(job, at, t, length, envs):
                         carried = 0.0
-                    carried = peek_f32(peek_i64(job + G_REWARD) + 4 * at) + gamma * carried
+                    carried = _real(peek_i64(job + G_REWARD), at, wide) + gamma * carried
                 poke_f32(peek_i64(job + G_RETURNS) + 4 * at, carried)
     return 0
+
+
+@kernel("int64(int64, float64)", nogil=True)
+def sum_up(job, gamma):  # type: ignore[no-untyped-def]
+    """Returns-to-go of a batch, from float32."""
+    return _sum_up(job, gamma, False)
+
+
+@kernel("int64(int64, float64)", nogil=True)
+def sum_up_wide(job, gamma):  # type: ignore[no-untyped-def]
+    """`sum_up` from float64."""
+    return _sum_up(job, gamma, True)
 
 
 @kernel("int64(int64, int64, int64, float64)", nogil=True)
@@ -164,13 +197,19 @@ class Job:
     Args:
         values: A batch with reward, terminated and truncated [B, T] or [B, T, N]; mask, is_first and lengths where they are.
         reward: Name of the reward.
+        others: What else is to be put into it by `put_real`.
+
+    Attributes:
+        is_wide: The reals are float64, since some of what came is wider than float32.
 
     Raises:
         FieldError: Something is missing or of another shape.
     """
 
-    def __init__(self, values: Mapping[str, Any], reward: str) -> None:
-        rewards = as_numpy(values, reward, np.float32)
+    def __init__(self, values: Mapping[str, Any], reward: str, others: Iterable[Any] = ()) -> None:
+        self.is_wide = any(is_wide(one) for one in (values.get(reward), *others))
+        self._real = np.float64 if self.is_wide else np.float32
+        rewards = as_numpy(values, reward, self._real)
         if rewards.ndim not in (2, 3):
             raise FieldError(f"Expected shape [B, T] or [B, T, N], got {rewards.shape}", at=reward)
         self.shape = rewards.shape
@@ -200,6 +239,6 @@ class Job:
         return array
 
     def put_real(self, word: int, value: Any, name: str, shape: tuple[int, ...] | None = None) -> None:
-        """Point a word at a float32 copy or view of a tensor, where there is one."""
+        """Point a word at a copy or view of a tensor as the job's reals, where there is one."""
         if value is not None:
-            self.put(word, checked_array(value, name, np.float32, self.shape if shape is None else shape))
+            self.put(word, checked_array(value, name, self._real, self.shape if shape is None else shape))

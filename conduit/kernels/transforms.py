@@ -21,6 +21,8 @@ from conduit.field import DTYPES, Field
 from conduit.numbers import at_least, real, whole, within
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
+EXACT_IN_FLOAT32 = ("bool", "int8", "uint8", "int16", "uint16", "float16", "bfloat16", "float32")
+"""Dtypes all of whose values float32 holds."""
 _LARGEST = 1 << 53
 """Integers up to this are float64 values."""
 
@@ -49,7 +51,8 @@ class Transform:
     """out = cast(clip(x * factor + offset, low, high)).
 
     The product and sum are computed in float32 when the field's values and the result fit it, that is for sources of at
-    most 16-bit integers or 32-bit floats and results of at most 32 bits, otherwise in float64; integers that are only
+    most 16-bit integers or 32-bit floats and results of at most 32 bits, otherwise in float64, and so are those of float32 sources
+    with an offset: it may take away most of what a value is, and what was rounded before would be left. Integers that are only
     clipped are compared as int64. Results of 16 bits are rounded to float32 first, as torch does. Integers that do not fit
     an integer result wrap around. NaN stays NaN.
 
@@ -115,6 +118,13 @@ class Transform:
                 f"Expected whole numbers as bounds of `{self.dtype}`, got {self.low!r} and {self.high!r}: add "
                 f"conduit.cast('float32') - at transform[{name!r}]"
             )
+
+
+def is_narrow(transform: Transform, source: str) -> bool:
+    """True where a transform computes with values of the dtype `source` in float32."""
+    if source not in EXACT_IN_FLOAT32 or transform.dtype == "float64":
+        return False
+    return source != "float32" or transform.offset == 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,11 +102,13 @@ def _merge(into, count, other, other_count, elements):  # type: ignore[no-untype
 def summarise(elements, values, count, out):  # type: ignore[no-untyped-def]
     """Mean and M2 of `count` values, at least 1: float64 [count, elements] at `values`, float64 [2, elements] at `out`."""
     zero_bytes(out, 16 * elements)
-    for i in range(count):
+    # of the distances from the first value: a sum of many large ones would lose what they differ by
+    for i in range(1, count):
         for j in range(elements):
-            poke_f64(out + 8 * j, peek_f64(out + 8 * j) + peek_f64(values + 8 * (elements * i + j)))
+            distance = peek_f64(values + 8 * (elements * i + j)) - peek_f64(values + 8 * j)
+            poke_f64(out + 8 * j, peek_f64(out + 8 * j) + distance)
     for j in range(elements):
-        poke_f64(out + 8 * j, peek_f64(out + 8 * j) / count)
+        poke_f64(out + 8 * j, peek_f64(values + 8 * j) + peek_f64(out + 8 * j) / count)
     for i in range(count):
         for j in range(elements):
             delta = peek_f64(values + 8 * (elements * i + j)) - peek_f64(out + 8 * j)

@@ -118,4 +118,21 @@ def newest() -> Iterator[Bar]:
         yield _equal("B11 rows under two ids then", sum(len(keys) > 1 for keys in ids.values()), 0)
 
 
-GROUPS: tuple[Callable[[], Iterator[Bar]], ...] = (resets, newest)
+def precision() -> Iterator[Bar]:
+    """A7: what is subtracted or summed up is not rounded before."""
+    values = 1e8 + 2.5 * np.arange(4)[None]
+    flags = {name: np.zeros((1, 4), bool) for name in ("terminated", "truncated")}
+    batch = {"reward": np.full((1, 4), 0.5), **flags}
+    behind = np.array([1e8 + 10.0])
+    made = conduit.gae(1.0, 0.0)(batch, values=values, bootstrap=behind)["advantages"]
+    yield _equal("A7 gae, V = 1e8 + 2.5 t, r = 0.5, gamma 1, lambda 0", made.tolist(), [[3.0] * 4])
+    made = conduit.vtrace(1.0, lam=0.0)(batch, values=values, bootstrap=behind)["advantages"]
+    yield _equal(
+        "A7 vtrace, the same: this difference and that of the target behind it", made.tolist(), [[6.0] * 3 + [3.0]]
+    )
+    errors = np.full((1, 200), 1000, np.float16)
+    priority = conduit.sequence_priority(errors, eta=0.5).tolist()
+    yield _equal("A7 priority of a sequence of 200 float16 errors of 1,000", priority, [1000.0])
+
+
+GROUPS: tuple[Callable[[], Iterator[Bar]], ...] = (resets, newest, precision)

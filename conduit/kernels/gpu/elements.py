@@ -10,8 +10,7 @@ import triton.language as tl
 
 from conduit.errors import ConfigError, FieldError
 from conduit.kernels.gpu.launching import VECTOR_BYTES, dtype_of, item_bytes
-from conduit.kernels.reference import EXACT_IN_FLOAT32
-from conduit.kernels.transforms import Transform
+from conduit.kernels.transforms import Transform, is_narrow
 
 
 class Work(NamedTuple):
@@ -81,8 +80,7 @@ def work_of(transform: Transform, source: Any, out: Any, at: str) -> Work:
     floats = transform.dtype.startswith(("float", "bfloat"))
     if not floats and (transform.is_clipped or (transform.dtype == "bool" and have != "bool")):
         raise ConfigError(f"Expected a float dtype for a field that is clipped on a GPU, got {transform} - at {at}")
-    double = have not in EXACT_IN_FLOAT32 or transform.dtype == "float64"
-    return constants_of(transform, double=double)
+    return constants_of(transform, double=not is_narrow(transform, have))
 
 
 def constants_of(transform: Transform, *, double: bool) -> Work:

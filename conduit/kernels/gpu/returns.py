@@ -1,4 +1,4 @@
-"""GAE and V-trace on the device: what conduit.kernels.returns says, in float32.
+"""GAE and V-trace on the device: what conduit.kernels.returns says, in float32; in float64 where anything comes as that.
 
 Both are a linear recurrence backwards in time, carried_t = b_t + a_t * carried_{t+1}. A program takes a tile [ticks, columns] after
 the other, from the end to the beginning, and hands a carry from tile to tile. The tile's shape, chosen from the batch's, makes
@@ -21,7 +21,8 @@ import triton
 import triton.language as tl
 
 from conduit.errors import ConfigError, FieldError
-from conduit.kernels.gpu.launching import LARGEST_PART, as_words, check, launch, power_of_two, tiles
+from conduit.kernels.batchwise import is_wide
+from conduit.kernels.gpu.launching import LARGEST_PART, as_words, check, dtype_of, launch, power_of_two, tiles
 from conduit.kernels.returns import Gae, ReturnsToGo, Vtrace, reward_in
 from conduit.kernels.traces import has_lengths
 
@@ -59,6 +60,9 @@ def _cells(  # type: ignore[no-untyped-def]
     c_bar,
     TICKS: tl.constexpr,
     ENVS: tl.constexpr,
+    WIDE: tl.constexpr,
+    GAMMA: tl.constexpr,
+    DECAY: tl.constexpr,
 ):
     """Steps `t` of some columns, at `start` + `step`: a and b of the recurrence, and what outputs need besides.
 
@@ -97,9 +101,15 @@ def _cells(  # type: ignore[no-untyped-def]
         after = tl.where(open_end, last_value, after)
         known = known | open_end
     used = known | (here & is_terminated)
-    delta = tl.load(rewards + start + step, mask=whole, other=0.0) + gamma * after - value
+    delta = tl.load(rewards + start + step, mask=whole, other=0.0)
+    if WIDE:
+        # a rate that is handed over at the launch has float32's precision
+        delta = delta + GAMMA * after - value
+        a = tl.where(follows, value * 0.0 + DECAY, 0.0)
+    else:
+        delta = delta + gamma * after - value
+        a = tl.where(follows, decay, 0.0)
     delta = tl.where(used, delta, 0.0)
-    a = tl.where(follows, decay, 0.0)
     b = delta
     ratio = delta * 0.0 + 1.0
     if ratios is not None:
@@ -135,6 +145,9 @@ def _trace(  # type: ignore[no-untyped-def]
     ENVS: tl.constexpr,
     BT: tl.constexpr,
     BN: tl.constexpr,
+    WIDE: tl.constexpr,
+    GAMMA: tl.constexpr,
+    DECAY: tl.constexpr,
 ):
     column = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)[None, :]
     inside = column < columns
@@ -147,7 +160,7 @@ def _trace(  # type: ignore[no-untyped-def]
     if bootstrap is not None:
         last_value = tl.load(bootstrap + column, mask=inside, other=0.0)
     row = tl.arange(0, BT)[:, None]
-    carry = tl.zeros((1, BN), tl.float32)
+    carry = tl.zeros((1, BN), tl.float64 if WIDE else tl.float32)
     tiles: tl.constexpr = (TICKS + BT - 1) // BT
     for back in range(tiles):
         begins = (tiles - 1 - back) * BT
@@ -156,6 +169,7 @@ def _trace(  # type: ignore[no-untyped-def]
         a, b, delta, ratio, value, used, here, follows = _cells(
             rewards, values, terminated, truncated, present, firsts, last_value, finals, ratios,
             start, row * ENVS, t, length, inside, gamma, decay, rho_bar, c_bar, TICKS, ENVS,
+            WIDE, GAMMA, DECAY,
         )  # fmt: skip
         if BT == 1:
             behind = carry
@@ -165,6 +179,7 @@ def _trace(  # type: ignore[no-untyped-def]
             a_next, b_next, _, _, _, _, _, _ = _cells(
                 rewards, values, terminated, truncated, present, firsts, last_value, finals, ratios,
                 start + ENVS, row * ENVS, t + 1, length, inside, gamma, decay, rho_bar, c_bar, TICKS, ENVS,
+                WIDE, GAMMA, DECAY,
             )  # fmt: skip
             product, total = tl.associative_scan((a_next, b_next), 0, _compose, reverse=True)
             behind = product * carry + total
@@ -177,7 +192,8 @@ def _trace(  # type: ignore[no-untyped-def]
             carry = tl.sum(tl.where(row == 0, carried, 0.0), 0)[None, :]
         advantage = carried
         if CORRECTED:
-            advantage = tl.minimum(ratio, pg_bar) * (delta + gamma * tl.where(follows, behind, 0.0))
+            next_ = tl.where(follows, behind, 0.0)
+            advantage = tl.minimum(ratio, pg_bar) * (delta + (GAMMA * next_ if WIDE else gamma * next_))
         whole = inside & (t < TICKS)
         out = start + row * ENVS
         tl.store(advantages + out, tl.where(used, advantage, 0.0), mask=whole)
@@ -218,8 +234,8 @@ def trace(
 
     Args:
         kind: What to compute, from conduit.gae or conduit.vtrace; its names are not looked at.
-        reward: float32 [B, T] or [B, T, N].
-        values: float32, the same shape: V of each step's observation.
+        reward: float32 [B, T] or [B, T, N]; or float64, and then so are all others but for the outputs.
+        values: The same dtype and shape: V of each step's observation.
         terminated: bool, the same shape.
         truncated: bool, the same shape.
         advantages: float32, the same shape, overwritten.
@@ -228,9 +244,9 @@ def trace(
         mask: bool, the same shape, steps that are there; None: all.
         is_first: bool, the same shape, first steps of episodes; None: steps behind an end.
         lengths: int64 [B], steps of each sample; None: T.
-        bootstrap: float32 [B] or [B, N], V of the observation after the last step.
-        final_values: float32, the same shape as `reward`, V of the true final observation, read at truncated steps only.
-        log_ratios: float32, the same shape; V-trace only, None: on policy.
+        bootstrap: Real [B] or [B, N], V of the observation after the last step.
+        final_values: Real, the same shape as `reward`, V of the true final observation, read at truncated steps only.
+        log_ratios: Real, the same shape; V-trace only, None: on policy.
 
     Raises:
         FieldError: Wrong tensors.
@@ -243,9 +259,10 @@ def trace(
     shape = tuple(reward.shape)
     batch, ticks, envs = (*shape, 1)[:3]
     optional = ("mask", "is_first", "lengths", "bootstrap", "final_values", "log_ratios")
+    real = dtype_of(reward) if dtype_of(reward) == "float64" else "float32"
     for name, tensor, dtype, wanted in (
-        ("reward", reward, "float32", shape),
-        ("values", values, "float32", shape),
+        ("reward", reward, real, shape),
+        ("values", values, real, shape),
         ("terminated", terminated, "bool", shape),
         ("truncated", truncated, "bool", shape),
         ("advantages", advantages, "float32", shape),
@@ -254,9 +271,9 @@ def trace(
         ("mask", mask, "bool", shape),
         ("is_first", is_first, "bool", shape),
         ("lengths", lengths, "int64", (batch,)),
-        ("bootstrap", bootstrap, "float32", (batch, *shape[2:])),
-        ("final_values", final_values, "float32", shape),
-        ("log_ratios", log_ratios, "float32", shape),
+        ("bootstrap", bootstrap, real, (batch, *shape[2:])),
+        ("final_values", final_values, real, shape),
+        ("log_ratios", log_ratios, real, shape),
     ):
         if tensor is not None or name not in optional:
             check(tensor, name, dtype, wanted, like=reward)
@@ -292,12 +309,15 @@ def trace(
         float(kind.gamma * kind.lam),
         *(float(bar) for bar in bars),
         num_warps=num_warps,
-        max_registers=64,
+        max_registers=None if real == "float64" else 64,
         CORRECTED=int(corrected),
         TICKS=ticks,
         ENVS=envs,
         BT=rows,
         BN=columns,
+        WIDE=int(real == "float64"),
+        GAMMA=float(kind.gamma) if real == "float64" else 0.0,
+        DECAY=float(kind.gamma * kind.lam) if real == "float64" else 0.0,
     )
 
 
@@ -305,6 +325,20 @@ def _steps(batch: Mapping[str, Any], shape: tuple[int, ...]) -> dict[str, Any]:
     """What a batch of steps [B, T] or [B, T, N] says of them, by the names that `trace` has."""
     found = {name: batch[name] for name in ("mask", "is_first") if name in batch}
     return found | ({"lengths": batch["lengths"]} if has_lengths(batch, shape) else {})
+
+
+def as_reals(reward: Any, *others: Any) -> Any:
+    """A reward as float64 where it, or one of the other tensors, is wider than float32; else as float32."""
+    import torch
+
+    wide = any(is_wide(one) for one in (reward, *others))
+    return reward.detach().to(torch.float64 if wide else torch.float32).contiguous()
+
+
+def _float32_like(tensor: Any) -> Any:
+    import torch
+
+    return torch.empty_like(tensor, dtype=torch.float32)
 
 
 def advantages_of(
@@ -335,12 +369,12 @@ def advantages_of(
     for name in (reward, "terminated", "truncated"):
         if name not in batch:
             raise FieldError(f"Expected {name!r} in the batch, got {list(batch)}", at=name)
-    rewards = batch[reward]
+    rewards = as_reals(batch[reward], *given.values())
     if made is None:
         flags = batch["terminated"]
         made = {
-            "advantages": rewards.new_empty(rewards.shape),
-            target: rewards.new_empty(rewards.shape),
+            "advantages": _float32_like(rewards),
+            target: _float32_like(rewards),
             "advantage_mask": flags.new_empty(flags.shape),
         }
     tensors = {
@@ -363,7 +397,7 @@ def advantages_of(
 
 def returns_to_go(kind: ReturnsToGo, batch: Mapping[str, Any], out: Any) -> None:
     """The sums of conduit.returns_to_go, float32, as the advantages of values that are 0 everywhere, behind every end too."""
-    rewards = batch[reward_in(batch, kind.reward)]
+    rewards = as_reals(batch[reward_in(batch, kind.reward)])
     zeros = rewards.new_zeros(rewards.shape)
     trace(
         Gae(kind.gamma, 1.0, "", "", None, None),
@@ -372,7 +406,7 @@ def returns_to_go(kind: ReturnsToGo, batch: Mapping[str, Any], out: Any) -> None
         batch["terminated"],
         batch["truncated"],
         out,
-        zeros.new_empty(zeros.shape),
+        _float32_like(zeros),
         batch["terminated"].new_empty(zeros.shape),
         bootstrap=rewards.new_zeros((rewards.shape[0], *rewards.shape[2:])),
         final_values=zeros,

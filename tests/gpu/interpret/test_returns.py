@@ -157,3 +157,43 @@ def test_what_cannot_be_is_refused(out, device):
         run(out, device, batch | {"values": np.zeros((2, 5))}, KINDS[0])
     with pytest.raises(FieldError, match=r"Expected a tensor \[B, T\] or \[B, T, N\]"):
         run(out, device, batch | {"reward": np.zeros(5, np.float32)}, KINDS[0])
+
+
+@pytest.mark.parametrize("shape", [(1, 4), (2, 9, 3), (2, 700)], ids=str)
+@pytest.mark.parametrize(
+    "kind",
+    [conduit.gae(1.0, 0.0), conduit.gae(0.99, 0.9), conduit.vtrace(1.0, lam=0.5)],
+    ids=["delta", "gae", "vtrace"],
+)
+def test_large_float64_values_are_subtracted_before_anything_is_rounded(out, device, shape, kind):
+    rng = np.random.default_rng(3)
+    values = 1e8 + 2.5 * np.arange(np.prod(shape)).reshape(shape)
+    reward = rng.normal(size=shape).astype(np.float32)
+    flags = {name: rng.random(shape) < 0.05 for name in ("terminated", "truncated")}
+    bootstrap = 1e8 + rng.normal(size=(shape[0], *shape[2:]))
+    batch = {"reward": device(reward), **{name: device(flag) for name, flag in flags.items()}}
+    made = returns.advantages_of(
+        kind,
+        batch,
+        {
+            "values": device(values),
+            "bootstrap": device(bootstrap),
+            "final_values": device(values + 1),
+            "log_ratios": None,
+        },
+        None,
+        reward="reward",
+        target="target",
+    )
+    want = kind({"reward": reward, **flags}, values=values, bootstrap=bootstrap, final_values=values + 1)
+    assert made["advantages"].dtype == torch.float32
+    np.testing.assert_allclose(made["advantages"].cpu(), want["advantages"], rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(made["advantage_mask"].cpu(), want["advantage_mask"])
+
+
+def test_returns_to_go_of_float64_rewards_are_summed_as_they_are(out, device):
+    reward = np.array([[1e8 + 0.5, -1e8, 0.25, 0.125]])
+    flags = {name: device(np.zeros((1, 4), bool)) for name in ("terminated", "truncated")}
+    made = out((1, 4), torch.float32)
+    returns.returns_to_go(conduit.returns_to_go(1.0), {"reward": device(reward), **flags}, made)
+    assert made[0, 0].item() == 0.875
