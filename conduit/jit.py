@@ -48,6 +48,7 @@ KERNEL_MODULES = (
     "conduit.store.spans",
     "conduit.store.writing",
     "conduit.store.turning",
+    "conduit.store.reopening",
     "conduit.store.staging",
     "conduit.store.committing",
     "conduit.store.queue",

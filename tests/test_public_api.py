@@ -112,14 +112,14 @@ MEMBERS = {
     "Statistics": "fields read stamp update",
     "Steps": "columns episodes finals numbers part places starts terminated truncated",
     "Table": (
-        "arena_items capacity check_min_size check_window check_writer future_ticks geometry halo_ticks kind "
+        "arena_items capacity check_min_size check_window check_writer fills_pages future_ticks geometry halo_ticks kind "
         "limiter max_length max_n_step max_stack max_times_sampled mean_episode mean_lengths num_envs page_rows priorities "
-        "rollout_length schema statistics writers"
+        "rollout_length schema statistics within_episodes writers"
     ),
     "Transform": "check_source dtype factor high is_affine is_cast is_clipped low offset",
     "Transition": "gamma n_step newest padding stack",
     "Weights": "arrays state_dict version",
-    "Writer": "append bare close cut extend flush rollout step ticks_left version",
+    "Writer": "append bare close cut extend flush rollout step stream ticks_left version",
 }
 
 CALLS = {
@@ -133,7 +133,7 @@ CALLS = {
     "Table": (
         "schema capacity page_rows=None max_stack=1 max_n_step=1 max_length=1 num_envs=1 priorities=None "
         "statistics=() kind='replay' mean_lengths=None rollout_length=None limiter=None max_times_sampled=None "
-        "writers=None mean_episode=None"
+        "writers=None mean_episode=None within_episodes=False"
     ),
     "Engine.create": "name tables *policies=None *backing='shm' *max_participants=128",
     "Engine.adopt": "name",

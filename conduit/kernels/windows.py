@@ -145,6 +145,13 @@ def need(window: Window) -> tuple[int, int]:
     return 0, lanes(window)[0] - (0 if window.next_obs else 1)
 
 
+def crosses(window: Window) -> bool:
+    """True when a window may go from one episode into the next."""
+    if isinstance(window, Rollout):
+        return window.ticks > 1
+    return isinstance(window, Sequence) and window.across and window.length > 1
+
+
 def has_next(window: Window) -> bool:
     """True when a window delivers the observation after each of its steps."""
     return isinstance(window, Transition) or window.next_obs

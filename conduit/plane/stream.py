@@ -20,7 +20,7 @@ from conduit.plane.autoreset import autoreset_of
 from conduit.plane.limiting import check_rows, limits_of, seat_line, why_not_inserted
 from conduit.plane.tally import Tally
 from conduit.plane.values import checked_observation
-from conduit.store import committing, limiter, spans, staging, turning, writing
+from conduit.store import committing, limiter, reopening, spans, staging, turning, writing
 from conduit.store.endings import when_gone
 from conduit.store.queue import QueueView
 from conduit.store.table import TableView
@@ -79,7 +79,6 @@ class Stream:
     Attributes:
         table: The table's view in this process.
         schema: Its schema.
-        number: Number of the stream in the table.
         num_envs: Environments, or None for a single one without a leading axis.
         envs: Rows per tick.
         lead: Leading axes of a tick's values.
@@ -126,7 +125,6 @@ class Stream:
         self.is_queue = table.layout.table.kind == "queue"
         self.rollout = table.layout.table.rollout_length or 0
         self.largest_tick = self._largest_tick()
-        self.number = table.new_stream()
         self._timeout = timeout
         self._on_full = on_full
         self._forms = 1
@@ -158,7 +156,7 @@ class Stream:
             (W_RESERVE, self.envs * (keeps + (self.rollout > 0))),
             (W_NEXT_STEP, not self.hands_over),
             (W_ENV_STATE, self._env_states.ctypes.data),
-            (W_STREAM, self.number),
+            (W_STREAM, table.new_stream()),
             (W_OWNER, seat.number),
             (W_COUNTER, seat.counter),
             (W_PUBLISH_EVERY, 1),
@@ -197,6 +195,11 @@ class Stream:
         if self._closed:
             raise Closed("Expected an open writer, this one was closed")
         self.table.check_open()
+
+    @property
+    def number(self) -> int:
+        """Number of the stream in the table; with its first row a writer may go on in a page, and stream, that ended."""
+        return self.words[W_STREAM // 8]
 
     @property
     def closed(self) -> bool:
@@ -239,7 +242,10 @@ class Stream:
             self.admit(rows)
             fits = entry(writing.fits)(self.address, rows, tail) and not entry(writing.is_stale)(self.address)
             if not fits or (items is not None and not entry(spans.values_fit)(self.address, items.ctypes.data)):
-                self._turn()
+                needed = 0 if items is None else items.ctypes.data
+                at = -1 if self.words[W_PAGE // 8] >= 0 else entry(reopening.reopen)(self.address, rows, tail, needed)
+                if at < 0:
+                    self._turn()
         except BaseException:
             self._give_back()
             raise

@@ -56,7 +56,6 @@ class Writer:
         num_envs: Environments, or None for a single one without a leading axis.
         autoreset: What follows the end of an episode: "next_step" (Gymnasium's NEXT_STEP: the next row is the final
             observation), "same_step" or "disabled" (the final observation is handed over as `final`).
-        stream: Number of this writer's stream in the table.
     """
 
     def __init__(
@@ -90,7 +89,6 @@ class Writer:
         schema = stream.schema
         self.num_envs = num_envs = stream.num_envs
         self.autoreset = stream.autoreset
-        self.stream = stream.number
         self._stream = stream
         self._schema = schema
         self._words = stream.array
@@ -159,6 +157,11 @@ class Writer:
             Closed: The writer, client or engine has closed, or another form of writing is in progress.
         """
         raise NotImplementedError  # replaced by the generated method of `writer_type`
+
+    @property
+    def stream(self) -> int:
+        """Number of this writer's stream in the table; its first row may change it, to that of a page that it fills up."""
+        return self._stream.number
 
     @property
     def version(self) -> int:

@@ -119,6 +119,9 @@ class Table:
         mean_episode: Steps of an episode on average, at least 1. An episode that ends may take a row more, for its final
             observation, and a capacity in rows is made for as many. None: for episodes of any length where that takes at most
             256 pages and 64 MiB, else for 20 steps.
+        within_episodes: No window will cross from one episode into the next. Pages of writers that have closed are then filled up
+            by new ones, so that a writer for each episode does not cost a page each, whatever max_length is. With max_length=1 and
+            without max_times_sampled that is so in any case.
     """
 
     schema: Schema
@@ -137,6 +140,7 @@ class Table:
     max_times_sampled: int | None = None
     writers: int | None = None
     mean_episode: float | None = None
+    within_episodes: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.schema, Schema):
@@ -154,6 +158,8 @@ class Table:
         page_rows = whole(self.page_rows)
         if page_rows is not None:
             object.__setattr__(self, "page_rows", page_rows)
+        if not isinstance(self.within_episodes, bool):
+            raise ConfigError(f"Expected within_episodes as a bool, got {self.within_episodes!r}")
         if self.mean_episode is not None:
             object.__setattr__(self, "mean_episode", within("mean_episode", self.mean_episode, 1.0, math.inf))
         if self.max_times_sampled is not None and self.max_times_sampled > MOST_DELIVERIES:
@@ -213,6 +219,17 @@ class Table:
             )
 
     @property
+    def fills_pages(self) -> bool:
+        """Whether a page that a stream ended in is filled up by the next writer of as many environments.
+
+        Windows that cross episodes could then cross from one writer's rows into another's, and start where it did not begin.
+        Where deliveries of a row are counted, rows that have been drawn must not move to another page.
+        """
+        return (
+            self.kind == "replay" and self.max_times_sampled is None and (self.max_length == 1 or self.within_episodes)
+        )
+
+    @property
     def halo_ticks(self) -> int:
         """Ticks that a page copies from the page before it; a queue's rows are delivered once and never copied."""
         return self.max_stack - 1 + self.future_ticks
@@ -227,16 +244,27 @@ class Table:
         """Ticks that a page must hold beside its halo; of a rollout, the observations behind its last tick as well."""
         return _MIN_TICKS if self.rollout_length is None else self.rollout_length + 1
 
-    def check_window(self, history: int, future: int) -> None:
+    def check_window(self, history: int, future: int, *, crosses: bool) -> None:
         """Refuse a window that is wider than this table was created for.
 
         Args:
             history: Ticks it needs before its anchor.
             future: Ticks it needs behind it.
+            crosses: Whether it may go from one episode into the next.
 
         Raises:
-            ConfigError: It is wider.
+            ConfigError: It is wider, or crosses episodes in a table that was created without.
         """
+        if crosses and self.within_episodes:
+            raise ConfigError(
+                "Expected a window within an episode, got a Rollout or a Sequence with across=True: create the table with "
+                "within_episodes=False"
+            )
+        if crosses and future > self.max_length - 1:
+            raise ConfigError(
+                f"Expected a window across episodes of at most {self.max_length - 1} ticks behind its first, got {future}: create the "
+                f"table with max_length={future + 1} (one tick more than it is long with next_obs=True)"
+            )
         if history > self.max_stack - 1:
             raise ConfigError(
                 f"Expected a stack of at most {self.max_stack}, got {history + 1}: create the table with "

@@ -59,6 +59,7 @@ class TableSpec:
     rollout_length: int
     limits: tuple[float, int, float | None, float | None] | None
     max_times_sampled: int
+    within_episodes: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +198,7 @@ def specify(tables: dict[str, Table], policies: dict[str, tuple[TensorSpec, ...]
             table.rollout_length or 0,
             _encoded_limits(checked_limiter(table.limiter)),
             table.max_times_sampled or 0,
+            table.within_episodes,
         )
     return SegmentSpec(specs, policies, participants)
 
@@ -258,6 +260,7 @@ def _lay_table(name: str, spec: TableSpec, start: int, page_base: int, seats: in
         kind=spec.kind,
         rollout_length=spec.rollout_length or None,
         max_times_sampled=spec.max_times_sampled or None,
+        within_episodes=spec.within_episodes,
     )
     priority = align(meta + rows * META_BYTES)
     marks = align(priority + (4 * rows if spec.priorities is not None else 0))

@@ -35,6 +35,7 @@ from conduit.store.words import (
     KIND_MASK,
     LINE,
     OPEN,
+    OWNER_MASK,
     OWNER_SHIFT,
     PAGE_AGE,
     PAGE_COMMITTED,
@@ -53,6 +54,7 @@ from conduit.store.words import (
     SEAT_WEIGHING,
     SIDE_ACKED,
     SIDE_CLAIM,
+    SIDE_REOPENED,
     SIDE_RETURNED,
     T_CONTROL,
     T_COUNT,
@@ -240,6 +242,13 @@ def publish_open(table, page):  # type: ignore[no-untyped-def]
     store_release(block_of(table, page) + PAGE_STATE, state - INIT + OPEN)
 
 
+@inner
+def sealed_word(table, page, state):  # type: ignore[no-untyped-def]
+    """The state that an OPEN page is sealed with; one that was reopened never gets a word that it had before."""
+    reopened = load_relaxed(side_of(table, page) + SIDE_REOPENED) & OWNER_MASK
+    return ((state >> GENERATION_SHIFT) << GENERATION_SHIFT) | (reopened << OWNER_SHIFT) | SEALED
+
+
 @kernel("int64(int64, int64, int64)")
 def seal(table, page, ended):  # type: ignore[no-untyped-def]
     """Finish an OPEN page of the caller; `ended` says that its stream goes on in no other page."""
@@ -249,7 +258,7 @@ def seal(table, page, ended):  # type: ignore[no-untyped-def]
     store_relaxed(block + PAGE_ENDED, ended)
     if peek_i64(table + T_QUEUE) == 0:
         store_relaxed(block + PAGE_AGE, _age(table, block))
-    store_release(block + PAGE_STATE, ((state >> GENERATION_SHIFT) << GENERATION_SHIFT) | SEALED)
+    store_release(block + PAGE_STATE, sealed_word(table, page, state))
     wake(control + TABLE_DATA)
     wake(control + TABLE_SPACE)
     return 0

@@ -16,7 +16,7 @@ from conduit.store.atomics import (
     store_release,
 )
 from conduit.store.events import wake
-from conduit.store.protocol import _add_up, _age, _disown, block_of, end_claim, side_of
+from conduit.store.protocol import _add_up, _age, _disown, block_of, end_claim, sealed_word, side_of
 from conduit.store.words import (
     CONSUMER_MASK,
     FREE,
@@ -35,7 +35,6 @@ from conduit.store.words import (
     PAGE_STREAM,
     PAGE_TICK,
     PAGE_UPDATES,
-    SEALED,
     SEAT_DELIVERED,
     SEAT_ENDED,
     SEAT_GRANTED,
@@ -121,7 +120,7 @@ def recover(table, owner):  # type: ignore[no-untyped-def]
                 store_relaxed(block + PAGE_ENDED, 1)
                 if peek_i64(table + T_QUEUE) == 0:
                     store_relaxed(block + PAGE_AGE, _age(table, block))
-                compare_and_swap(block + PAGE_STATE, state, bare | SEALED)
+                compare_and_swap(block + PAGE_STATE, state, sealed_word(table, page, state))
                 taken += 1
     ended = _end_claims(table, owner) if peek_i64(table + T_QUEUE) != 0 else 0
     if ended > 0:

@@ -45,6 +45,7 @@ from conduit.store.words import (
     T_PAGES,
     T_PRIORITY,
     T_QUEUE,
+    T_REOPENS,
     T_ROLLOUT,
     T_ROWS,
     T_SAMPLED,
@@ -145,6 +146,7 @@ class TableView:
             (T_QUEUE, layout.table.kind == "queue"),
             (T_ROLLOUT, layout.table.rollout_length or 0),
             (T_KEEP, layout.keep),
+            (T_REOPENS, layout.table.fills_pages),
         ):
             self.descriptor[offset // 8] = value
         self._limits: Array | None = None

@@ -59,6 +59,7 @@ from conduit.store.words import (
     SIDE_BOOTSTRAP,
     SIDE_CLAIM,
     SIDE_GONE,
+    SIDE_REOPENED,
     STARTING,
     T_COLUMN_COUNT,
     T_COLUMNS,
@@ -86,6 +87,7 @@ from conduit.store.words import (
     W_ENV_STATE,
     W_ENVS,
     W_EPOCH,
+    W_FIRST_TICK,
     W_KEPT,
     W_LAST,
     W_LAST_GENERATION,
@@ -235,12 +237,13 @@ def turn(writer, page):  # type: ignore[no-untyped-def]
     store_relaxed(block + PAGE_FIRST, first)
     store_relaxed(block + PAGE_ENDED, 0)
     store_relaxed(block + PAGE_STREAM, peek_i64(writer + W_STREAM))
-    store_relaxed(block + PAGE_TICK, peek_i64(writer + W_TICK) - halo // envs)
+    store_relaxed(block + PAGE_TICK, peek_i64(writer + W_FIRST_TICK) + peek_i64(writer + W_TICK) - halo // envs)
     store_relaxed(block + PAGE_HALO, halo)
     store_relaxed(block + PAGE_TAIL, (complete << COMPLETE_SHIFT) | tail)
     store_relaxed(block + PAGE_UPDATES, 0)
     store_relaxed(block + PAGE_EPOCH, epoch >> 1)
     store_relaxed(peek_i64(table + T_SIDES) + LINE * page + SIDE_GONE, generation & PAST_MASK)
+    store_relaxed(peek_i64(table + T_SIDES) + LINE * page + SIDE_REOPENED, 0)
     keep_values(writer)
     store_relaxed(block + PAGE_ARENA, kept_bytes(writer))
     store_relaxed(block + PAGE_COMMITTED, halo)

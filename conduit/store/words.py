@@ -5,7 +5,7 @@ lines, since the adjacent-line prefetcher pairs them) of their own.
 
 State of a page, one word:  generation << 16 | owner << 4 | kind
     kind        FREE (no rows), INIT (claimed, being prepared), OPEN (its writer fills it), SEALED (full or finished)
-    owner       participant number, meaningful in INIT and OPEN only
+    owner       participant number in INIT and OPEN; in SEALED, low bits of how often the page was reopened (SIDE_REOPENED)
     generation  raised by every claim; a row id carries it, so an overwritten row is told from a living one
 """
 
@@ -68,6 +68,8 @@ SIDE_RETURNED = 16
 SIDE_GONE = 24
 """Own rows that have been deleted, or sampled as often as they may be, while the page still has them << 16 | the low bits of
 the generation that the page was opened in: a late count never reaches another generation's rows."""
+SIDE_REOPENED = 40
+"""How often the page was opened again in this generation, by writers that filled it up (conduit.store.reopening)."""
 SIDE_BOOTSTRAP = 32
 """Written by the page's owner: committed rows << 32 | local row + 1 of the observations that follow the last of them, or 0.
 It counts only where the page has just as many rows: its writer may have died before it committed them."""
@@ -175,7 +177,9 @@ T_KEEP = 184
 T_MARKS = 192
 """Address of the marks of updates, uint32 [seats, UPDATING_MARKS], in a table with priorities, else 0: page + 1 of each row that is
 about to get a priority. No writer takes such a page."""
-T_WORDS = 25
+T_REOPENS = 200
+"""1: a page that a stream ended in is filled up by the next writer."""
+T_WORDS = 26
 
 # --- meta, 16 bytes a row: int32 version | int32 step | uint32 episode | uint32 link << 6 | flags
 META_BYTES = 16
@@ -263,7 +267,9 @@ W_ENDS = 312
 """1: the page is finished with the next commit, since the observations behind a rollout are staged."""
 W_COMPLETE = 320
 """Local row behind the newest committed row that is complete (PAGE_TAIL)."""
-W_WORDS = 41
+W_FIRST_TICK = 328
+"""Tick of the stream at the writer's own first one: above 0 where it went on in a page of an ended stream."""
+W_WORDS = 42
 
 # --- arena of a ragged field, as a writer sees it: private to a process, int64 words
 A_SPANS = 0

@@ -84,7 +84,8 @@ class History:
             page_rows=rows,
             max_stack=stack,
             max_n_step=n_step,
-            max_length=length,
+            # windows that may cross episodes: each writer has pages of its own
+            max_length=max(2, length),
             priorities=priorities,
         )
         self.name = f"t{os.getpid()}-history{next(_numbers)}"

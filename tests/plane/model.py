@@ -34,6 +34,8 @@ class Row:
     """A row that only holds an episode's last observation (next_step)."""
     final: int | None = None
     """Serial of the final observation that was handed over with the row."""
+    explicit: bool = False
+    """Whether its writer hands final observations over."""
 
 
 @dataclass(eq=False)
@@ -49,6 +51,8 @@ class Page:
     """First tick that is no copy."""
     end: int = 0
     """Tick behind the last one published here."""
+    tail: int = 0
+    """Kept observations, wasted ones included, as of then."""
 
     def is_live(self) -> bool:
         return self.state in (OPEN, SEALED)
@@ -73,12 +77,15 @@ class Stream:
     phase: list[str] = field(default_factory=list)
     current: list[tuple[int, int]] = field(default_factory=list)
     """(episode, step) per environment."""
+    keeps: bool = False
+    """Whether room is left for final observations: they are handed over, and the schema has observations."""
     wasted: int = 0
     """Tail rows of the present page that staged finals of rows that did not end have used up."""
 
     def __post_init__(self) -> None:
         self.phase = ["starting"] * self.envs
         self.current = [(0, 0)] * self.envs
+        self.keeps = self.autoreset != "next_step"
 
     def may_end(self, env: int) -> bool:
         """False where the next row only closes an episode."""
@@ -97,7 +104,7 @@ class Stream:
         row = self.ticks[tick][env]
         if row.closing:
             return None
-        if self.explicit and (row.terminated or row.truncated):
+        if row.explicit and (row.terminated or row.truncated):
             if row.final is not None:
                 return "final", row.final
             return ("self", row.serial) if row.terminated else None
@@ -111,6 +118,8 @@ class Model:
 
     def __init__(self, pages: int, rows: int, history: int, future: int) -> None:
         self.pages = [Page() for _ in range(pages)]
+        self.reopens = False
+        """Whether new writers go on in pages of streams that ended."""
         self.rows, self.history, self.future = rows, history, future
         self.streams: list[Stream] = []
         self.tickets = 0
@@ -162,8 +171,10 @@ class Model:
         now = len(stream.ticks)
         page.stream, page.state = stream, OPEN
         page.start = page.own = page.end = now
+        page.tail = 0
         if old is not None:
             page.start = max(old.start, now - self.history - self.future)
+            page.tail = self.kept(stream, page.start)
             self.seal(old)
             stream.places[-1] = (old, old.generation, now)
         stream.places.append((page, page.generation, now))
@@ -171,8 +182,37 @@ class Model:
 
     def reserve(self, stream: Stream, rows: int, tail: int) -> None:
         """What a writer does before it writes: turn the page unless it has room."""
-        if self.room(stream) < rows + tail:
+        if self.room(stream) < rows + tail and not self.reopen(stream, rows + tail):
             self.turn(stream)
+
+    def reopen(self, stream: Stream, need: int) -> bool:
+        """Go on in the page of an ended stream that has the least room that is enough: its history is the writer's from now on."""
+        if not self.reopens or stream.places:
+            return False
+        worth = (self.history + self.future + 1) * stream.envs + (stream.envs if stream.keeps else 0)
+        best: tuple[int, Page] | None = None
+        for page in self.pages:
+            old = page.stream
+            if page.state != SEALED or old is None or old.open or old.envs != stream.envs:
+                continue
+            if old.places[-1][0] is not page or old.places[-1][1] != page.generation:
+                continue
+            room = self.rows - page.tail - (page.end - page.start) * old.envs
+            if room >= max(need, worth) and (best is None or room < best[0]):
+                best = room, page
+        if best is None:
+            return False
+        page, old = best[1], best[1].stream
+        assert old is not None
+        self.streams.remove(old)
+        stream.number, stream.ticks, stream.published, stream.places = old.number, old.ticks, old.published, old.places
+        stream.episodes = max(row.episode for row in old.ticks[-1]) + 1
+        stream.wasted = page.tail - self.kept(stream, page.start)
+        for one in self.pages:
+            if one.stream is old:
+                one.stream = stream
+        page.state = OPEN
+        return True
 
     # -- rows
 
@@ -191,7 +231,9 @@ class Model:
                 stream.episodes += 1
             ended = terminated or truncated
             kept = final if ended and stream.explicit else None
-            rows.append(Row(serial, terminated, truncated, stream.version, step, episode, first, final=kept))
+            rows.append(
+                Row(serial, terminated, truncated, stream.version, step, episode, first, False, kept, stream.explicit)
+            )
             stream.current[env] = (episode, step + 1)
             stream.phase[env] = "running"
             if ended:
@@ -208,6 +250,7 @@ class Model:
         stream.published = len(stream.ticks)
         if stream.page is not None:
             stream.page.end = stream.published
+            stream.page.tail = self.kept(stream, stream.page.start) + stream.wasted
 
     def cut(self, stream: Stream) -> None:
         stream.phase = ["starting"] * stream.envs

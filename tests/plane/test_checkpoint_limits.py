@@ -46,13 +46,13 @@ def numbers(engine):
 def test_a_limiter_goes_on_exactly_where_it_was_or_begins_anew_or_in_the_middle(engine_name, tmp_path):
     with engine_of(engine_name, limiter=RATIO, capacity=30) as engine:
         done = 0
-        for _ in range(20):  # more than the table holds
+        for _ in range(40):  # more than the table holds
             put(engine, 8, done)
             done += 8
             if done > 10:
                 draw(engine, 2)
         before = numbers(engine)
-        assert before[0] == 160
+        assert before[0] == 320
         assert before[2] > 0
         engine.checkpoint(tmp_path)
     again = f"{engine_name}-again"

@@ -250,7 +250,7 @@ def test_a_schema_that_is_not_the_table_s_is_refused_with_both_fingerprints(make
 def test_a_table_without_a_free_page_is_waited_for_or_refused_and_the_call_may_be_repeated(
     make, unchanged, on_full, error, form
 ):
-    engine = make(capacity=20, page_rows=8)
+    engine = make(capacity=20, page_rows=8, max_length=2)
     view = engine._views["replay"]
     holders = [engine.writer("replay") for _ in range(view.layout.pages - 1)]
     row = {"obs": OBS, "action": 0, "reward": 0.0}

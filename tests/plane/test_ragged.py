@@ -112,6 +112,7 @@ class RaggedMachine(RuleBasedStateMachine):
             page_rows=rows,
             max_stack=stack,
             max_n_step=n_step,
+            max_length=2,
             num_envs=2,
             mean_lengths={"tokens": mean, "points": 1},
         )
@@ -685,7 +686,7 @@ def test_a_capacity_in_rows_is_kept_for_values_of_the_mean_length(make):
 
 def test_memory_holds_no_padding_and_a_look_counts_it(engine_name):
     schema = conduit.Schema([conduit.Field("tokens", "int32", (4000,), ragged=True)])
-    table = conduit.Table(schema, capacity=512, mean_lengths={"tokens": 100}, writers=1)
+    table = conduit.Table(schema, capacity=512, page_rows=32, mean_lengths={"tokens": 100})
     with conduit.Engine.create(engine_name, {"replay": table}) as engine:
         with engine.writer("replay") as writer:
             for _ in range(512):

@@ -146,7 +146,7 @@ def test_a_named_loader_goes_on_with_the_same_rows_while_its_writer_is_open(engi
 
 def test_the_last_rows_of_a_restored_stream_can_be_drawn_once_the_table_is_written_into(engine_name, tmp_path):
     """As those of a writer that died; until then there is nothing that would make the draws differ."""
-    table = conduit.Table(SCHEMA, 600, page_rows=64, max_n_step=5)
+    table = conduit.Table(SCHEMA, 600, page_rows=64, max_n_step=5, max_length=2)
     options = {"batch_size": 512, "min_rows": 1, "format": "numpy", "timeout": 0}
     with conduit.Engine.create(engine_name, {"replay": table}) as engine:
         with engine.writer("replay", keep_final=False) as writer:

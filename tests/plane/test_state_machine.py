@@ -62,20 +62,30 @@ class TableMachine(RuleBasedStateMachine):
         pages=st.integers(4, 6),
         seed=st.integers(0, 3),
         mode=st.sampled_from(MODES),
+        reopens=st.booleans(),
     )
-    def create(self, windows, spare, pages, seed, mode):
+    def create(self, windows, spare, pages, seed, mode, reopens):
         stack, n_step = windows
         halo = stack - 1 + n_step
         rows = 2 * (2 * halo + 4) + spare
         # a page holds room for the final observation of its last row
         capacity = (pages - 1) * (rows - halo - 1)
-        table = conduit.Table(SCHEMA, capacity, page_rows=rows, max_stack=stack, max_n_step=n_step, mean_episode=10**9)
+        table = conduit.Table(
+            SCHEMA,
+            capacity,
+            page_rows=rows,
+            max_stack=stack,
+            max_n_step=n_step,
+            max_length=1 if reopens else 2,
+            mean_episode=10**9,
+        )
         self.name = f"t{os.getpid()}-machine{next(self.numbers)}"
         self.engine = conduit.Engine.create(self.name, {"replay": table}, max_participants=8)
         self.clients = [conduit.attach(self.name), conduit.attach(self.name)]
         self.view = self.engine._views["replay"]
         assert self.view.layout.pages == pages
         self.model = Model(pages, rows, stack - 1, n_step)
+        self.model.reopens = reopens
         self.pairs = []
         self.held = []
         self.serial = 0

@@ -92,7 +92,7 @@ def test_writers_and_loaders_in_threads_of_one_client_do_not_disturb_each_other(
 @pytest.fixture
 def full(make):
     """An engine whose pages are all taken: one leased, the others being written; (engine, writers, lease)."""
-    engine = make(SCHEMA, capacity=20, page_rows=8)
+    engine = make(SCHEMA, capacity=20, page_rows=8, max_length=2)
     view = engine._views["replay"]
     first = engine.writer("replay")
     first.append(**row(0, 0))
