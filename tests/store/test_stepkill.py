@@ -15,7 +15,7 @@ from conduit.plane.client import Client
 from conduit.plane.engine import Engine
 from conduit.plane.limiting import Gate, seat_line
 from conduit.sampling import tree
-from conduit.store import committing, limiter, protocol, recovery, spans, staging, turning
+from conduit.store import committing, limiter, protocol, recovery, reopening, spans, staging, turning
 from conduit.store.atomics import peek_i64, poke_i64
 from conduit.store.layout import HAZARDS_PER_PARTICIPANT
 from conduit.store.locks import LOCK_PUBLISHERS, try_lock
@@ -47,6 +47,7 @@ from conduit.store.words import (
     W_COUNTER,
     W_ENV_STATE,
     W_ENVS,
+    W_FIRST_TICK,
     W_LOCAL,
     W_OWNER,
     W_PAGE,
@@ -97,7 +98,7 @@ ENGINE, CHILD, DEAD = 0, 1, 2
 def store_observation(writer):
     """Write the observation of a writer's next row: four times its number in the table, stream * 1000 + tick."""
     row = peek_i64(writer + W_BASE) + peek_i64(writer + W_LOCAL)
-    number = peek_i64(writer + W_STREAM) * 1000 + peek_i64(writer + W_TICK)
+    number = peek_i64(writer + W_STREAM) * 1000 + peek_i64(writer + W_FIRST_TICK) + peek_i64(writer + W_TICK)
     column = peek_i64(peek_i64(peek_i64(writer + W_TABLE) + T_COLUMNS))
     for i in range(WORDS):
         poke_i64(column + 8 * (WORDS * row + i), number)
@@ -152,6 +153,24 @@ def write_ragged(at):
     call_native_3(seal, table, page, 1)
     finish()
     return page
+
+
+@kernel("int64(int64)")
+def go_on(at):
+    """Reopen the page of a stream that ended, write three rows in it, seal it."""
+    reopen, commit, seal = (peek_i64(at), peek_i64(at + 8), peek_i64(at + 16))
+    table, writer, put, scratch = (peek_i64(at + 24), peek_i64(at + 32), peek_i64(at + 40), peek_i64(at + 48))
+    begin()
+    row = call_native_4(reopen, writer, 1, 1, 0)
+    for _ in range(3):
+        if put != 0:
+            store_ragged(put, writer, scratch)
+        else:
+            store_observation(writer)
+        call_native_2(commit, writer, 1)
+    call_native_3(seal, table, peek_i64(writer + W_PAGE), 1)
+    finish()
+    return row
 
 
 @kernel("int64(int64)")
@@ -438,6 +457,71 @@ class WritingRagged(Writing):
         self.run(write_ragged, *functions, view.address, writer.address, owner, put, scratch.ctypes.data)
 
 
+class Reopening(Scene):
+    """A writer goes on in a page in which another's stream ended; that one died in the middle of a row that ends its episode."""
+
+    must_meet = frozenset({"", "open"})
+    written = 0
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        other = StoreWriter(self.view)
+        assert other.turn() == 3
+        other.write(2, ends=True)
+        other.seal(ended=True)
+        row = 3 * PAGE_ROWS + 2
+        self.view.terminated[row] = self.view.truncated[row] = True
+        self.view.meta["link"][row] = 3 << LINK_SHIFT
+        self.keep()
+        self.states: set[int] = set()
+
+    def program(self) -> None:
+        client, view = self.attach()
+        writer = StoreWriter(view)
+        functions = [stepping.native(one) for one in (reopening.reopen, committing.commit, protocol.seal)]
+        put = stepping.native(spans.put_value) if view.arenas else 0
+        scratch = np.zeros(LONGEST, np.int64)
+        assert client._participants.number == CHILD
+        self.run(go_on, *functions, view.address, writer.address, put, scratch.ctypes.data)
+
+    def check(self) -> None:
+        view = self.view
+        inserted = view.counts().inserted
+        check_counts(view, inserted)
+        self.engine.recover()
+        assert self.engine.recover() == 0
+        check_nothing_leaked(view)
+        check_rows(view)
+        check_counts(view, inserted)
+        check_each_row_is_drawn_from_one_page(view)
+        written = inserted - self.inserted
+        assert self.written <= written <= 3
+        self.written = written
+        # the page is of its generation still, has the rows of both in one run, and ends its stream
+        words = view.pages()[3]
+        assert words[PAGE_STATE // 8] >> GENERATION_SHIFT == 1
+        assert anchor_ranges(view)[1] == [(0, 2 + written, 3)]
+        rows = slice(3 * PAGE_ROWS, 3 * PAGE_ROWS + 2 + written)
+        assert view.meta["episode"][rows].tolist() == [0, 0, 1, 1, 1][: 2 + written]
+        assert view.meta["step"][rows].tolist() == [0, 1, 0, 1, 2][: 2 + written]
+        assert view.terminated[rows].tolist() == [False, True, False, False, False][: 2 + written]
+        # and the next writer goes on in it as well, if there is room
+        following = StoreWriter(view)
+        at = entry(reopening.reopen)(following.address, 1, 1, 0)
+        assert at == (3 * PAGE_ROWS + 2 + written if written <= 1 else -1)
+        if at >= 0:
+            following.write(1)
+            following.seal(ended=True)
+            check_rows(view)
+        check_every_page_can_be_claimed(view)
+
+
+class ReopeningRagged(Reopening):
+    """The same in a table with a ragged field."""
+
+    table = "ragged"
+
+
 class GivingBack(Scene):
     """A writer claims the oldest page, finds that it is leased, gives it back, and takes the next."""
 
@@ -715,7 +799,7 @@ def engine(engine_name) -> Iterator[Engine]:
     with Engine.create(engine_name, tables, policies=weights, max_participants=3) as made:
         assert [view.layout.pages for view in made._views.values()] == [4, 4, 4, 4]
         programs = (write, write_ragged, claim_carelessly, hold_and_let_go, recover_dead, publish_weights)
-        for compiled in (store_observation, store_ragged, update_priorities, pass_the_gates, *programs):
+        for compiled in (store_observation, store_ragged, update_priorities, pass_the_gates, go_on, *programs):
             entry(compiled)
         yield made
 
@@ -723,6 +807,8 @@ def engine(engine_name) -> Iterator[Engine]:
 SCENES = {
     "claim, turn, commit, seal": (Writing, 13),
     "the same with ragged values": (WritingRagged, 31),
+    "reopen, commit, seal": (Reopening, 17),
+    "the same where values are ragged": (ReopeningRagged, 29),
     "give back": (GivingBack, 7),
     "lease and its end": (Leasing, 2),
     "recovery": (Recovering, 5),
