@@ -9,6 +9,7 @@ import pytest
 import conduit
 from conduit import Field, Schema
 from conduit.errors import ConfigError
+from conduit.jit import entry
 from conduit.store.words import KIND_MASK, OPEN, PAGE_COMMITTED, PAGE_STATE, PAGE_STREAM, SEALED
 from conduit.testing import puppets, rows
 from conduit.testing.invariants import check_each_row_is_drawn_from_one_page
@@ -228,14 +229,14 @@ def _come_and_go(name, environment, seconds):
     end = time.monotonic() + seconds
     with conduit.attach(name) as client:
         obs, number = np.zeros(rows.WORDS, np.int64), 0
-        while time.monotonic() < end:
+        while number == 0 or time.monotonic() < end:
             with client.writer("replay", keep_final=False) as writer:
                 for _ in range(4):
-                    done = rows.write_observation(obs.ctypes.data, environment, number)
+                    done = entry(rows.write_observation)(obs.ctypes.data, environment, number)
                     writer.append(
                         obs=obs,
-                        action=rows.action_of(environment, number),
-                        reward=rows.reward_of(environment, number),
+                        action=entry(rows.action_of)(environment, number),
+                        reward=entry(rows.reward_of)(environment, number),
                         terminated=done == 1,
                         truncated=done == 2,
                     )
@@ -245,7 +246,7 @@ def _come_and_go(name, environment, seconds):
 def test_processes_that_want_the_same_page_do_not_get_in_each_other_s_way(engine_name):
     table = conduit.Table(rows.SCHEMA, 60, page_rows=20)
     with conduit.Engine.create(engine_name, {"replay": table}) as engine:
-        _come_and_go(engine_name, 9, 0.01)  # kernels are loaded before the fork
+        _come_and_go(engine_name, 9, 0.0)  # kernels are loaded before the fork
         context = multiprocessing.get_context("fork")
         crew = [context.Process(target=_come_and_go, args=(engine_name, k + 1, 2.0)) for k in range(4)]
         view = engine._views["replay"]
@@ -258,7 +259,7 @@ def test_processes_that_want_the_same_page_do_not_get_in_each_other_s_way(engine
             while any(one.is_alive() for one in crew):
                 batch = loader.next()
                 columns = [batch[name].ctypes.data for name in ("obs", "action", "reward", "terminated", "truncated")]
-                assert rows.find_torn_rows(*columns, 64, torn.ctypes.data) == 0
+                assert entry(rows.find_torn_rows)(*columns, 64, torn.ctypes.data) == 0
                 # the next observation is the same writer's, one step on
                 running = ~(batch["terminated"] | batch["truncated"])
                 assert (batch["next_obs"][running, :2] == batch["obs"][running, :2] + [0, 1]).all()
