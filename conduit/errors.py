@@ -72,7 +72,25 @@ class SchemaMismatch(SchemaError):
 
 
 class FieldError(ConduitError, ValueError):
-    """A value does not fit its field: missing or unknown key, wrong dtype, wrong shape."""
+    """A value does not fit its field: missing or unknown key, wrong dtype, wrong shape.
+
+    Args:
+        message: As of all errors.
+        at: As of all errors.
+        row_id: Kept as ``error.row_id``.
+        value: Kept as ``error.value``.
+
+    Attributes:
+        row_id: Id of the row that a refused sample begins at, as `Client.delete` takes it; None where no stored row is refused.
+        value: The stored value that was refused, or None.
+    """
+
+    row_id: int | None
+    value: object
+
+    def __init__(self, message: str, *, at: str | None = None, row_id: int | None = None, value: object = None) -> None:
+        super().__init__(message, at=at)
+        self.row_id, self.value = row_id, value
 
 
 class ConfigError(ConduitError, ValueError):

@@ -377,6 +377,8 @@ class Buffer:
         """The batch that was filled in is handed out: where deliveries are counted, its rows have been delivered."""
         if self._is_counted:
             entry(deliveries.hand_out)(self.job_address)
+        if self._transforming.inspects:
+            self._transforming.deliver()
 
     def give_back(self) -> None:
         """The batch that was filled in is not handed out: its rows may be delivered to others."""

@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from conduit.clock import Deadline
-from conduit.errors import BuffersBusy, Closed, ConfigError, DataTimeout
+from conduit.errors import BuffersBusy, Closed, ConfigError, DataTimeout, FieldError
 from conduit.jit import entry
 from conduit.kernels import cpu
 from conduit.kernels.batchwise import BatchTransform, with_batch_transforms
@@ -67,7 +67,7 @@ class Delivery(ABC):
     """Contract of the control point *delivery*.
 
     `next` returns a batch, or raises WaitTimeout's children within its deadline, or Closed; a failed call takes nothing
-    away from later ones. A batch stays valid until everything made from it is gone. One thread at a time.
+    away from later ones, but a batch that a transform refuses (FieldError) is passed over. A batch stays valid until everything made from it is gone. One thread at a time.
     """
 
     @abstractmethod
@@ -192,7 +192,8 @@ class Loader(Delivery):
         Raises:
             DataTimeout: Too few rows came, or the table's limiter did not let a batch out.
             BuffersBusy: Every buffer is still referred to.
-            FieldError: A stored value that a transform cannot take; the next call draws the same batch again.
+            FieldError: A stored value that a transform cannot take: `row_id`, `at` and `value` say which. Nothing is delivered
+                or added to statistics, and the next call draws the batch behind this one.
             Closed: The loader, client or engine has closed.
         """
         if self._closed:
@@ -202,25 +203,34 @@ class Loader(Delivery):
         number = self.sampler.batch
         if self._transforming.prepares:
             self._transforming.before(number)
+        drawn = False
         try:
             if not self._attempt(buffer):
                 self._wait_for_rows(buffer, self._timeout if timeout is None else timeout)
+            drawn = True
             batch = self._hand_out(buffer)
             if self.plan.batchwise:
                 batch.transform(self._transforming, number)
             buffer.hand_out()
             if self._gate is not None:
                 self._gate.deliver(self.sampler.batch_at, number + self._world)
-        except BaseException:
+        except BaseException as error:
             buffer.give_back()
             if self._gate is not None:
                 self._gate.cancel()
+            if isinstance(error, FieldError) or (drawn and isinstance(error, Exception)):
+                # a batch with a row that is refused would be refused for ever
+                self._go_on(number)
             raise
         self._batches += 1
+        self._go_on(number)
+        return batch
+
+    def _go_on(self, number: int) -> None:
+        """Leave batch `number` behind."""
         self.sampler.batch = number + self._world
         if self._place is not None:
             self._place.batch = self.sampler.batch
-        return batch
 
     def _attempt(self, buffer: Buffer) -> bool:
         """Draw a batch, reserved in the table's limiter; False when it is against it or there is nothing to draw."""

@@ -234,20 +234,28 @@ class MixedLoader(Delivery):
         index = self._first.free_buffer(timeout)
         # an interrupted call may have left some behind the first
         self.batch = self.batch
-        bounds = self.bounds(self.batch)
+        batch = self.batch
+        bounds = self.bounds(batch)
         source = self._first.arrays_of(index)[SOURCE.name]
+        drawn = False
         try:
             for number, part in enumerate(self._parts):
                 first, end = bounds[number], bounds[number + 1]
                 if end > first:
                     part.draw(index, first, end, None if allowed is None else round(deadline.left(), 3))
                     source[first:end] = number
+            drawn = True
             made = self._first.batch_of(index)
             for number, part in enumerate(self._parts):
                 part.advance(index, bounds[number + 1] - bounds[number])
-        except BaseException:
+        except BaseException as error:
             for part in self._parts:
                 part.cancel(index)
+            if isinstance(error, FieldError) or (drawn and isinstance(error, Exception)):
+                # as of a loader of one table
+                self.batch = batch + 1
+                if self._place is not None:
+                    self._place.batch = self.batch
             raise
         if self._place is not None:
             self._place.batch = self.batch

@@ -1,4 +1,4 @@
-"""What surrounds a loader's fused pass: statistics before it, checks and updates after it, steps on the whole batch last."""
+"""What surrounds a loader's fused pass: statistics before it, checks after it, steps on the whole batch, updates last."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from conduit.errors import ConfigError, FieldError
 from conduit.kernels import augment, reference
 from conduit.kernels.batchwise import BatchTransform
-from conduit.kernels.plan import Output, Plan
+from conduit.kernels.plan import IDS, Output, Plan
 from conduit.kernels.rows import D_REFUSED
 from conduit.store.table import TableView
 
@@ -57,6 +57,7 @@ class Transforming:
             self._eps[name] = output.normalise.eps
         self._updates = [output for output in plan.outputs if output.is_internal]
         self._indicators = [(i, output) for i, output in enumerate(plan.outputs) if output.classes]
+        self._pending: dict[str, Array] = {}
         self._moves = any(output.shift is not None for output in plan.outputs)
         self.prepares = self._moves or bool(self._scales)
         self.inspects = bool(self._indicators or self._updates)
@@ -95,24 +96,79 @@ class Transforming:
             self._stamps[name] = stamp
 
     def after(self, arrays: Mapping[str, Array], index: Mapping[str, Array], operations: Array, slots: slice) -> None:
-        """Look at what was gathered.
+        """Look at what was gathered; what statistics take of it is added by `deliver`, or forgotten by the next batch.
 
         Args:
-            arrays: The batch's.
+            arrays: The batch's, with its ids.
             index: {rows of an output: row numbers} of the batch.
             operations: Descriptors of the row operations, in the plan's order.
             slots: Those that were filled.
 
         Raises:
-            FieldError: A class out of range, or a value that statistics cannot take.
+            FieldError: A class out of range, or a value that statistics cannot take; names the first, and the sample's row.
         """
+        self._pending = {}
         for i, output in self._indicators:
             if operations[i, D_REFUSED // 8]:
                 operations[i, D_REFUSED // 8] = 0
-                _check_classes(output, arrays[output.name][slots], index[output.rows][slots])
+                self._check_classes(output, arrays, index[output.rows][slots], slots)
+        pending = {}
         for output in self._updates:
-            values = arrays[output.name][slots]
-            self._table.statistics.update({output.field.name: values[index[output.rows][slots] >= 0]})
+            values, there = arrays[output.name][slots], index[output.rows][slots] >= 0
+            bad = ~_finite(output, values) & there.reshape(*there.shape, *(1 for _ in output.field.shape))
+            if bad.any():
+                what = "finite values for the field's running statistics"
+                help_ = "leave statistics alone with conduit.normalise(update=False)"
+                raise self._refusal(output, arrays, index[output.rows][slots], slots, bad, what, help_)
+            pending[output.field.name] = values[there]
+        self._pending = pending
+
+    def deliver(self) -> None:
+        """The batch that `after` looked at is handed out: its values join the statistics, those of all fields together."""
+        if self._pending:
+            pending, self._pending = self._pending, {}
+            self._table.statistics.update(pending)
+
+    def _check_classes(self, output: Output, arrays: Mapping[str, Array], index: Array, slots: slice) -> None:
+        """Refuse values out of range; those of rows that were overwritten and drawn again are counted too, and are not here."""
+        off, on = augment.indicators(output)
+        if off == on:
+            return
+        array = arrays[output.name][slots]
+        beside = np.asarray(off, np.float32)
+        absent = reference.to_bfloat16(beside) if output.transform.dtype == "bfloat16" else beside.astype(array.dtype)
+        lacks = (array == absent).all(-1) & (index >= 0).reshape(*index.shape, *(1 for _ in output.field.shape))
+        if lacks.any():
+            what = f"classes from {output.start} to {output.start + output.classes - 1}"
+            help_ = "raise n in conduit.one_hot(n), or name the first class, one_hot(n, start=...)"
+            raise self._refusal(output, arrays, index, slots, lacks, what, help_)
+
+    def _refusal(
+        self,
+        output: Output,
+        arrays: Mapping[str, Array],
+        index: Array,
+        slots: slice,
+        bad: Array,
+        what: str,
+        help_: str,
+    ) -> FieldError:
+        """The error for the first of the values marked in `bad`, [slots, *lanes, *shape]."""
+        place = tuple(np.argwhere(bad)[0].tolist())
+        slot, lanes, inside = place[0], place[: index.ndim], place[index.ndim :]
+        row_id = int(arrays[IDS][slots][slot])
+        stored = self._table.columns[output.field.name][int(index[lanes])]
+        stored = reference.from_bfloat16(stored) if output.field.dtype == "bfloat16" else stored
+        value = stored[inside].item()
+        where = f"{inside} of " if inside else ""
+        return FieldError(
+            f"Expected {what}, got {value!r} in {where}{output.field.name!r} of the sample of row {row_id}, the first of "
+            f"{int(bad.sum())} such values in the batch: client.delete({self._table.layout.name!r}, [{row_id}]) takes the row "
+            f"out, or {help_}; the next call draws another batch",
+            at=output.field.name,
+            row_id=row_id,
+            value=value,
+        )
 
     def finish(self, values: dict[str, Any], arrays: Mapping[str, Array], number: int) -> None:
         """Run the steps on the whole batch, `values` by name; `arrays` is the memory behind them."""
@@ -144,17 +200,8 @@ class Transforming:
             yield step
 
 
-def _check_classes(output: Output, array: Array, index: Array) -> None:
-    """Refuse values out of range; those of rows that were overwritten and drawn again are counted too, and are not here."""
-    off, on = augment.indicators(output)
-    if off == on:
-        return
-    beside = np.asarray(off, np.float32)
-    absent = reference.to_bfloat16(beside) if output.transform.dtype == "bfloat16" else beside.astype(array.dtype)
-    lacks = (array == absent).all(-1) & (index >= 0).reshape(*index.shape, *(1 for _ in output.field.shape))
-    if lacks.any():
-        raise FieldError(
-            f"Expected classes from {output.start} to {output.start + output.classes - 1}, got others in {int(lacks.sum())} of the "
-            f"batch's {lacks.size} values: raise n in conduit.one_hot(n), or name the first class, one_hot(n, start=...)",
-            at=output.name,
-        )
+def _finite(output: Output, values: Array) -> Array:
+    """Which stored values of a field are finite, bool of their shape."""
+    if output.field.dtype == "bfloat16":
+        values = reference.from_bfloat16(values)
+    return np.isfinite(values) if values.dtype.kind == "f" else np.ones(values.shape, bool)

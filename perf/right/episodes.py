@@ -135,4 +135,29 @@ def precision() -> Iterator[Bar]:
     yield _equal("A7 priority of a sequence of 200 float16 errors of 1,000", priority, [1000.0])
 
 
-GROUPS: tuple[Callable[[], Iterator[Bar]], ...] = (resets, newest, precision)
+def refusals() -> Iterator[Bar]:
+    """A11: a row that a transform refuses."""
+    with _engine(statistics=("obs",)) as engine:
+        with engine.writer("t") as writer:
+            for t in range(40):
+                writer.append(obs=[np.nan if t == 7 else t], reward=t)
+        transform = {"obs": conduit.normalise(update=True)}
+        with engine.loader("t", batch_size=256, min_rows=1, transform=transform, format="numpy") as loader:
+            try:
+                loader.next()
+                found: tuple[object, ...] = ()
+            except conduit.errors.FieldError as error:
+                found = error.at, error.row_id, str(error.value), engine.statistics("t").read("obs").count
+                deleted = engine.delete("t", [error.row_id])
+            yield _equal(
+                "A11 a NaN under normalise names field, row and value, and is in no statistics",
+                found[0::2],
+                ("obs", "nan"),
+            )
+            yield _equal(
+                "A11 deleting the row that was named, and the next call", (deleted, len(loader.next().ids)), (1, 256)
+            )
+            yield _equal("A11 rows in the statistics then", engine.statistics("t").read("obs").count, 256)
+
+
+GROUPS: tuple[Callable[[], Iterator[Bar]], ...] = (resets, newest, precision, refusals)
