@@ -240,7 +240,7 @@ def check_new(name: str, arrays: Mapping[str, Any], step: BatchTransform, more: 
     Raises:
         ConfigError: The batch has something of this name.
     """
-    if name in arrays:
+    if any(name in (there, there.partition(".")[0]) for there in arrays):
         raise ConfigError(
             f"Expected one step to make {name!r}, it is there already: deliver a stored field under another name, "
             f"rename={{{name!r}: 'stored_{name}'}}{more}, or leave out a step - at batch_transforms, {step}"

@@ -296,6 +296,7 @@ def make_plan(
     names = (*(part for name in wanted for part in parts.get(name, (name,))), *(item.name for item in extra))
     if len(set(names)) != len(names):
         raise _twice(names, wanted, stored, uneven, extra)
+    _check_parents(names, stored)
     return Plan(
         batch_size,
         window,
@@ -325,6 +326,19 @@ def _check_following(name: object, visible: Schema, window: Window) -> None:
         f"Expected the next one of an observation, got {name!r}: declare {field!r} with observation=True, in conduit.Field or "
         "Schema.from_example - at fields"
     )
+
+
+def _check_parents(names: tuple[str, ...], stored: Mapping[str, Field]) -> None:
+    """Refuse a derived array of the name below which stored fields are nested: `Batch.nest` could give only one of them.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    for name in names:
+        below = name.partition(".")[0]
+        if below != name and below in names:
+            field = stored.get(name) or stored[name.removeprefix(NEXT)]
+            raise clash(below, field.name.partition(".")[0], f"the derived `{below}`")
 
 
 def _twice(

@@ -31,7 +31,7 @@ def _one_of(name: str, value: object, among: tuple[str, ...]) -> None:
 class Transition:
     """A step and what follows n steps later.
 
-    reward = sum of gamma^k * reward_k over the k = 0 .. m - 1 steps used, where m = n_step or, if earlier, the first step that
+    Of every field that is a reward (conduit.Schema), and of each of its elements: reward = sum of gamma^k * reward_k over the k = 0 .. m - 1 steps used, where m = n_step or, if earlier, the first step that
     terminates or truncates, that step included. discount = gamma^m. The next observation is the one after the last step
     used, and `terminated` / `truncated` are that step's: bootstrap with `discount * (1 - terminated)`.
 

@@ -141,7 +141,8 @@ class Writer:
             terminated: Bool, or bool [num_envs].
             truncated: The same.
             priority: Real, or real [num_envs], finite and at least 0: the priority of the new rows, in a table that has
-                priorities; default the largest of late.
+                priorities; default the largest of late. A schema with a field of this name has no such argument: the field is
+                meant. The same holds for `bootstrap`.
             final: True final observation of environments that ended with this step, structured like the observation:
                 arrays [num_envs, ...] that are used where an episode ended, or a list or object array with None elsewhere
                 (a tuple too, where the observation is one array).

@@ -91,6 +91,18 @@ LIKELY = (
         "_ids",
         "lambda",
     ),
+    *(
+        "mask.x",
+        "mask.0",
+        "discount.x",
+        "lengths.x",
+        "weights.x",
+        "advantages.x",
+        "returns.0",
+        "x.x",
+        "ids.x",
+        "next_obs.x",
+    ),
     *("following", "anchor", "lanes", "values", "get", "nest", "transform", "columns", "fields", "rename", "renamed2"),
 )
 """Names that stand for something, or once stood, where fields are written and delivered."""
@@ -233,7 +245,7 @@ def _read(engine: conduit.Engine, table: str, name: str, width: int, options: di
     try:
         loader = engine.loader(table, **given)
     except ConfigError as error:
-        _expect(name.rpartition(".")[2] in str(error), f"{name!r} in the error, got: {error}")
+        _expect(name.partition(".")[0] in str(error), f"{name!r} in the error, got: {error}")
         _expect("rename=" in str(error), f"a remedy in the error, got: {error}")
         shown, renamed = _OTHER, True
         loader = engine.loader(table, rename={name: _OTHER}, **given)

@@ -105,6 +105,19 @@ def test_a_derived_column_replaces_no_stored_one_and_the_error_names_both_ways_o
             assert tuple(loader.next()) == ("obs", name)
 
 
+@pytest.mark.parametrize(("name", "options"), DERIVED[:3] + DERIVED[10:11], ids=lambda value: str(value)[:8])
+def test_a_derived_column_hides_nothing_that_is_nested_below_its_name(make, name, options):
+    engine = make(schema_with(f"{name}.x"), max_n_step=3, max_length=4)
+    options = {"batch_size": 4, "format": "numpy", "min_rows": 1, **options}
+    with pytest.raises(ConfigError, match=rf"`?'?{name}.*rename=\{{'{name}': 'stored_{name}'"):
+        engine.loader("t", **options)
+    with engine.loader("t", rename={name: "own"}, **options) as loader:
+        batch = loader.next()
+        nested = batch.nest()
+        assert nested["own"]["x"] is batch["own.x"]
+        assert nested[name] is batch[name]
+
+
 def test_what_comes_with_a_ragged_field_replaces_no_stored_one(engine_name):
     schema = conduit.Schema(
         [
