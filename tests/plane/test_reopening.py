@@ -224,12 +224,11 @@ def test_a_killed_writer_s_page_is_filled_up(engine_name):
         assert numbers == [[1, k] for k in range(7)] + [[2, k] for k in range(6)]
 
 
-def _come_and_go(name, environment, seconds):
+def _come_and_go(name, environment, enough):
     """Writers of four steps each, as fast as they can be opened; a page is evicted now and then."""
-    end = time.monotonic() + seconds
     with conduit.attach(name) as client:
         obs, number = np.zeros(rows.WORDS, np.int64), 0
-        while number == 0 or time.monotonic() < end:
+        while number == 0 or not enough.is_set():
             with client.writer("replay", keep_final=False) as writer:
                 for _ in range(4):
                     done = entry(rows.write_observation)(obs.ctypes.data, environment, number)
@@ -246,17 +245,17 @@ def _come_and_go(name, environment, seconds):
 def test_processes_that_want_the_same_page_do_not_get_in_each_other_s_way(engine_name):
     table = conduit.Table(rows.SCHEMA, 60, page_rows=20)
     with conduit.Engine.create(engine_name, {"replay": table}) as engine:
-        _come_and_go(engine_name, 9, 0.0)  # kernels are loaded before the fork
         context = multiprocessing.get_context("fork")
-        crew = [context.Process(target=_come_and_go, args=(engine_name, k + 1, 2.0)) for k in range(4)]
+        enough = context.Event()
+        crew = [context.Process(target=_come_and_go, args=(engine_name, k + 1, enough)) for k in range(4)]
         view = engine._views["replay"]
         torn = np.zeros(64, np.uint8)
         batches = 0
         with engine.loader("replay", batch_size=64, min_rows=1, format="numpy", timeout=30) as loader:
-            loader.next().release()
             for one in crew:
                 one.start()
-            while any(one.is_alive() for one in crew):
+            end = time.monotonic() + 60
+            while (batches < 500 or view.rows_evicted < 1000) and time.monotonic() < end:
                 batch = loader.next()
                 columns = [batch[name].ctypes.data for name in ("obs", "action", "reward", "terminated", "truncated")]
                 assert entry(rows.find_torn_rows)(*columns, 64, torn.ctypes.data) == 0
@@ -264,11 +263,12 @@ def test_processes_that_want_the_same_page_do_not_get_in_each_other_s_way(engine
                 running = ~(batch["terminated"] | batch["truncated"])
                 assert (batch["next_obs"][running, :2] == batch["obs"][running, :2] + [0, 1]).all()
                 batches += 1
+        enough.set()
         for one in crew:
             one.join()
             assert one.exitcode == 0
-        assert batches > 20
-        assert view.rows_written() > 400
+        assert batches >= 500
+        assert view.rows_evicted >= 1000
         check_each_row_is_drawn_from_one_page(view)
         counts = view.counts()
         assert counts.inserted == counts.size + counts.evicted
