@@ -36,6 +36,7 @@ from conduit.sampling.uniform import Uniform
 from conduit.store.loaders import NamedLoader
 from conduit.store.table import TableView
 from conduit.store.weights import PolicySlot
+from conduit.store.words import LAST_VERSION
 
 Array = np.ndarray[Any, Any]
 OnBusy = Literal["error", "wait"]
@@ -255,7 +256,7 @@ class Loader(Delivery):
     def _fill(self, buffer: Buffer) -> bool:
         """Draw a batch; staleness is counted from the version that is published now, however long rows were waited for."""
         if self._policy is not None:
-            current = self._policy.version
+            current = min(self._policy.version, LAST_VERSION)
             buffer.window[V_CURRENT // 8] = current
             buffer.window[V_OLDEST // 8] = current - self._max_staleness
         return buffer.fill()

@@ -20,7 +20,6 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 import msgspec
 import numpy as np
@@ -31,6 +30,7 @@ from conduit.forking import LockFile
 from conduit.numbers import at_least
 from conduit.schema import Field
 from conduit.store.declaration import row_stride
+from conduit.store.filenames import safe
 from conduit.store.files import DAMAGED, FileEntry, unreadable
 from conduit.store.layout import SegmentSpec, TableLayout, TensorSpec
 from conduit.store.table import META_DTYPE, SPAN_DTYPE
@@ -153,12 +153,6 @@ def policy_file(folder: str, tensor: TensorSpec) -> tuple[str, np.dtype[Any]]:
 def extra_file(name: str) -> str:
     """Name of the file of bytes of the caller's own."""
     return f"extra/{safe(name)}.npy"
-
-
-def safe(name: str) -> str:
-    """A name as a file name: letters, digits, `_`, `.`, `-` and `~` stay, other bytes become %XX; so does a dot in front."""
-    quoted = quote(name, safe="")
-    return "%2E" + quoted[1:] if quoted.startswith(".") else quoted
 
 
 def write_manifest(path: Path, manifest: Manifest) -> None:

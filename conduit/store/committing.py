@@ -14,11 +14,14 @@ from conduit.store.limiter import ask_for_rows
 from conduit.store.spans import keep_values
 from conduit.store.turning import next_page
 from conduit.store.words import (
+    AFTER_LAST_STEP,
     AWAITING_FINAL,
     ENV_BYTES,
+    EPISODE_MASK,
     FINAL,
     FIRST,
     KEPT,
+    LAST_STEP,
     LINK_SHIFT,
     META_BYTES,
     RUNNING,
@@ -67,6 +70,12 @@ BEGINS, COMPLETES = 1, 2
 
 
 @inner
+def _step_after(step):  # type: ignore[no-untyped-def]
+    """Number of the step behind a step: numbers have 31 bits, an endless episode goes on from half of that."""
+    return step + 1 if step != LAST_STEP else AFTER_LAST_STEP
+
+
+@inner
 def _finish_row(meta, terminated, truncated, state, envs, version, next_step, episodes):  # type: ignore[no-untyped-def]
     """Write one row's meta from its flags and its environment's state.
 
@@ -76,7 +85,7 @@ def _finish_row(meta, terminated, truncated, state, envs, version, next_step, ep
     phase = peek_i64(state)
     if phase == RUNNING and (peek_u8(terminated) | peek_u8(truncated)) == 0:
         step = peek_i64(state + 16)
-        poke_i64(state + 16, step + 1)
+        poke_i64(state + 16, _step_after(step))
         poke_i64(meta, version | (step << 32))
         poke_i64(meta + 8, peek_i64(state + 8) | (envs << (32 + LINK_SHIFT)))
         return 0
@@ -96,9 +105,9 @@ def _finish_row(meta, terminated, truncated, state, envs, version, next_step, ep
             flags = FIRST
             step = 0
             does = BEGINS
-            poke_i64(state + 8, episodes)
+            poke_i64(state + 8, episodes & EPISODE_MASK)
             poke_i64(state, RUNNING)
-        poke_i64(state + 16, step + 1)
+        poke_i64(state + 16, _step_after(step))
         ended = (peek_u8(terminated) != 0) | ((peek_u8(truncated) != 0) << 1)
         if ended != 0:
             flags |= ended
@@ -113,7 +122,7 @@ def _finish_row(meta, terminated, truncated, state, envs, version, next_step, ep
                     flags |= KEPT
                     kept = meta + link * META_BYTES
                     poke_u32(kept, version)
-                    poke_u32(kept + 4, step + 1)
+                    poke_u32(kept + 4, _step_after(step))
                     poke_u32(kept + 8, peek_i64(state + 8))
                     poke_u32(kept + 12, FINAL)
     poke_u32(meta, version)

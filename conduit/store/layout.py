@@ -21,6 +21,7 @@ from conduit.numbers import whole
 from conduit.schema import Field, Schema
 from conduit.store.arenas import ArenaLayout, check_arenas
 from conduit.store.declaration import Priorities, Table, align, row_stride
+from conduit.store.filenames import check_name
 from conduit.store.limits import Limits, checked_limiter
 from conduit.store.statistics import measured, seat_bytes
 from conduit.store.words import (
@@ -174,6 +175,10 @@ def specify(tables: dict[str, Table], policies: dict[str, tuple[TensorSpec, ...]
         for name in names:
             if not isinstance(name, str) or not name:
                 raise ConfigError(f"Expected names of at least one letter for {kind}, got {name!r}")
+            check_name(name, {"tables": "table", "policies": "policy"}[kind], "")
+    for tensors in policies.values():
+        for tensor in tensors:
+            check_name(tensor.name, "policy's array")
     participants = checked_participants(participants)
     specs = {}
     for name, table in tables.items():

@@ -21,8 +21,9 @@ from conduit.errors import CheckpointError
 from conduit.jit import entry
 from conduit.store import recovery, settling
 from conduit.store import segment as segments
-from conduit.store.checkpoint import MANIFEST, Manifest, TableEntry, columns_of, extra_file, policy_file, safe
+from conduit.store.checkpoint import MANIFEST, Manifest, TableEntry, columns_of, extra_file, policy_file
 from conduit.store.cut import TableCut
+from conduit.store.filenames import safe
 from conduit.store.files import BLOCK, DAMAGED, HEADER, FileReader, Sink, write_all
 from conduit.store.layout import WEIGHT_COPIES, TableLayout, checked_participants
 from conduit.store.limits import Limits

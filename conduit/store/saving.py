@@ -27,11 +27,11 @@ from conduit.store.checkpoint import (
     extra_file,
     new_checkpoint,
     policy_file,
-    safe,
     write_manifest,
 )
 from conduit.store.counting import counts_over
 from conduit.store.cut import TableCut, cut_table
+from conduit.store.filenames import check_name, safe
 from conduit.store.files import FileSet, as_bytes, no_space
 from conduit.store.layout import WEIGHT_COPIES, WeightsLayout
 from conduit.store.loaders import known_loaders
@@ -134,6 +134,7 @@ def save(
                 f"Expected extra as {{name: bytes}}, got {type(content).__name__} for {name!r}: for a state dict, "
                 "torch.save it into an io.BytesIO and pass its getvalue()"
             )
+        check_name(name, "part of `extra`")
     with new_checkpoint(folder, keep) as (making, final):
         try:
             _fill(segment, views, making, extra, version, progress)

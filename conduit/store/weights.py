@@ -29,7 +29,7 @@ from conduit.store.locks import LOCK_PUBLISHERS, try_lock, unlock
 from conduit.store.participants import Participants
 from conduit.store.segment import Segment
 from conduit.store.waiting import wait_for
-from conduit.store.words import POLICY_EVENT, W_VERSION
+from conduit.store.words import LAST_VERSION, POLICY_EVENT, W_VERSION
 
 Array = np.ndarray[Any, Any]
 _ATTEMPTS = 1000
@@ -246,12 +246,12 @@ class PolicySlot:
     def _hold(self, version: int) -> None:
         self.held = version
         for state in self._bound:
-            state.words[W_VERSION // 8] = version
+            state.words[W_VERSION // 8] = min(version, LAST_VERSION)
 
     def bind(self, state: Any) -> None:
         """Let a writer's rows carry the version this object holds; `state.words` are its words (words.W_*)."""
         self._bound.add(state)
-        state.words[W_VERSION // 8] = self.held
+        state.words[W_VERSION // 8] = min(self.held, LAST_VERSION)
 
     def close(self) -> None:
         """Stop publishing, so that another process may; idempotent.

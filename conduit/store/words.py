@@ -186,6 +186,12 @@ META_BYTES = 16
 TERMINATED, TRUNCATED, FIRST, FINAL, KEPT, DELETED = 1, 2, 4, 8, 16, 32
 """KEPT: the next observation is a kept final one in the page's tail. DELETED: the row begins no window any more."""
 LINK_SHIFT, FLAG_MASK = 6, 63
+EPISODE_MASK = (1 << 32) - 1
+"""Episodes of a stream are numbered from 0; behind 2^32 - 1 comes 0 again."""
+LAST_STEP, AFTER_LAST_STEP = (1 << 31) - 1, 1 << 30
+"""Steps of an episode are numbered from 0; in an episode of more than 2^31, 2^30 comes behind 2^31 - 1, and again."""
+LAST_VERSION = (1 << 31) - 1
+"""The largest policy version that a row carries: it stands for itself and all later ones."""
 
 # --- count of a row's deliveries, one word:  generation the page was opened in << 33 | gone << 32 | taken << 16 | delivered
 MOST_DELIVERIES = (1 << 16) - 1

@@ -1,0 +1,39 @@
+"""Names of tables, fields, policies and whatever else has a file of its own in a checkpoint, as file names."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from conduit.errors import ConfigError
+
+_MOST_BYTES = 255
+"""What file systems take as a name."""
+
+
+def safe(name: str) -> str:
+    """A name as a file name: letters, digits, `_`, `.`, `-` and `~` stay, other bytes become %XX; so does a dot in front."""
+    quoted = quote(name, safe="")
+    return "%2E" + quoted[1:] if quoted.startswith(".") else quoted
+
+
+def check_name(name: str, kind: str, suffix: str = ".npy") -> None:
+    """Refuse a name that no file of a checkpoint could have.
+
+    Args:
+        name: The name.
+        kind: What has it, for the error.
+        suffix: What the file's name ends with.
+
+    Raises:
+        ConfigError: It is too long, or not writable as UTF-8.
+    """
+    try:
+        size = len(safe(name)) + len(suffix)
+    except UnicodeEncodeError:
+        raise ConfigError(f"Expected the name of a {kind} as text that can be written as UTF-8, got {name!r}") from None
+    if size > _MOST_BYTES:
+        raise ConfigError(
+            f"Expected a name of at most {_MOST_BYTES - len(suffix)} bytes for a {kind} (its checkpoints have a file of that name; "
+            f"letters and digits take one byte, others three for each of their bytes in UTF-8), got {size - len(suffix)}: "
+            f"{name[:30]!r}{'...' if len(name) > 30 else ''}"
+        )
