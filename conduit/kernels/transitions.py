@@ -86,15 +86,18 @@ def _reward(base, stride, double, factor, offset, low, high, row):  # type: igno
 
 
 @inner
-def _stack(window, out, slot, newest, before, ticks, envs):  # type: ignore[no-untyped-def]
-    """Frames ending with row `newest`: those before it are `before`, `before` - envs, ..., of which `ticks` exist."""
+def _stack(window, out, slot, newest, before, ticks, envs, first):  # type: ignore[no-untyped-def]
+    """Frames ending with row `newest`: those before it are `before`, `before` - envs, ..., of which `ticks` exist.
+
+    None lies before the page's `first` row, whatever a row that is being overwritten says.
+    """
     stack = peek_i64(window + V_STACK)
     repeat = peek_i64(window + V_REPEAT) != 0
     index = out + 8 * stack * slot
     oldest = newest
     for back in range(stack):
         if back > 0:
-            if back <= ticks:
+            if back <= ticks and before - (back - 1) * envs >= first:
                 oldest = before - (back - 1) * envs
             elif not repeat:
                 oldest = -1
@@ -103,13 +106,16 @@ def _stack(window, out, slot, newest, before, ticks, envs):  # type: ignore[no-u
 
 @inner
 def _put_stacks(window, metas, envs, slot, row, last, after):  # type: ignore[no-untyped-def]
-    _stack(window, peek_i64(window + V_STACKED), slot, row, row - envs, peek_i32(metas + META_BYTES * row + 4), envs)
+    page_rows = peek_i64(peek_i64(window + V_TABLE) + T_ROWS)
+    first = row // page_rows * page_rows
+    step = peek_i32(metas + META_BYTES * row + 4)
+    _stack(window, peek_i64(window + V_STACKED), slot, row, row - envs, step, envs, first)
     stacked = peek_i64(window + V_FOLLOWING_STACKED)
     step = peek_i32(metas + META_BYTES * last + 4)
     if after == last:
-        _stack(window, stacked, slot, after, after - envs, step, envs)
+        _stack(window, stacked, slot, after, after - envs, step, envs, first)
     else:
-        _stack(window, stacked, slot, after, last, step + 1, envs)
+        _stack(window, stacked, slot, after, last, step + 1, envs, first)
 
 
 @inner

@@ -30,6 +30,7 @@ from conduit.store.queue import (
     Q_TICK,
     Q_WORDS,
 )
+from conduit.store.soundness import check_links, check_spans
 from conduit.store.table import META_DTYPE, TableView
 from conduit.store.words import FINAL, FIRST, KEPT, LINK_SHIFT
 
@@ -200,6 +201,7 @@ class Columns:
         item = arena.strides[0]
         start = arena.ctypes.data - self.table.segment.base
         spans = self.table.columns[self.stored[name]][row : row + int(np.prod(lead))]
+        check_spans(self.table.layout, self.stored[name], row // self.page_rows, spans)
         found = []
         for first, length in spans.tolist():
             shape = (length, *arena.shape[1:])
@@ -348,6 +350,8 @@ class Claim(Mapping[str, Any]):
         places = np.flatnonzero(link & KEPT)
         rows = self._row + places + (link[places] >> LINK_SHIFT).astype(np.int64)
         columns = self._columns
+        page = self._row // columns.page_rows
+        check_links(columns.table.layout, page, rows - page * columns.page_rows)
         found: dict[str, Any] = {}
         for name in columns.schema.observation_names:
             if columns.schema[name].ragged:

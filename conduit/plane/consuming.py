@@ -24,6 +24,7 @@ from conduit.plane.claim import Claim, Columns, Record
 from conduit.store import queue
 from conduit.store.endings import when_gone
 from conduit.store.queue import QueueView
+from conduit.store.soundness import damaged_page
 from conduit.store.table import TableView, too_many_holds
 from conduit.store.words import HAZARDS_PER_PARTICIPANT
 
@@ -104,6 +105,7 @@ class Consumer:
         Raises:
             DataTimeout: No rows came.
             BufferError: This client holds too many claims and leases.
+            BadSegment: The page whose turn it is is damaged.
             ConfigError: `max_ticks` for rollouts.
             Closed: The consumer, client or engine has closed.
         """
@@ -152,6 +154,8 @@ class Consumer:
         page = self._take(table.address, most, record.array, seat, self._counts)
         if page < 0:
             self._spare = prepared
+            if page <= queue.DAMAGED:
+                raise damaged_page(table.layout, queue.DAMAGED - page, "rows that do not fit it")
             if page != -1:
                 table.check_open()
                 raise too_many_holds()

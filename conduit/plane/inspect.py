@@ -42,12 +42,12 @@ from conduit.store.layout import (
     TableLayout,
     WeightsLayout,
 )
-from conduit.store.limits import Limits
 from conduit.store.locks import LOCK_CREATOR, LOCK_PUBLISHERS, held
 from conduit.store.names import SHM_DIRECTORY, Backing, find, note_path, open_segment, shm_name
 from conduit.store.participants import LINE_NAME, LINE_PID, LINE_ROWS, LINE_SINCE
 from conduit.store.queue import count_rows
 from conduit.store.segment import HEADER_CLOSED, HEADER_PID, HEADER_TIME, read_layout, remove_if_dead
+from conduit.store.soundness import limits_of_words
 from conduit.store.words import (
     FREE,
     HAZARDS_PER_PARTICIPANT,
@@ -274,8 +274,7 @@ def _limiter(layout: TableLayout, control: Words, counts: Counts) -> LimiterStat
     changes = int(control[TABLE_LIMITS // 8])
     if changes:
         start = (TABLE_LIMITS + 8 + LIMITS_BYTES * (changes & 1)) // 8
-        spi, size, low, high = control[start : start + 4].view(np.float64).tolist()
-        limits = Limits(spi, int(size), low, high)
+        limits = limits_of_words(layout, control[start : start + 4].view(np.float64))
     return LimiterStatus(
         limits.samples_per_insert,
         limits.min_size,

@@ -19,6 +19,7 @@ from conduit.store.endings import when_gone
 from conduit.store.geometry import Geometry
 from conduit.store.limits import Limiter, Limits, checked_limiter
 from conduit.store.locks import LOCK_LIMITS, LockByte
+from conduit.store.soundness import limits_of_words
 from conduit.store.table import TableView
 
 _CHANGE_TIMEOUT = 2.0
@@ -37,8 +38,7 @@ def limits_of(table: TableView) -> Limits:
     """The limits of a table that are in force now."""
     numbers = np.zeros(4, np.float64)
     entry(kernels.limits_in_force)(table.address, numbers.ctypes.data)
-    spi, size, low, high = numbers.tolist()
-    return Limits(spi, int(size), low, high)
+    return limits_of_words(table.layout, numbers)
 
 
 class Gate:

@@ -19,6 +19,7 @@ import numpy as np
 from conduit.errors import Overwritten
 from conduit.plane.steps import Array, Steps
 from conduit.schema import Schema
+from conduit.store.soundness import check_links, check_pages, check_spans
 from conduit.store.table import Lease, TableView
 from conduit.store.words import (
     DELETED,
@@ -110,6 +111,7 @@ class Scan:
         inside = np.minimum(links, lease.rows - 1)
         follows = (links > rows[ended]) & (links < lease.rows) & ((meta["link"][inside] & FINAL) != 0)
         has = ((flags[ended] & KEPT) != 0) | follows
+        check_links(self._table.layout, part.page, links[has])
         steps = Steps(
             {name: self._values(name, part.page, rows) for name in self.schema.names},
             (flags & TERMINATED) != 0,
@@ -134,6 +136,7 @@ class Scan:
             return column[rows]
         arena = self._table.arenas[name][page]
         spans = column[rows]
+        check_spans(self._table.layout, name, page, spans)
         pairs = zip(spans["start"].tolist(), spans["length"].tolist(), strict=True)
         return [arena[start : start + length].copy() for start, length in pairs]
 
@@ -147,6 +150,8 @@ def _take_stock(table: TableView) -> dict[tuple[int, int], list[_Part]]:
     same = generations == later[:, PAGE_STATE // 8] >> GENERATION_SHIFT
     present = found[:, PAGE_EPOCH // 8] == table.epoch if table.epoch else same
     live = np.flatnonzero(same & present & np.isin(found[:, PAGE_STATE // 8] & KIND_MASK, (OPEN, SEALED)))
+    for look in (found, later):
+        check_pages(table.layout, live, look[live])
     pages: dict[tuple[int, int], list[int]] = {}
     for page in live[np.argsort(found[live, PAGE_TICK // 8], kind="stable")].tolist():
         words = found[page]

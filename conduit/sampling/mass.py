@@ -25,9 +25,9 @@ from conduit.kernels.resolve import E_ENVS, E_GENERATION, E_PAGE, E_START, V_RES
 from conduit.kernels.transitions import ask_ahead
 from conduit.sampling.tree import P_BEGIN, P_BYTES, P_END, find_block, find_row, is_dense, refresh
 from conduit.sampling.uniform import lane, locate
-from conduit.store.atomics import call_5, load_relaxed, peek_f64, peek_i64, peek_u32, poke_f32, poke_f64, poke_i64
-from conduit.store.protocol import block_of
-from conduit.store.words import PAGE_ENVS, T_COUNT, T_META, T_PRIORITY, T_ROWS
+from conduit.store.atomics import call_5, peek_f64, peek_i64, peek_u32, poke_f32, poke_f64, poke_i64
+from conduit.store.protocol import envs_of
+from conduit.store.words import T_COUNT, T_META, T_PRIORITY, T_ROWS
 
 (
     Q_UNIFORM_STATE,
@@ -195,7 +195,7 @@ def least_leaf(tree, window, table):  # type: ignore[no-untyped-def]
     for page in range(peek_i64(table + T_COUNT)):
         known = tree + P_BYTES * page
         leaves = peek_i64(table + T_PRIORITY) + 4 * page * rows
-        envs = load_relaxed(block_of(table, page) + PAGE_ENVS)
+        envs = envs_of(table, page)
         for row in range(peek_i64(known + P_BEGIN), peek_i64(known + P_END)):
             leaf = peek_u32(leaves + 4 * row)
             if 0 < leaf < least and (dense or may_anchor(window, table, page, row, envs)):

@@ -85,6 +85,8 @@ def rows_to_draw(table, page, need, short):  # type: ignore[no-untyped-def]
         return 0, 0, 0, 0, 0, 0
     committed = min(load_acquire(block + PAGE_COMMITTED), peek_i64(table + T_ROWS))
     envs = load_relaxed(block + PAGE_ENVS)
+    if not 1 <= envs <= peek_i64(table + T_ROWS):  # torn, or damaged: every later step relies on it
+        return 0, 0, 0, 0, 0, 0
     begin = max(0, load_relaxed(block + PAGE_FIRST))
     end = committed
     ended = load_relaxed(block + PAGE_ENDED)

@@ -43,7 +43,7 @@ from conduit.store.atomics import (
     store_release,
 )
 from conduit.store.counting import may_be_taken
-from conduit.store.protocol import block_of
+from conduit.store.protocol import block_of, envs_of
 from conduit.store.removal import is_present
 from conduit.store.words import (
     DELETED,
@@ -55,7 +55,6 @@ from conduit.store.words import (
     OPEN,
     PAGE_COMMITTED,
     PAGE_ENDED,
-    PAGE_ENVS,
     PAGE_FIRST,
     PAGE_STATE,
     PAGE_UPDATES,
@@ -113,7 +112,7 @@ def _add_rows(tree, window, table, page, begin, end):  # type: ignore[no-untyped
     """Add the leaves of local rows [begin, end) to the page's sums."""
     leaves = peek_i64(table + T_PRIORITY) + 4 * page * peek_i64(table + T_ROWS)
     blocks, groups, _, _ = _sums_of(tree, table, page)
-    envs = load_relaxed(block_of(table, page) + PAGE_ENVS)
+    envs = envs_of(table, page)
     dense = is_dense(window)
     total, count = 0, 0
     at = begin
@@ -268,7 +267,7 @@ def find_row(tree, window, table, page, block, position):  # type: ignore[no-unt
             leaf = peek_u32(leaves + 4 * found)
             if leaf > 0:
                 return found, leaf
-    envs = load_relaxed(block_of(table, page) + PAGE_ENVS)
+    envs = envs_of(table, page)
     found, leaf = -1, 0
     for row in range(first, last):
         here = peek_u32(leaves + 4 * row)
@@ -331,7 +330,7 @@ def store_leaves(tree, window, table, seat, ids, count, scratch, span):  # type:
             generation = state >> GENERATION_SHIFT
             end = load_acquire(block + PAGE_COMMITTED)
             if kind == SEALED and load_relaxed(block + PAGE_ENDED) == 0:
-                end -= future * load_relaxed(block + PAGE_ENVS)
+                end -= future * envs_of(table, page)
             alive = (generation & GENERATION_MASK) == (key >> ROW_BITS) and (kind == OPEN or kind == SEALED)
             alive = alive and is_present(table, page)
             if not alive or not load_relaxed(block + PAGE_FIRST) <= local < end:
@@ -358,7 +357,7 @@ def store_leaves(tree, window, table, seat, ids, count, scratch, span):  # type:
             summed = peek_i64(known + P_GENERATION) == generation and peek_i64(known + P_BEGIN) <= local < peek_i64(
                 known + P_END
             )
-            if summed and (dense or may_anchor(window, table, page, local, load_relaxed(block + PAGE_ENVS))):
+            if summed and (dense or may_anchor(window, table, page, local, envs_of(table, page))):
                 block_sum = blocks + 8 * (block_count * page + (local >> _BITS))
                 group_sum = groups + 8 * (group_count * page + (local >> (2 * _BITS)))
                 poke_i64(block_sum, peek_i64(block_sum) + change)

@@ -23,13 +23,16 @@ from conduit.store.words import (
     P_HAZARDS,
     P_NUMBER,
     P_SLOTS,
+    PAGE_COMMITTED,
     PAGE_ENVS,
     PAGE_HALO,
     PAGE_STATE,
+    T_ROWS,
 )
 
-OVERWRITTEN, NO_SLOT, NO_SEAT = -1, -2, -3
-"""Results of `hold`: the page has no rows of that generation; every hazard is in use; the process has no seat any more."""
+OVERWRITTEN, NO_SLOT, NO_SEAT, DAMAGED = -1, -2, -3, -4
+"""Results of `hold`: the page has no rows of that generation; every hazard is in use; the process has no seat any more;
+the page's words cannot be."""
 
 
 @inner
@@ -66,7 +69,7 @@ def hold(table, page, generation, seat, words):  # type: ignore[no-untyped-def]
         words: Where the hold is noted.
 
     Returns:
-        Rows committed in the page, or OVERWRITTEN, NO_SLOT, NO_SEAT: nothing is held then.
+        Rows committed in the page, or OVERWRITTEN, NO_SLOT, NO_SEAT, DAMAGED: nothing is held then.
     """
     mine, at = data_of(seat), data_of(words)
     block = block_of(table, page)
@@ -81,10 +84,16 @@ def hold(table, page, generation, seat, words):  # type: ignore[no-untyped-def]
     if rows < 0:
         give_slot(mine, slot)
         return OVERWRITTEN
+    envs, halo = load_relaxed(block + PAGE_ENVS), load_relaxed(block + PAGE_HALO)
+    most = peek_i64(table + T_ROWS)
+    if not (1 <= envs <= most and 0 <= halo <= rows and 0 <= load_relaxed(block + PAGE_COMMITTED) <= most):
+        end_lease(table, hazard_of(mine, slot))
+        give_slot(mine, slot)
+        return DAMAGED
     poke_i64(at + H_TABLE, table)
     poke_i64(at + H_ROWS, rows)
-    poke_i64(at + H_ENVS, load_relaxed(block + PAGE_ENVS))
-    poke_i64(at + H_HALO, load_relaxed(block + PAGE_HALO))
+    poke_i64(at + H_ENVS, envs)
+    poke_i64(at + H_HALO, halo)
     poke_i64(at + H_SLOT, slot + 1)
     return rows
 

@@ -22,6 +22,7 @@ from conduit.store.layout import LOADER_BYTES, MAX_NAMED_LOADERS
 from conduit.store.locks import LOCK_LOADERS, LockByte, held
 from conduit.store.participants import Participants
 from conduit.store.segment import Segment
+from conduit.store.soundness import LARGEST, damaged
 from conduit.store.words import LINE
 
 LOADER_OWNER, LOADER_SEED, LOADER_BATCH, LOADER_TABLE, LOADER_LENGTH = range(5)
@@ -48,19 +49,37 @@ def _slots(segment: Segment) -> Words:
     return segment.array(segment.layout.loaders, (MAX_NAMED_LOADERS, LOADER_BYTES // 8), np.dtype(np.int64))
 
 
-def _name_of(slot: Words) -> str:
-    text = slot[LINE // 8 :].tobytes()[: int(slot[LOADER_LENGTH])]
-    return text.decode("utf-8", "replace")
+def _name_of(segment: Segment, slot: Words) -> str | None:
+    """The name in a slot, or None.
+
+    Raises:
+        BadSegment: The slot is damaged.
+    """
+    length, table, batch = int(slot[LOADER_LENGTH]), int(slot[LOADER_TABLE]), int(slot[LOADER_BATCH])
+    if length == 0:
+        return None
+    if not (0 < length <= LONGEST_NAME and 0 <= table < len(segment.layout.tables) and 0 <= batch < LARGEST):
+        raise damaged("the list of named loaders", f"a name of {length} bytes, table {table}, batch {batch}")
+    text = slot[LINE // 8 :].tobytes()[:length]
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        raise damaged("the list of named loaders", f"the name {text!r}") from error
 
 
 def known_loaders(segment: Segment) -> dict[str, Known]:
-    """All named loaders, by name."""
+    """All named loaders, by name.
+
+    Raises:
+        BadSegment: Their list is damaged.
+    """
     tables = list(segment.layout.tables)
-    return {
-        _name_of(slot): Known(tables[slot[LOADER_TABLE]], int(slot[LOADER_SEED]), int(slot[LOADER_BATCH]))
-        for slot in _slots(segment)
-        if slot[LOADER_LENGTH]
-    }
+    found = {}
+    for slot in _slots(segment):
+        name = _name_of(segment, slot)
+        if name is not None:
+            found[name] = Known(tables[slot[LOADER_TABLE]], int(slot[LOADER_SEED]), int(slot[LOADER_BATCH]))
+    return found
 
 
 def write_loader(segment: Segment, index: int, name: str, known: Known) -> None:
@@ -145,7 +164,7 @@ def take_name(segment: Segment, participants: Participants, name: str, table: st
 def _take(segment: Segment, participants: Participants, name: str, table: str, seed: int | None) -> NamedLoader:
     slots = _slots(segment)
     wanted = None if seed is None else int(np.uint64(seed % 2**64).astype(np.int64))
-    names = [_name_of(slot) if slot[LOADER_LENGTH] else None for slot in slots]
+    names = [_name_of(segment, slot) for slot in slots]
     if name not in names:
         if None not in names:
             raise ConfigError(

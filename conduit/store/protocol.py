@@ -40,6 +40,7 @@ from conduit.store.words import (
     PAGE_AGE,
     PAGE_COMMITTED,
     PAGE_ENDED,
+    PAGE_ENVS,
     PAGE_EPOCH,
     PAGE_HALO,
     PAGE_PAST,
@@ -65,6 +66,7 @@ from conduit.store.words import (
     T_PAGE_BASE,
     T_PAGES,
     T_QUEUE,
+    T_ROWS,
     T_SEAT_COUNT,
     T_SEATS,
     T_SIDES,
@@ -94,6 +96,12 @@ def block_of(table, page):  # type: ignore[no-untyped-def]
 def side_of(table, page):  # type: ignore[no-untyped-def]
     """Address of a page's side line."""
     return peek_i64(table + T_SIDES) + page * LINE
+
+
+@inner
+def envs_of(table, page):  # type: ignore[no-untyped-def]
+    """Rows per tick of a page, from 1 to all of its rows whatever the word says: it may be torn, or damaged."""
+    return min(max(load_relaxed(block_of(table, page) + PAGE_ENVS), 1), peek_i64(table + T_ROWS))
 
 
 @inner
@@ -307,7 +315,7 @@ def lease(table, page, generation, hazard):  # type: ignore[no-untyped-def]
     state = load_acquire(block + PAGE_STATE)
     kind = state & KIND_MASK
     if (state >> GENERATION_SHIFT) == generation and (kind == OPEN or kind == SEALED):
-        return load_acquire(block + PAGE_COMMITTED)
+        return min(max(load_acquire(block + PAGE_COMMITTED), 0), peek_i64(table + T_ROWS))
     store_release(hazard, 0)
     return -1
 

@@ -18,6 +18,7 @@ from conduit.jit import inner, kernel
 from conduit.store.arguments import ObjectType, data_of
 from conduit.store.atomics import (
     compare_and_swap,
+    fence_acquire,
     load_acquire,
     load_relaxed,
     peek_i64,
@@ -27,7 +28,7 @@ from conduit.store.atomics import (
 )
 from conduit.store.events import wake
 from conduit.store.holds import NO_SEAT, NO_SLOT, end_hold_at, give_slot, hazard_of, take_slot
-from conduit.store.protocol import block_of, end_claim, returned_until, side_of
+from conduit.store.protocol import block_of, end_claim, envs_of, returned_until, side_of
 from conduit.store.table import TableView
 from conduit.store.words import (
     CONSUMER_MASK,
@@ -57,6 +58,7 @@ from conduit.store.words import (
     T_COUNT,
     T_PAGE_BASE,
     T_ROLLOUT,
+    T_ROWS,
     TABLE_DATA,
     TABLE_SPACE,
     TAG_MASK,
@@ -89,6 +91,8 @@ C_CLAIMS, C_ROWS, C_AGAIN, C_ACKNOWLEDGED, C_GIVEN_BACK = range(5)
 """Counts of a consumer, int64: claims and rows handed out, claims of rows that may have been handed out before, claims by their end."""
 C_WORDS = 5
 
+DAMAGED = -10
+"""DAMAGED - page: the result of a claim that found a page whose words cannot be."""
 _NEVER = (1 << 63) - 1
 
 
@@ -101,7 +105,7 @@ def _position(word):  # type: ignore[no-untyped-def]
 def _is_held_up(table, block):  # type: ignore[no-untyped-def]
     """True while the page before this one in its stream has rows that nobody has claimed."""
     previous = load_relaxed(block + PAGE_PREVIOUS) - 1
-    if previous < 0:
+    if not 0 <= previous < peek_i64(table + T_COUNT):
         return False
     before = block_of(table, previous)
     state = load_acquire(before + PAGE_STATE)
@@ -132,6 +136,21 @@ def _offers(table, page, state, word):  # type: ignore[no-untyped-def]
     return committed
 
 
+@inner
+def _is_damaged(table, page, state, start, stop):  # type: ignore[no-untyped-def]
+    """True when a page that is still in this state has no such rows to claim; it is damaged then."""
+    block = block_of(table, page)
+    envs = load_relaxed(block + PAGE_ENVS)
+    rows = peek_i64(table + T_ROWS)
+    good = 1 <= envs <= rows and 0 <= start < stop <= rows
+    good = good and start % envs == 0 and stop % envs == 0 and 0 <= load_relaxed(block + PAGE_STREAM) < 1 << 31
+    if good:
+        return False
+    # otherwise it is another generation's, whose owner is preparing it
+    fence_acquire()
+    return load_relaxed(block + PAGE_STATE) == state
+
+
 @kernel("int64(int64, int64, int64, int64, int64)")
 def take(table, owner, most, hazard, out):  # type: ignore[no-untyped-def]
     """Claim rows of the page that was opened first of those that offer some; its page is leased as well.
@@ -144,7 +163,7 @@ def take(table, owner, most, hazard, out):  # type: ignore[no-untyped-def]
         out: Address of int64 [Q_WORDS].
 
     Returns:
-        The page, or -1 when no rows can be claimed now.
+        The page; -1 when no rows can be claimed now; DAMAGED - page when the words of the page whose turn it is cannot be.
     """
     while True:
         best = -1
@@ -165,7 +184,9 @@ def take(table, owner, most, hazard, out):  # type: ignore[no-untyped-def]
         block = block_of(table, best)
         side = side_of(table, best)
         start = _position(best_word)
-        envs = load_relaxed(block + PAGE_ENVS)
+        if _is_damaged(table, best, best_state, start, best_end):
+            return DAMAGED - best
+        envs = envs_of(table, best)
         stop = min(best_end, start + most * envs) if most > 0 else best_end
         mine = ((best_word >> TAG_SHIFT) << TAG_SHIFT) | (stop << POSITION_SHIFT) | (owner + 1)
         if compare_and_swap(side + SIDE_CLAIM, best_word, mine) != best_word:
@@ -179,6 +200,10 @@ def take(table, owner, most, hazard, out):  # type: ignore[no-untyped-def]
         store_relaxed(hazard, peek_i64(table + T_PAGE_BASE) + best + 1)
         bootstrap = load_relaxed(side + SIDE_BOOTSTRAP)
         has_bootstrap = bootstrap != 0 and (bootstrap >> 32) == stop
+        if has_bootstrap and not stop < (bootstrap & 0xFFFFFFFF) <= peek_i64(table + T_ROWS) - envs + 1:
+            store_release(hazard, 0)
+            compare_and_swap(side + SIDE_CLAIM, mine, best_word)
+            return DAMAGED - best
         poke_i64(out + 8 * Q_PAGE, best)
         poke_i64(out + 8 * Q_START, start)
         poke_i64(out + 8 * Q_STOP, stop)
@@ -235,7 +260,7 @@ def claim_rows(table, most, words, seat, counts):  # type: ignore[no-untyped-def
     """`take` with a hazard of this process's seat; the claim, and the hold on its page, are noted in `words` (Q_*).
 
     Returns:
-        The page; -1 when no rows can be claimed now; NO_SLOT or NO_SEAT (conduit.store.holds).
+        The page; -1 when no rows can be claimed now; NO_SLOT or NO_SEAT (conduit.store.holds); DAMAGED - page.
     """
     at, mine, counted = data_of(words), data_of(seat), data_of(counts)
     owner = peek_i64(mine + P_NUMBER)

@@ -47,6 +47,7 @@ from conduit.store.words import (
     T_COUNT,
     T_PRIORITY,
     T_QUEUE,
+    T_SEAT_COUNT,
     T_SEATS,
     TABLE_DATA,
     TABLE_DELIVERED_AGAIN,
@@ -125,6 +126,9 @@ def recover(table, owner):  # type: ignore[no-untyped-def]
     ended = _end_claims(table, owner) if peek_i64(table + T_QUEUE) != 0 else 0
     if ended > 0:
         fetch_add(control + TABLE_DELIVERED_AGAIN, ended)
+    if owner >= peek_i64(table + T_SEAT_COUNT):
+        # of an engine that had more seats (a checkpoint), or of a damaged word
+        return taken
     for mark in range(SEAT_WEIGHING, LINE, 8):
         store_release(peek_i64(table + T_SEATS) + LINE * owner + mark, 0)
     # what it had been granted and had not used is given back

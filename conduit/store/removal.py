@@ -26,7 +26,7 @@ from conduit.store.counting import count_gone, mark_gone, opened_in
 from conduit.store.events import wake
 from conduit.store.holds import give_slot, hazard_of, take_slot
 from conduit.store.limiter import use_seat
-from conduit.store.protocol import block_of, lease
+from conduit.store.protocol import block_of, envs_of, lease
 from conduit.store.words import (
     DELETED,
     FINAL,
@@ -36,7 +36,6 @@ from conduit.store.words import (
     OPEN,
     P_NUMBER,
     PAGE_COMMITTED,
-    PAGE_ENVS,
     PAGE_EPOCH,
     PAGE_HALO,
     PAGE_PREVIOUS,
@@ -188,7 +187,7 @@ def _delete_copy(table, page, local, hazard):  # type: ignore[no-untyped-def]
             continue
         if lease(table, other, state >> GENERATION_SHIFT, hazard) >= 0:
             copy = local - (committed - load_relaxed(block + PAGE_HALO))
-            if copy >= 0:
+            if 0 <= copy < peek_i64(table + T_ROWS):
                 mark_deleted(table, other, copy)
             store_release(hazard, 0)
         return
@@ -209,12 +208,11 @@ def _delete(table, ids, count, hazard, other, seat):  # type: ignore[no-untyped-
         committed = _hold(table, page, key >> 40, hazard)
         if committed < 0:
             continue
-        block = block_of(table, page)
         local = row - page * rows
         if local < committed and mark_deleted(table, page, local):
             # behind the flag: a writer that is turning its page sees it, or has opened a page that is seen here
             fence_full()
-            if local >= committed - peek_i64(table + T_FUTURE) * load_relaxed(block + PAGE_ENVS):
+            if local >= committed - peek_i64(table + T_FUTURE) * envs_of(table, page):
                 _delete_copy(table, page, local, other)
             _delete_home(table, page, local, other)
             done += 1

@@ -31,6 +31,7 @@ from conduit.store.loaders import Known, write_loader
 from conduit.store.names import Backing
 from conduit.store.saving import PLACE_ROWS, PLACE_START, PLACE_TAIL, PLACE_VALUES, Progress, counts, live_pages
 from conduit.store.segment import Segment
+from conduit.store.soundness import limits_of_words
 from conduit.store.statistics import seat_bytes, set_totals
 from conduit.store.table import TableView
 from conduit.store.words import (
@@ -317,11 +318,11 @@ def _cut_streams(view: TableView, written: Array) -> None:
         view.segment.words[(layout.control + TABLE_CUT) // 8] = 1
 
 
-def _limits_in_force(control: Array, declared: Limits | None) -> Limits | None:
+def limits_in_force(layout: TableLayout, control: Array) -> Limits | None:
     """The limits as they were changed last, or as the table was created with."""
     copy = TABLE_LIMITS + 8 + 32 * int(control[TABLE_LIMITS // 8] & 1)
-    spi, least, low, high = control[copy // 8 : copy // 8 + 4].view(np.float64).tolist()
-    return Limits(spi, int(least), low, high) if declared is not None and spi > 0 else declared
+    numbers = control[copy // 8 : copy // 8 + 4].view(np.float64)
+    return layout.limits if layout.limits is None or not numbers.any() else limits_of_words(layout, numbers)
 
 
 def _restore_counts(view: TableView, sampled: int, limiter: LimiterPolicy | None) -> Counts:
@@ -329,7 +330,7 @@ def _restore_counts(view: TableView, sampled: int, limiter: LimiterPolicy | None
     layout, words = view.layout, view.segment.words
     control = view.segment.array(layout.control, (TABLE_CONTROL_BYTES // 8,), np.dtype(np.int64))
     sides = view.segment.array(layout.sides, (layout.pages, LINE // 8), np.dtype(np.int64))
-    limits = _limits_in_force(control, layout.limits)
+    limits = limits_in_force(layout, control)
     inserted, _, deleted, _ = counts(TableCut(view.pages(), sides, control, 0), layout.page_rows)
     if limits is not None and limiter == "reset":
         size = inserted - deleted

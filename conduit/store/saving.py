@@ -36,6 +36,7 @@ from conduit.store.files import FileSet, as_bytes, no_space
 from conduit.store.layout import WEIGHT_COPIES, WeightsLayout
 from conduit.store.loaders import known_loaders
 from conduit.store.segment import Segment
+from conduit.store.soundness import LARGEST, check_pages, check_spans, damaged
 from conduit.store.statistics import totals_of
 from conduit.store.table import Lease, TableView
 from conduit.store.words import (
@@ -227,6 +228,7 @@ class _TableFiles:
         for name, file in self._values.items():
             spans = self._view.columns[name]
             both = np.concatenate([spans[base : base + committed], spans[end - tail : end]])
+            check_spans(layout, name, page, both)
             ends = both["start"].astype(np.int64) + both["length"]
             used = int(ends[both["length"] > 0].max(initial=0))
             values = as_bytes(self._view.arenas[name][page, :used])
@@ -253,6 +255,8 @@ def _save_table(view: TableView, cut: TableCut, target: _TableFiles, counter: _C
     layout = view.layout
     places = np.full((layout.pages, PLACE_VALUES + 2 * len(view.arenas)), -1, np.int64)
     left_out = rows_left_out = 0
+    in_use = np.flatnonzero(np.isin(cut.blocks[:, PAGE_STATE // 8] & KIND_MASK, (OPEN, SEALED)))
+    check_pages(layout, in_use, cut.blocks[in_use])
     for page in live_pages(cut.blocks).tolist():
         words = cut.blocks[page]
         committed, tail = int(words[PAGE_COMMITTED // 8]), int(words[PAGE_TAIL // 8]) & TAIL_MASK
@@ -306,6 +310,8 @@ def _save_policy(segment: Segment, layout: WeightsLayout, files: FileSet) -> Pol
         version = entry(protocol.load)(segment.base + layout.control)
         if version == 0:
             return PolicyEntry(folder, 0)
+        if not 0 < version < LARGEST:
+            raise damaged(f"policy {layout.name!r}", f"version {version}")
         copy = layout.copies[version % WEIGHT_COPIES]
         arrays = []
         for tensor, offset in zip(layout.tensors, layout.offsets, strict=True):

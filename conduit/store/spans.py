@@ -60,8 +60,11 @@ def copy_values(writer, rows, source, destination):  # type: ignore[no-untyped-d
         arena = peek_i64(writer + W_ARENAS) + A_BYTES * i
         span = peek_i64(peek_i64(arena + A_SPANS) + SPAN_BYTES * source)
         values = peek_i64(arena + A_VALUES) + (source // rows) * peek_i64(arena + A_PAGE_BYTES)
-        start = (span & SPAN_MASK) * peek_i64(arena + A_ITEM)
-        place_value(arena, destination // rows, destination, values + start, (span >> SPAN_SHIFT) & SPAN_MASK)
+        # no further than either arena goes: a word may be damaged
+        items = peek_i64(arena + A_ITEMS)
+        count = min((span >> SPAN_SHIFT) & SPAN_MASK, items - peek_i64(arena + A_USED))
+        start = min(span & SPAN_MASK, items - count) * peek_i64(arena + A_ITEM)
+        place_value(arena, destination // rows, destination, values + start, count)
 
 
 @inner

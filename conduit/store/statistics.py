@@ -38,6 +38,7 @@ from conduit.store.atomics import (
     store_release,
     zero_bytes,
 )
+from conduit.store.soundness import LARGEST, damaged
 from conduit.store.words import LINE
 
 if TYPE_CHECKING:
@@ -305,6 +306,7 @@ def totals_of(table: TableView, name: str) -> Array:
 
     Raises:
         WaitTimeout: They were updated faster than they could be read, a million times over.
+        BadSegment: They cannot be.
     """
     field, at = table.layout.schema[name], table.segment.base + table.layout.statistics[name]
     elements = int(np.prod(field.shape, dtype=np.int64))
@@ -315,6 +317,8 @@ def totals_of(table: TableView, name: str) -> Array:
     )
     if result < 0:
         raise WaitTimeout(f"Expected to read the statistics of {name!r} whole, they changed under every attempt")
+    if not 0 <= out[0] < LARGEST:
+        raise damaged(f"the statistics of {name!r} in table {table.layout.name!r}", f"a count of {out[0]}")
     return out
 
 

@@ -17,6 +17,7 @@ from conduit.store.layout import TableLayout
 from conduit.store.limiter import use_seat
 from conduit.store.participants import Participants
 from conduit.store.segment import Segment
+from conduit.store.soundness import check_spans, damaged_page
 from conduit.store.statistics import Statistics
 from conduit.store.waiting import wait_for
 from conduit.store.words import (
@@ -280,6 +281,7 @@ class TableView:
         Raises:
             Overwritten: The page holds no rows, or rows of another generation.
             BufferError: This client holds too many leases.
+            BadSegment: The page is damaged.
         """
         lease = Lease(self, page)
         lease.take(-1 if generation is None else generation)
@@ -310,6 +312,8 @@ class Lease:
                     f"Expected generation {self.generation} of page {self.page} in table {self._table.layout.name!r}, "
                     "but it has no rows now or was reused: take a newer page"
                 )
+            if rows == holds.DAMAGED:
+                raise damaged_page(self._table.layout, self.page, "rows, rows per tick and a halo that do not fit it")
             self._table.check_open()
             raise too_many_holds()
 
@@ -348,6 +352,7 @@ class Lease:
     def values(self, name: str) -> list[Array]:
         """Zero-copy views [length, *shape[1:]] of a ragged field's rows; read them only."""
         spans = self.column(name)
+        check_spans(self._table.layout, name, self.page, spans)
         arena = self._check().arenas[name][self.page]
         views = [arena[int(start) : int(start) + int(length)] for start, length in spans.tolist()]
         for view in views:

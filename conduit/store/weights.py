@@ -28,6 +28,7 @@ from conduit.store.layout import WEIGHT_COPIES, TensorSpec, WeightsLayout
 from conduit.store.locks import LOCK_PUBLISHERS, try_lock, unlock
 from conduit.store.participants import Participants
 from conduit.store.segment import Segment
+from conduit.store.soundness import LARGEST, damaged
 from conduit.store.waiting import wait_for
 from conduit.store.words import LAST_VERSION, POLICY_EVENT, W_VERSION
 
@@ -163,13 +164,23 @@ class PolicySlot:
                     "of this one, is: publish through one client, or close that one first"
                 )
             self._publishing = True
-        version = self.version + 1
+        version = self._sound(self.version) + 1
         copy = version % WEIGHT_COPIES
         words = self._segment.base + self._layout.copies[copy]
         entry(protocol.begin_copy)(words)
         for name, target in self._copies[copy].items():
             target[...] = arrays[name]
         entry(protocol.finish_copy)(words, self._segment.base + self._layout.control, version)
+        return version
+
+    def _sound(self, version: int) -> int:
+        """A version out of the segment.
+
+        Raises:
+            BadSegment: It cannot be one.
+        """
+        if not 0 <= version < LARGEST:
+            raise damaged(f"policy {self._layout.name!r}", f"version {version}")
         return version
 
     def _validated(self, state_dict: Mapping[str, Any]) -> dict[str, Array]:
@@ -207,7 +218,7 @@ class PolicySlot:
         """
         self._check()
         for _ in range(_ATTEMPTS):
-            version = entry(protocol.load)(self._segment.base + self._layout.control)
+            version = self._sound(entry(protocol.load)(self._segment.base + self._layout.control))
             if version <= self.held:
                 return None
             copy = version % WEIGHT_COPIES

@@ -341,7 +341,7 @@ def _save(client: Client) -> None:
     """A checkpoint of damaged words is refused, or is one that can be restored."""
     with tempfile.TemporaryDirectory(dir=SHM_DIRECTORY) as folder:
         client.checkpoint(folder, keep=1)
-        limiter = "keep" if any(view.layout.limits for view in client._views.values()) else None
+        limiter: Any = "keep" if any(view.layout.limits for view in client._views.values()) else None
         with Engine.restore(folder, f"{client.name}-again", limiter=limiter) as again:
             for table in again.tables:
                 again._views[table].counts()
@@ -363,10 +363,10 @@ def _add(client: Client, table: str, envs: int | None) -> None:
         _write(writer, 70 if table != "queue" else 20, 5, envs)
 
 
-def _work(client: Client, kind: str) -> Iterator[Callable[[], None]]:
+def _work(client: Client, kind: str) -> Iterator[Callable[[], object]]:
     """Everything that may be done in a client, in small parts."""
     envs = _ENVS[kind]
-    yield lambda: client._participants.list() and None
+    yield client._participants.list
     yield lambda: _publish(client)
     for table in client.tables:
         yield lambda table=table: _look(client, table)  # type: ignore[misc]
@@ -388,7 +388,7 @@ def _work(client: Client, kind: str) -> Iterator[Callable[[], None]]:
         else:
             for options in _LOADERS[kind].values() if table == "replay" else ({},):
                 yield lambda table=table, options=options: _load(client, table, options)  # type: ignore[misc]
-    yield lambda: client.recover() and None
+    yield client.recover
 
 
 def work_in(name: str, kind: str) -> list[str]:
