@@ -83,7 +83,7 @@ def rows_to_draw(table, page, need, short):  # type: ignore[no-untyped-def]
     kind = word & KIND_MASK
     if (kind != OPEN and kind != SEALED) or not is_present(table, page):
         return 0, 0, 0, 0, 0, 0
-    committed = min(load_acquire(block + PAGE_COMMITTED), peek_i64(table + T_ROWS))
+    committed = min(max(load_acquire(block + PAGE_COMMITTED), 0), peek_i64(table + T_ROWS))
     envs = load_relaxed(block + PAGE_ENVS)
     if not 1 <= envs <= peek_i64(table + T_ROWS):  # torn, or damaged: every later step relies on it
         return 0, 0, 0, 0, 0, 0

@@ -272,7 +272,7 @@ def claim_rows(table, most, words, seat, counts):  # type: ignore[no-untyped-def
     page = take(table, owner, most, hazard_of(mine, slot), at)
     if page < 0:
         give_slot(mine, slot)
-        return -1
+        return page
     poke_i64(at + 8 * Q_HOLD + H_TABLE, table)
     poke_i64(at + 8 * Q_HOLD + H_SLOT, slot + 1)
     poke_i64(at + 8 * Q_TABLE, table)

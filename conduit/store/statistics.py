@@ -132,6 +132,9 @@ def add(seat, size, elements, count, summary, note, upto):  # type: ignore[no-un
         summary: Address of float64 [2, elements].
         note: Address of a word that says up to where a caller's values have been added, or 0.
         upto: What it says afterwards.
+
+    Returns:
+        0, or -1 when what the seat holds cannot be: nothing is added then.
     """
     # the copy that is overwritten now must not be taken for current any more
     fence_full()
@@ -139,13 +142,15 @@ def add(seat, size, elements, count, summary, note, upto):  # type: ignore[no-un
     current = seat + LINE + size * (version & 1)
     other = seat + LINE + size * (1 - (version & 1))
     before = peek_f64(current)
+    if not 0.0 <= before < LARGEST:
+        return -1
     copy_bytes(other, current, 8 * (1 + 2 * elements))
     _merge(other + 8, before, summary, np.float64(count), elements)
     poke_f64(other, before + count)
     store_release(seat, version + 1)
     if note != 0:
         poke_i64(note, upto)
-    return version + 1
+    return 0
 
 
 @kernel("int64(int64, int64, int64)")
@@ -162,7 +167,7 @@ def gather(seats, stride, count, size, elements, out, scratch):  # type: ignore[
     """Merge all seats into float64 [1 + 2 * elements] at `out`: count, mean, M2.
 
     Returns:
-        0, or -1 when a seat changed under every attempt to read it.
+        0, -1 when a seat changed under every attempt to read it, or -2 when what one holds cannot be.
     """
     for j in range(1 + 2 * elements):
         poke_f64(out + 8 * j, 0.0)
@@ -183,6 +188,8 @@ def gather(seats, stride, count, size, elements, out, scratch):  # type: ignore[
                 return -1
         if version != 0:
             before = peek_f64(out)
+            if not 0.0 < peek_f64(scratch) < LARGEST:
+                return -2
             _merge(out + 8, before, scratch + 8, peek_f64(scratch), elements)
             poke_f64(out, before + peek_f64(scratch))
     return 0
@@ -245,6 +252,7 @@ class Statistics:
         Raises:
             ConfigError: A field has no statistics.
             FieldError: Wrong shape, no number, NaN or infinite; nothing is added.
+            BadSegment: This seat's statistics are damaged.
             Closed, Forked: The client or engine has closed.
         """
         seat = self._table.check_open()
@@ -298,7 +306,8 @@ def _add_to(seat: int, field: Field, array: Array, note: int, upto: int) -> None
     elements = array.shape[1]
     summary = np.empty(2 * elements, np.float64)
     entry(summarise)(elements, array.ctypes.data, len(array), summary.ctypes.data)
-    entry(add)(seat, copy_bytes_of(field), elements, len(array), summary.ctypes.data, note, upto)
+    if entry(add)(seat, copy_bytes_of(field), elements, len(array), summary.ctypes.data, note, upto) < 0:
+        raise damaged(f"this participant's statistics of {field.name!r}", "a count that cannot be")
 
 
 def totals_of(table: TableView, name: str) -> Array:
@@ -315,10 +324,10 @@ def totals_of(table: TableView, name: str) -> Array:
     result = entry(gather)(
         at, seat_bytes(field), seats, copy_bytes_of(field), elements, out.ctypes.data, scratch.ctypes.data
     )
-    if result < 0:
+    if result == -1:
         raise WaitTimeout(f"Expected to read the statistics of {name!r} whole, they changed under every attempt")
-    if not 0 <= out[0] < LARGEST:
-        raise damaged(f"the statistics of {name!r} in table {table.layout.name!r}", f"a count of {out[0]}")
+    if result < 0:
+        raise damaged(f"the statistics of {name!r} in table {table.layout.name!r}", "a count that cannot be")
     return out
 
 

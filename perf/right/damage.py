@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -287,4 +288,36 @@ def _outlived(name: str, folder: Path) -> Bar:
     return Bar("B11 a checkpoint beside the forked child of a maker that was killed", found, "made", found == "made")
 
 
-GROUPS: tuple[Callable[[], Iterator[Bar]], ...] = (_restores, _forks, _others, _collections, _publishers, _folders)
+_WORKERS = 2
+_COPIES = 10_000
+
+
+def _copies() -> Iterator[Bar]:
+    """B10 damaged copies of whole segments, and everything that is done in a segment."""
+    share = _COPIES // _WORKERS
+    command = [sys.executable, "-m", "conduit.testing.damage", "--copies", str(share), "--seed"]
+    workers = [
+        subprocess.Popen([*command, str(number * share)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        for number in range(_WORKERS)
+    ]
+    told = [worker.communicate()[0] for worker in workers]
+    counts = [int(text.split()[-2]) for text in told]
+    first = tuple(line for text in told for line in text.splitlines()[:-1][:3])
+    yield Bar(
+        f"B10 {_COPIES:,} damaged copies: crashes, hangs, errors that are not Conduit's",
+        str(sum(counts)),
+        "0",
+        sum(counts) == 0,
+        first,
+    )
+
+
+GROUPS: tuple[Callable[[], Iterator[Bar]], ...] = (
+    _restores,
+    _forks,
+    _others,
+    _collections,
+    _publishers,
+    _folders,
+    _copies,
+)

@@ -191,7 +191,7 @@ class Draws:
         )
         unborn = growing & named & ((state & KIND_MASK) == OPEN)
         need = 1 if self._window.newest == "bootstrap" else self._window.n_step
-        committed = np.minimum(block[:, PAGE_COMMITTED // 8], rows)
+        committed = np.clip(block[:, PAGE_COMMITTED // 8], 0, rows)
         growing = growing | (block[:, PAGE_ENDED // 8] == CUT)
         goes_on = ~growing & (block[:, PAGE_ENDED // 8] == 0)
         ends = committed - goes_on * self._table.layout.table.future_ticks * envs
@@ -199,7 +199,7 @@ class Draws:
         complete = np.minimum(block[:, PAGE_TAIL // 8] >> COMPLETE_SHIFT, committed)
         if not self._table.layout.table.max_times_sampled:
             ends = np.where(growing & (complete <= have), np.maximum(ends, complete), ends)
-        ends[unborn] = 0
+        ends[unborn | (envs < 1) | (envs > rows)] = 0
         begins = np.maximum(block[:, PAGE_FIRST // 8], 0)
         counts = np.maximum(ends - begins, 0)
         for name in ("firsts", "committed", "over", "envs", "names", "streams", "starts"):
