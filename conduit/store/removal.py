@@ -81,7 +81,9 @@ def home_of(table, page, local):  # type: ignore[no-untyped-def]
     block = block_of(table, page)
     tag = opened_in(table, page)
     halo = load_relaxed(block + PAGE_HALO)
+    hops = 0
     while local < halo:
+        hops += 1
         page = load_relaxed(block + PAGE_PREVIOUS) - 1
         tag = load_relaxed(block + PAGE_PREVIOUS_GENERATION) & PAST_MASK
         if not 0 <= page < peek_i64(table + T_COUNT):
@@ -94,7 +96,10 @@ def home_of(table, page, local):  # type: ignore[no-untyped-def]
         local += load_acquire(block + PAGE_COMMITTED) - halo
         halo = load_relaxed(block + PAGE_HALO)
         fence_acquire()
-        if (load_relaxed(block + PAGE_STATE) ^ state) >> GENERATION_SHIFT != 0 or local < 0:
+        if (load_relaxed(block + PAGE_STATE) ^ state) >> GENERATION_SHIFT != 0:
+            return -1, 0, 0
+        # damaged words may lead anywhere, and round
+        if not 0 <= local < peek_i64(table + T_ROWS) or hops > peek_i64(table + T_COUNT):
             return -1, 0, 0
     return page, local, tag
 

@@ -90,7 +90,7 @@ def _rows_of(table, page):  # type: ignore[no-untyped-def]
     kind = state & KIND_MASK
     if kind != OPEN and kind != SEALED:
         return state, 0
-    return state, min(load_acquire(block_of(table, page) + PAGE_COMMITTED), peek_i64(table + T_ROWS))
+    return state, min(max(load_acquire(block_of(table, page) + PAGE_COMMITTED), 0), peek_i64(table + T_ROWS))
 
 
 @inner
@@ -135,7 +135,7 @@ def _count_page(table, page):  # type: ignore[no-untyped-def]
         return False
     base = page * peek_i64(table + T_ROWS)
     gone = 0
-    for local in range(load_relaxed(block_of(table, page) + PAGE_HALO), rows):
+    for local in range(max(load_relaxed(block_of(table, page) + PAGE_HALO), 0), rows):
         if peek_i64(table + T_SAMPLED) == 0:
             gone += _is_deleted(table, base + local)
         else:
