@@ -224,6 +224,7 @@ with conduit.Engine.create(sys.argv[1], {"replay": table}) as engine:
         box = [writer]
         box.append(box)  # only a collection finds it
 
+    added = 0
     for turn, threshold in enumerate((1, 3, 700)):
         for rows in range(1, 9):
             drop(rows)
@@ -232,9 +233,10 @@ with conduit.Engine.create(sys.argv[1], {"replay": table}) as engine:
             gc.set_threshold(700)
             gc.collect()
             updates = 8 * turn + rows
-            # a writer that was dropped has ended as if its process had died: what it had not counted yet is not counted
-            assert statistics.read("obs").count == 3 * updates
-            assert statistics.read("action").count == 2 * updates
+            # what a writer that was dropped had not counted yet is counted whole or not at all
+            added += rows
+            assert 0 <= statistics.read("obs").count - 3 * updates <= added
+            assert 0 <= statistics.read("action").count - 2 * updates <= added
 print("whole")
 """
 
