@@ -114,6 +114,8 @@ CASES = {
     ),
     "transform": (lambda e: loader(e, transform={"rewards": conduit.scale(2.0)}), "reward"),
     "transform of a parent": (lambda e: loader(e, transform={"ops": conduit.scale(2.0)}), "obs"),
+    "rename": (lambda e: loader(e, rename={"rewards": "r"}), "reward"),
+    "mix's rename": (lambda e: mix(e, rename={"rewards": "r"}), "reward"),
     "ragged": (lambda e: loader(e, ragged={"token": "pack"}), "tokens"),
     "fields": (lambda e: loader(e, fields=["rewards"]), "reward"),
     "next observation": (lambda e: loader(e, fields=["next_obs.camra"]), "next_obs.camera"),
@@ -170,6 +172,7 @@ NO_MAPPINGS = {
     "mix's tables": lambda e: e.mix(["plain"], batch_size=4),
     "transform": lambda e: loader(e, transform=["reward"]),
     "ragged": lambda e: loader(e, ragged=["tokens"]),
+    "rename": lambda e: loader(e, rename=["reward"]),
     "fields": lambda e: loader(e, fields="reward"),
     "no fields": lambda e: loader(e, fields=3),
     "mean_lengths": lambda e: conduit.Table(SCHEMA, 400, mean_lengths=["tokens"]),
@@ -185,6 +188,11 @@ NO_MAPPINGS = {
 def test_what_is_no_mapping_of_names_is_one_of_conduits_errors(engine, ask):
     with pytest.raises(ConduitError):
         ask(engine)
+
+
+def test_a_slot_without_a_staleness_is_an_option_that_nobody_looks_at(engine):
+    with pytest.raises(ConduitError, match=r"max_staleness of at least 0 versions together with policy=.*got None and"):
+        loader(engine, policy=engine.policy())
 
 
 def test_an_option_of_a_command_that_does_not_exist_is_refused_with_the_nearest(tmp_path):

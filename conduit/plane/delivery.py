@@ -135,13 +135,14 @@ class Loader(Delivery):
             raise ConfigError(f"Expected at least 2 buffers (the loop variable holds one), got {buffers!r}")
         rank, world = (0, 1) if shard is None else _checked_shard(shard)
         stalest = whole(max_staleness)
-        if max_staleness is not None and (stalest is None or stalest < 0 or policy is None):
+        bounded = max_staleness is not None
+        if bounded != (policy is not None) or (bounded and (stalest is None or stalest < 0)):
             raise ConfigError(
                 f"Expected max_staleness of at least 0 versions together with policy=<the slot they count in>, "
                 f"got {max_staleness!r} and {policy!r}"
             )
         self._max_staleness = stalest or 0
-        self._policy = policy if max_staleness is not None else None
+        self._policy = policy
         Deadline(timeout)
         table.check_open()
         added = () if sampling is None else WEIGHTS
