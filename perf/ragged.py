@@ -43,7 +43,9 @@ def packed_batch_ratio(seconds: float = 8.0, rows: int = 8192) -> tuple[float, s
                 written.append(rng.integers(SHORTEST, LONGEST + 1))
                 first = rng.integers(0, 1 << 20)
                 writer.append(tokens=np.arange(first, first + written[-1], dtype=np.int32), reward=np.float32(0))
-        with engine.loader("replay", batch_size=BATCH, ragged="pack", buffers=_BUFFERS) as loader:
+        # responses have no next observation: what is wanted of them is listed
+        outputs = ("tokens", "reward", "terminated", "truncated")
+        with engine.loader("replay", batch_size=BATCH, ragged="pack", buffers=_BUFFERS, fields=outputs) as loader:
             for _ in range(20):
                 _check(loader.next())
             held: list[conduit.Batch | None] = [None]

@@ -80,6 +80,7 @@ class ConduitEngine(Adapter):
         elif case.kind == "tokens":
             table["mean_lengths"] = {"tokens": (SHORTEST + LONGEST) / 2}
             reader["ragged"] = "pad"
+            reader["fields"] = (*(p.name for p in load.parts), "terminated", "truncated")
         elif case.kind == "visible":
             reader |= {"batch_size": 1, "min_rows": 1}
         if load.rows <= 1 << 12 and case.kind not in ("rollout", "tokens"):
