@@ -23,7 +23,7 @@ _LEAST = 64
 _limit = [_LEAST]
 
 
-def when_gone(thing: Any, ending: Callable[..., int], *words: Array) -> None:
+def when_gone(thing: Any, ending: Callable[..., object], *words: Array) -> None:
     """Have a kernel called when an object is collected; before the object comes to hold anything.
 
     Nothing is called at the interpreter's exit: the kernel gives back then what the process held.
@@ -31,8 +31,8 @@ def when_gone(thing: Any, ending: Callable[..., int], *words: Array) -> None:
     Args:
         thing: The object. What the kernel reaches by the words must live as long: it is called before the object's own
             attributes go.
-        ending: Entry of a kernel of the words, as objects, and of one more object, which it leaves alone. It may be called for
-            words that hold nothing.
+        ending: Entry of a kernel of the words, as objects, and of one more object, which it leaves alone; or another function
+            in C. It may be called for words that hold nothing.
         *words: Kept alive until then.
     """
     watched = weakref.ref(thing, functools.partial(ending, *words))

@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import math
 import mmap
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,6 +24,7 @@ import numpy as np
 import xxhash
 
 from conduit.errors import CheckpointError, NoSpace
+from conduit.store.workers import Job, Workers
 
 Array = np.ndarray[Any, Any]
 
@@ -235,8 +236,8 @@ class FileSet:
         self.blocks = _Blocks()
         self.entries: dict[str, FileEntry] = {}
         self._open: list[OutFile] = []
-        self._pending: deque[tuple[Future[None], Array]] = deque()
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="conduit-checkpoint")
+        self._pending: deque[tuple[Job[None], Array]] = deque()
+        self._workers = Workers(_THREADS)
 
     def create(self, name: str) -> OutFile:
         """A new file of this name below the folder."""
@@ -256,26 +257,28 @@ class FileSet:
         """Write a full block in the background; waits for an earlier one where too many are on their way."""
         while len(self._pending) >= _AHEAD:
             self._retire()
-        self._pending.append((self._pool.submit(write_all, fd, block, offset), block))
+        self._pending.append((self._workers.submit(functools.partial(write_all, fd, block, offset)), block))
 
     def _retire(self) -> None:
-        future, block = self._pending.popleft()
-        future.result()
+        job, block = self._pending.popleft()
+        job.result()
         self.blocks.give(block)
 
     def finish(self) -> None:
         """Finish all files that are open."""
         while self._pending:
             self._retire()
-        for file, entry in zip(self._open, self._pool.map(OutFile.finish, self._open), strict=True):
-            self.entries[file.name] = entry
+        jobs = [self._workers.submit(file.finish) for file in self._open]
+        for file, job in zip(self._open, jobs, strict=True):
+            self.entries[file.name] = job.result()
         self._open = []
 
     def __enter__(self) -> Self:
+        self._workers.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._workers.end()
         for file in self._open:
             file.close()
 
@@ -302,7 +305,7 @@ class FileReader:
         self._total = sum(entry.size for entry in entries.values())
         self._done = 0
         self._blocks = _Blocks()
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="conduit-restore")
+        self._workers = Workers(_THREADS)
         self.unread = set(entries)
 
     def read(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
@@ -382,26 +385,27 @@ class FileReader:
                 sink(place, block[:count])
             return count
 
-        pending: deque[tuple[Future[int], Array]] = deque()
+        pending: deque[tuple[Job[int], Array]] = deque()
         try:
             for place in _ahead(range(0, size - HEADER, BLOCK)):
                 if place is not None:
                     block = self._blocks.take()
-                    pending.append((self._pool.submit(fetch, block, place), block))
+                    pending.append((self._workers.submit(functools.partial(fetch, block, place)), block))
                 if pending and (place is None or len(pending) > _AHEAD):
-                    future, block = pending.popleft()
-                    yield block, future.result()
+                    job, block = pending.popleft()
+                    yield block, job.result()
                     self._blocks.give(block)
         finally:
-            for future, _ in pending:
+            for job, _ in pending:
                 with contextlib.suppress(Exception):
-                    future.result()
+                    job.result()
 
     def __enter__(self) -> Self:
+        self._workers.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._workers.end()
 
 
 def _ahead(places: Iterable[int]) -> Iterator[int | None]:
