@@ -110,7 +110,9 @@ def _discarded() -> Iterator[Bar]:
         "a bare handle that was dropped": dropped_bare,
     }
     for name, spoil in cases.items():
-        with conduit.Engine.create(f"bars-{os.getpid()}", {"t": conduit.Table(SCHEMA, capacity=120)}) as engine:
+        with conduit.Engine.create(
+            f"bars-{os.getpid()}", {"t": conduit.Table(SCHEMA, capacity=120, page_rows=24)}
+        ) as engine:
             writer = engine.writer("t")
             spoil(engine, writer)
             try:
