@@ -98,6 +98,14 @@ class BatchTransform(ABC):
         """
         return self
 
+    def extended(self, plan: Plan) -> Plan:
+        """The plan with what the step needs to have read beside what is delivered; found out when the loader is opened.
+
+        Raises:
+            ConfigError: It cannot be read.
+        """
+        return plan
+
     @abstractmethod
     def outputs(self, contents: Contents) -> tuple[Computed, ...]:
         """Arrays that the step adds to the batch; found out when the loader is opened.
@@ -112,7 +120,7 @@ class BatchTransform(ABC):
 
         Args:
             values: {name: tensor or array} of the batch, in the loader's format; may be changed.
-            arrays: The memory of `outputs`, by name; `values` has the same memory under these names.
+            arrays: The memory of `outputs` by name, `values` has the same under these names; and what `extended` added.
             draw: Seed of the loader, and number of the batch.
         """
 
@@ -218,6 +226,7 @@ def with_batch_transforms(plan: Plan, steps: Iterable[Any]) -> Plan:
         contents = Contents(plan.window, arrays, is_open, plan.reward_names)
         bound.append(step.bound(contents))
         made = bound[-1].outputs(contents)
+        plan = bound[-1].extended(plan)
         for item in made:
             check_new(item.name, arrays, step, ", or leave it out by fields=(...)")
             arrays[item.name] = item

@@ -142,17 +142,14 @@ def standardised(values: Array, mask: Array, eps: float) -> Array:
     return out
 
 
-def hindsight_places(
-    draw: tuple[int, int], lengths: Array, length: int, after: int, strategy: str, ratio: float
-) -> Array:
-    """For each step where the achievement that becomes its goal is stored, or -1: int64 [B, length]."""
+def hindsight_places(draw: tuple[int, int], lengths: Array, length: int, strategy: str, ratio: float) -> Array:
+    """For each step the step whose achievement becomes its goal, or -1: int64 [B, length]."""
     places = np.full((len(lengths), length), -1, np.int64)
     for sample, steps in enumerate(np.minimum(lengths, length).tolist()):
-        known = steps - after
-        for t in range(known):
+        for t in range(steps):
             first, second = philox(*draw, (1 << 63) | (1 << 62) | (sample * length + t))
             if first >> 2 >= round(ratio * 2**62):
                 continue
-            low = {"future": t, "final": known - 1, "episode": 0}[strategy]
-            places[sample, t] = low + (second * (known - low) >> 64) + after
+            low = {"future": t, "final": steps - 1, "episode": 0}[strategy]
+            places[sample, t] = low + (second * (steps - low) >> 64)
     return places

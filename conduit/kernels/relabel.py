@@ -2,6 +2,7 @@
 
 Andrychowicz et al., "Hindsight Experience Replay" (2017), section 3.3: a share of the steps gets, as its goal, what a step of
 the same episode achieved (the same or a later one, the last, or any), and the reward that it would have earned under that goal.
+What a step achieved is in the observation that followed it, the true final one of an episode's last step.
 Which steps, and which goals, is a function of (seed, batch number, sample, step), so batches can be made again.
 """
 
@@ -18,19 +19,20 @@ from conduit.jit import entry, kernel
 from conduit.kernels.augment import PICK, PICK_SHIFT
 from conduit.kernels.batchwise import Array, BatchTransform, Contents, as_numpy
 from conduit.kernels.philox import random_pair, scale_to
-from conduit.kernels.plan import NEXT, Computed
-from conduit.kernels.windows import Episode, Sequence
+from conduit.kernels.plan import INTERNAL, NEXT, Computed, Plan
+from conduit.kernels.windows import Episode, Sequence, Transition
 from conduit.numbers import within
 from conduit.store.atomics import peek_i64, poke_i64
 
 Strategy = Literal["future", "final", "episode"]
 STRATEGIES = ("future", "final", "episode")
+_NEXT_ACHIEVED = f"{INTERNAL}next achieved"
 _PICK_GOALS = 1 << 30
 """Number of what is drawn, behind those of a schema's images."""
 
 
-@kernel("int64(int64, int64, int64, int64, int64, int64, int64, int64, int64)", nogil=True)
-def choose(seed, batch, samples, length, lengths, after, strategy, threshold, out):  # type: ignore[no-untyped-def]
+@kernel("int64(int64, int64, int64, int64, int64, int64, int64, int64)", nogil=True)
+def choose(seed, batch, samples, length, lengths, strategy, threshold, out):  # type: ignore[no-untyped-def]
     """For each step, the step whose achievement becomes its goal.
 
     Args:
@@ -39,17 +41,16 @@ def choose(seed, batch, samples, length, lengths, after, strategy, threshold, ou
         samples: Samples of the batch.
         length: Steps of a window.
         lengths: Address of int64 [samples], steps that are there.
-        after: How many steps behind a step its achievement is stored.
         strategy: Number in STRATEGIES.
         threshold: A step is relabelled when 62 random bits are below it.
-        out: Address of int64 [samples, length]: where the achievement is stored, or -1 for a step that stays.
+        out: Address of int64 [samples, length]: the step that achieved it, or -1 for a step that stays.
 
     Returns:
         How many are relabelled.
     """
     relabelled = 0
     for sample in range(samples):
-        known = min(peek_i64(lengths + 8 * sample), length) - after
+        known = min(peek_i64(lengths + 8 * sample), length)
         for t in range(length):
             place = -1
             if t < known:
@@ -62,7 +63,6 @@ def choose(seed, batch, samples, length, lengths, after, strategy, threshold, ou
                         place = known - 1
                     else:
                         place = scale_to(second, known)
-                    place += after
                     relabelled += 1
             poke_i64(out + 8 * (sample * length + t), place)
     return relabelled
@@ -119,6 +119,20 @@ class Hindsight(BatchTransform):
             raise ConfigError(f"Expected scalars per step, got {reward} - at batch_transforms, {self}")
         return (Computed("relabelled", "bool", axes),)
 
+    def extended(self, plan: Plan) -> Plan:
+        """The plan with the achievements of next observations, where they are asked for and not delivered anyway."""
+        if self.outcome == "same" or NEXT + self.achieved in plan.names:
+            return plan
+        found = next((output for output in plan.outputs if output.name == self.achieved), None)
+        if found is None or not found.field.observation or isinstance(plan.window, Transition):
+            raise ConfigError(
+                f"Expected {self.achieved!r} to be delivered as a field of the observation, since outcome='next' takes it from what "
+                f"follows a step: list it in fields=..., or store it beside the step and use outcome='same' - at "
+                f"batch_transforms, {self}"
+            )
+        following = replace(found, name=_NEXT_ACHIEVED, rows="following_lanes")
+        return replace(plan, window=replace(plan.window, next_obs=True), outputs=(*plan.outputs, following))
+
     def run(self, values: dict[str, Any], arrays: Mapping[str, Array], draw: tuple[int, int]) -> None:
         """Change goals and rewards in place; the goals of next observations too, where they are in the batch."""
         out = arrays["relabelled"]
@@ -132,7 +146,6 @@ class Hindsight(BatchTransform):
             samples,
             length,
             lengths.ctypes.data,
-            self.outcome == "next",
             STRATEGIES.index(self.strategy),
             round(self.ratio * 2**62),
             places.ctypes.data,
@@ -142,8 +155,12 @@ class Hindsight(BatchTransform):
         if not len(rows):
             return
         goal, achieved, reward = (_in_place(values, name) for name in (self.goal, self.achieved, self.reward or ""))
+        if self.outcome == "next":
+            achieved = (
+                _in_place(values, NEXT + self.achieved) if NEXT + self.achieved in values else arrays[_NEXT_ACHIEVED]
+            )
         goals = achieved[rows, places[rows, steps]]
-        rewards = self.function(achieved[rows, steps + (self.outcome == "next")], goals)
+        rewards = self.function(achieved[rows, steps], goals)
         rewards = np.asarray(rewards.detach().cpu() if hasattr(rewards, "detach") else rewards)
         if rewards.shape != (len(rows),):
             raise FieldError(
@@ -176,9 +193,11 @@ def hindsight(
 ) -> Hindsight:
     """Replace goals by what was achieved, and rewards by what they would have been; adds "relabelled", bool.
 
-    A step can only be relabelled when its achievement is in the window: with outcome "next" not the last one. Steps are
-    relabelled one by one, so consecutive steps of a window may have different goals. "future" and "final" mean the window's
-    part of the episode; open the loader with conduit.Episode for all of it.
+    What a step achieved stands in the observation behind it, in every autoreset mode the true final one behind an episode's last
+    step; so the table's max_length is one more than the window is long, as for windows with next_obs=True. Open writers with
+    keep_final (the default): a step that terminated without its final observation has its own in the place of it. Steps are
+    relabelled one by one, so consecutive steps of a window may have different goals. "future" and "final" mean the window's part of
+    the episode; open the loader with conduit.Episode for all of it.
 
     Args:
         function: f(achieved [n, *shape], goals [n, *shape]) -> rewards [n], numpy arrays as the loader delivers them, with
@@ -186,9 +205,9 @@ def hindsight(
         goal: Field of the wanted goal.
         achieved: Field of the achieved goal, of the same shape and dtype.
         reward: Field of the reward; None for the one that the schema says is the reward.
-        strategy: Goals from the same or a later step ("future"), from the last one ("final"), or from any ("episode").
+        strategy: What the same or a later step achieved ("future"), the last one ("final"), or any ("episode").
         ratio: Share of steps that are relabelled; 0.8 are four for one that stays.
-        outcome: Where a step's achievement is stored: in the "next" row's observation, or in the "same" row.
+        outcome: Where a step's achievement is stored: in the "next" observation, or in the "same" row.
 
     Raises:
         ConfigError: A lambda, or an option out of range.

@@ -151,6 +151,7 @@ class Loader(Delivery):
         self.plan: Plan = make_plan(schema, batch_size, window, transform, fields, extra, ragged, rename)
         self._shown = shown(schema, rename)
         batch_size = self.plan.batch_size
+        self.plan = with_batch_transforms(self.plan, batch_transforms)
         table.layout.table.check_window(*need(self.plan.window), crosses=crosses(self.plan.window))
         limited = table.layout.limits is not None
         self._gate = Gate(table, batch_size, need(self.plan.window)[1]) if limited else None
@@ -159,7 +160,6 @@ class Loader(Delivery):
         if least is None or not 1 <= least <= table.layout.rows:
             given = least if min_rows is None else min_rows
             raise ConfigError(f"Expected min_rows from 1 to the table's {table.layout.rows} rows, got {given!r}")
-        self.plan = with_batch_transforms(self.plan, batch_transforms)
         self._transforming = Transforming(table, self.plan, seed)
         self.sampler = _sampler(table, sampling, batch_size, seed, least)
         self._place = place

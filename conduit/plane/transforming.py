@@ -11,7 +11,7 @@ import numpy as np
 from conduit.errors import ConfigError, FieldError
 from conduit.kernels import augment, reference
 from conduit.kernels.batchwise import BatchTransform
-from conduit.kernels.plan import IDS, Output, Plan
+from conduit.kernels.plan import IDS, STORED, Output, Plan
 from conduit.kernels.rows import D_REFUSED
 from conduit.store.table import TableView
 
@@ -55,7 +55,7 @@ class Transforming:
                 )
             self._scales[name] = np.zeros((2, *output.field.shape))
             self._eps[name] = output.normalise.eps
-        self._updates = [output for output in plan.outputs if output.is_internal]
+        self._updates = [output for output in plan.outputs if output.name.startswith(STORED)]
         self._indicators = [(i, output) for i, output in enumerate(plan.outputs) if output.classes]
         self._pending: dict[str, Array] = {}
         self._moves = any(output.shift is not None for output in plan.outputs)

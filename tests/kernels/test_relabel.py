@@ -38,35 +38,34 @@ def one_number(achieved, goals):
 @given(
     lengths=st.lists(st.integers(0, 12), min_size=1, max_size=6),
     length=st.integers(1, 12),
-    after=st.booleans(),
     strategy=st.sampled_from(relabel.STRATEGIES),
     ratio=st.sampled_from([0.0, 0.3, 0.8, 1.0]),
     seed=st.integers(0, 2**62),
     batch=st.integers(0, 2**40),
 )
-def test_steps_and_goals_are_chosen_as_the_reference_does(lengths, length, after, strategy, ratio, seed, batch):
+def test_steps_and_goals_are_chosen_as_the_reference_does(lengths, length, strategy, ratio, seed, batch):
     lengths = np.array(lengths, np.int64)
     places = np.full((len(lengths), length), 12345, np.int64)
     number = relabel.STRATEGIES.index(strategy)
     threshold = round(ratio * 2**62)
     count = entry(relabel.choose)(
-        seed, batch, len(lengths), length, lengths.ctypes.data, after, number, threshold, places.ctypes.data
+        seed, batch, len(lengths), length, lengths.ctypes.data, number, threshold, places.ctypes.data
     )
-    wanted = reference.hindsight_places((seed, batch), lengths, length, int(after), strategy, ratio)
+    wanted = reference.hindsight_places((seed, batch), lengths, length, strategy, ratio)
     np.testing.assert_array_equal(places, wanted)
     assert count == (wanted >= 0).sum()
     steps = np.minimum(lengths, length)
     for sample, t in zip(*np.nonzero(places >= 0), strict=True):
         place = places[sample, t]
-        low = {"future": t + after, "final": steps[sample] - 1, "episode": after}[strategy]
+        low = {"future": t, "final": steps[sample] - 1, "episode": 0}[strategy]
         assert low <= place < steps[sample]
 
 
 def test_later_steps_are_equally_likely():
     lengths = np.full(4000, 6, np.int64)
-    places = reference.hindsight_places((1, 2), lengths[:1], 6, 0, "future", 1.0)
+    places = reference.hindsight_places((1, 2), lengths[:1], 6, "future", 1.0)
     places = np.empty((4000, 6), np.int64)
-    entry(relabel.choose)(1, 2, 4000, 6, lengths.ctypes.data, 0, 0, 1 << 62, places.ctypes.data)
+    entry(relabel.choose)(1, 2, 4000, 6, lengths.ctypes.data, 0, 1 << 62, places.ctypes.data)
     for t in range(6):
         counts = np.bincount(places[:, t] - t, minlength=6 - t)
         expected = 4000 / (6 - t)
@@ -75,7 +74,7 @@ def test_later_steps_are_equally_likely():
 
 @pytest.fixture
 def engine(engine_name):
-    table = conduit.Table(SCHEMA, 2000, max_length=12)
+    table = conduit.Table(SCHEMA, 2000, max_length=13)
     with conduit.Engine.create(engine_name, {"replay": table}) as engine:
         rng = np.random.default_rng(2)
         with engine.writer("replay") as writer:
@@ -88,7 +87,8 @@ def engine(engine_name):
                         "achieved_goal": np.array([episode, t], np.float32),
                         "desired_goal": goal,
                     }
-                    writer.append(obs=obs, reward=-7.0, terminated=t == length - 1, final=obs)
+                    final = obs | {"achieved_goal": np.array([episode, t + 1], np.float32)}
+                    writer.append(obs=obs, reward=-7.0, terminated=t == length - 1, final=final)
         yield engine
 
 
@@ -103,21 +103,22 @@ def test_relabelled_steps_have_the_goal_and_the_reward_of_what_was_achieved(engi
     options = {"batch_size": 32, "window": window, "format": "numpy", "seed": 9}
     plain = engine.loader("replay", **options).next()
     batch = engine.loader("replay", **options, batch_transforms=(rule,)).next()
-    after = int(outcome == "next")
     length = plain["mask"].shape[1]
-    places = reference.hindsight_places((9, 0), plain["lengths"], length, after, strategy, 0.7)
+    places = reference.hindsight_places((9, 0), plain["lengths"], length, strategy, 0.7)
     np.testing.assert_array_equal(batch["relabelled"], places >= 0)
     assert 0.4 < batch["relabelled"][plain["mask"]].mean() < 0.9
     assert not batch["relabelled"][~plain["mask"]].any()
-    achieved = plain["obs.achieved_goal"]
+    # what step t of an episode achieved is [episode, t + 1], after the last one too
+    achieved = plain["obs.achieved_goal"] + np.array([0, outcome == "next"], np.float32)
     goals, rewards = plain["obs.desired_goal"].copy(), plain["reward"].copy()
     for sample, t in zip(*np.nonzero(places >= 0), strict=True):
         goals[sample, t] = achieved[sample, places[sample, t]]
         assert goals[sample, t, 0] == achieved[sample, t, 0]  # of the same episode
-        rewards[sample, t] = -np.abs(achieved[sample, t + after] - goals[sample, t]).sum()
+        rewards[sample, t] = -np.abs(achieved[sample, t] - goals[sample, t]).sum()
     np.testing.assert_array_equal(batch["obs.desired_goal"], goals)
     np.testing.assert_array_equal(batch["reward"], rewards)
-    np.testing.assert_array_equal(batch["obs.achieved_goal"], achieved)
+    np.testing.assert_array_equal(batch["obs.achieved_goal"], plain["obs.achieved_goal"])
+    assert batch.keys() == plain.keys() | {"relabelled"}
 
 
 def test_tensors_are_relabelled_in_place_and_batches_can_be_made_again(engine):
@@ -194,3 +195,53 @@ def test_fingerprints_tell_reward_functions_and_strategies_apart():
     plans = [with_batch_transforms(plan, (rule,)) for rule in rules]
     assert len({plan.fingerprint for plan in plans}) == len(rules)
     assert pickle.loads(pickle.dumps(plans[0])).fingerprint == plans[0].fingerprint
+
+
+@pytest.mark.parametrize("next_obs", [False, True])
+@pytest.mark.parametrize("mode", ["next_step", "same_step", "disabled"])
+@pytest.mark.parametrize("lengths", [[3], [1, 1, 1], [2, 1, 3]], ids=str)
+def test_goals_are_drawn_from_true_finals_and_every_step_can_be_relabelled(engine_name, lengths, mode, next_obs):
+    """Episode s0 .. s3: with "final" and ratio 1 every goal is s3's, also of an episode of one step."""
+    table = conduit.Table(SCHEMA, 2000, max_length=4)
+
+    def observe(episode, t):
+        achieved = np.array([episode, t], np.float32)
+        return {"observation": np.float32([t]), "achieved_goal": achieved, "desired_goal": np.float32([-1, -1])}
+
+    with conduit.Engine.create(engine_name, {"replay": table}) as engine:
+        with engine.writer("replay", autoreset=mode) as writer:
+            for episode, length in enumerate(lengths * 3):
+                for t in range(length):
+                    over = t == length - 1
+                    final = observe(episode, length) if over and mode != "next_step" else None
+                    writer.append(obs=observe(episode, t), reward=-7.0, terminated=over, final=final)
+                if mode == "next_step":
+                    writer.append(obs=observe(episode, length), reward=0.0)
+        rule = conduit.hindsight(closeness, strategy="final", ratio=1.0)
+        loader = engine.loader(
+            "replay",
+            batch_size=64,
+            window=conduit.Episode(3, next_obs=next_obs),
+            batch_transforms=(rule,),
+            format="numpy",
+            min_rows=1,
+        )
+        batch = loader.next()
+        mask = batch["mask"]
+        np.testing.assert_array_equal(batch["relabelled"], mask)
+        for sample, steps in enumerate(batch["lengths"].tolist()):
+            episode = batch["obs.achieved_goal"][sample, 0, 0]
+            assert batch["obs.desired_goal"][sample, :steps].tolist() == [[episode, steps]] * steps
+            assert batch["reward"][sample, :steps].tolist() == [-float(steps - t - 1) for t in range(steps)]
+            if next_obs:
+                assert batch["next_obs.desired_goal"][sample, :steps].tolist() == [[episode, steps]] * steps
+        assert ("next_obs.achieved_goal" in batch) == next_obs
+
+
+def test_a_table_that_does_not_hold_what_follows_the_last_step_is_refused(engine_name):
+    with conduit.Engine.create(engine_name, {"replay": conduit.Table(SCHEMA, 2000, max_length=3)}) as engine:
+        rule = conduit.hindsight(closeness)
+        with pytest.raises(ConfigError, match="max_length"):
+            engine.loader("replay", batch_size=4, window=conduit.Episode(3), batch_transforms=(rule,), format="numpy")
+        same = conduit.hindsight(closeness, outcome="same")
+        engine.loader("replay", batch_size=4, window=conduit.Episode(3), batch_transforms=(same,), format="numpy")
