@@ -68,6 +68,7 @@ KERNEL_MODULES = (
     "conduit.kernels.resolve",
     "conduit.kernels.transitions",
     "conduit.kernels.sequences",
+    "conduit.kernels.goals",
     "conduit.kernels.describing",
     "conduit.kernels.cpu",
     "conduit.kernels.deliveries",

@@ -68,7 +68,7 @@ NAMES = {
 
 MEMBERS = {
     "Batch": "episodes get ids items keys nest release reward_names steps transform values versions",
-    "BatchTransform": "bound check_device outputs run run_on_device",
+    "BatchTransform": "bound check_device extended outputs run run_on_device",
     "Claim": (
         "ack batch bootstrap complete delivered_before episodes finals first_tick get give_back ids is_first "
         "items keys mask nest num_envs steps stream ticks transform values versions"
@@ -176,7 +176,7 @@ CALLS = {
     "gae": "gamma=0.99 lam=0.95 *values='value' *reward=None *bootstrap=None *final_values=None",
     "hindsight": (
         "function *goal='obs.desired_goal' *achieved='obs.achieved_goal' *reward=None *strategy='future' "
-        "*ratio=0.8 *outcome='next'"
+        "*ratio=0.8 *outcome='next' *max_length=None"
     ),
     "normalise": "*eps=1e-08 *update=False *dtype='float32'",
     "normalise_advantages": "*eps=1e-08 *name='advantages'",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from conduit.jit import address
+from conduit.kernels.goals import K_RESOLVE, K_WORDS, resolve_goals
 from conduit.kernels.plan import Plan, Return
 from conduit.kernels.resolve import (
     S_WORDS,
@@ -20,6 +22,7 @@ from conduit.kernels.resolve import (
     V_EVERY,
     V_FROM_FIRST,
     V_GAMMA,
+    V_GOALS,
     V_LENGTH,
     V_MAX_SAMPLED,
     V_N,
@@ -105,6 +108,10 @@ def describe_window(
     values = {V_TABLE: table, V_NEED: need(window)[1], V_EVERY: 1, V_STACK: 1, **addresses}
     item = 0 if lone is None else lone.plan.field.itemsize
     values[V_RESOLVE] = resolver(window, item, lone is not None and not lone.plan.transform.is_cast)
+    if addresses.get(V_GOALS):
+        goals = np.ctypeslib.as_array((ctypes.c_int64 * K_WORDS).from_address(addresses[V_GOALS]))
+        goals[K_RESOLVE // 8] = values[V_RESOLVE]
+        values[V_RESOLVE] = address(resolve_goals, SIGNATURE)
     if sampled[0] != 0:
         values |= {V_SAMPLED: sampled[0], V_MAX_SAMPLED: sampled[1], V_UNCOUNTED: values[V_RESOLVE]}
         values[V_RESOLVE] = address(resolve_counted, SIGNATURE)

@@ -15,7 +15,7 @@ from conduit.field import Field
 from conduit.kernels.naming import check_roles, clash, shown
 from conduit.kernels.packing import Layout, Ragged, layouts, ragged_output
 from conduit.kernels.transforms import Conversion, Normalise, Pipeline, RandomShift, Transform, as_steps, fuse
-from conduit.kernels.windows import Episode, Rollout, Sequence, Transition, Window, has_next, lanes
+from conduit.kernels.windows import Episode, Rollout, Sequence, Transition, Window, has_next, lanes, need
 from conduit.nesting import check_known, hint, with_parents
 from conduit.numbers import at_least
 from conduit.schema import Schema
@@ -30,7 +30,7 @@ IDS, VERSIONS, EPISODES, STEPS = KEYS = (":ids", ":versions", ":episodes", ":ste
 STORED = ":stored "
 """What the name of an array begins with that holds a normalised field's values as they are stored."""
 
-Rows = Literal["anchor", "following", "stack", "following_stack", "lanes", "following_lanes"]
+Rows = Literal["anchor", "following", "stack", "following_stack", "lanes", "following_lanes", "goal"]
 """Which row numbers of a window an output reads."""
 
 
@@ -132,6 +132,28 @@ class Return:
 
 
 @dataclass(frozen=True, slots=True)
+class Goals:
+    """What a plan of single transitions relabels.
+
+    Attributes:
+        strategy: Number of the strategy: what the same or a later step achieved, what the last one did, or any.
+        threshold: Of 62 random bits.
+        longest: Steps of the longest episode that is drawn.
+        same: What a step achieved is stored in its own row, not in the observation behind it.
+    """
+
+    strategy: int
+    threshold: int
+    longest: int
+    same: bool
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """Ticks of history and of future that are read around an anchor."""
+        return self.longest - 1 if self.strategy == 2 else 0, self.longest
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What one batch is made of.
 
@@ -147,6 +169,7 @@ class Plan:
         batchwise: What is done to the whole batch after that, in this order (conduit.kernels.batchwise).
         added: Arrays that these steps add.
         adds: How many of these each step adds.
+        goals: Goals that single transitions are relabelled with, where they are.
     """
 
     batch_size: int
@@ -160,6 +183,14 @@ class Plan:
     batchwise: tuple[Any, ...] = ()
     added: tuple[Computed, ...] = ()
     adds: tuple[int, ...] = ()
+    goals: Goals | None = None
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """Ticks of history and of future that a sample is read from around its anchor."""
+        history, future = need(self.window)
+        more = (0, 0) if self.goals is None else self.goals.reach
+        return max(history, more[0]), max(future, more[1])
 
     @property
     def fingerprint(self) -> str:

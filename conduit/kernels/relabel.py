@@ -18,17 +18,19 @@ from conduit.errors import ConfigError, FieldError
 from conduit.jit import entry, kernel
 from conduit.kernels.augment import PICK, PICK_SHIFT
 from conduit.kernels.batchwise import Array, BatchTransform, Contents, as_numpy
+from conduit.kernels.goals import PICK_GOALS
 from conduit.kernels.philox import random_pair, scale_to
-from conduit.kernels.plan import INTERNAL, NEXT, Computed, Plan
+from conduit.kernels.plan import INTERNAL, NEXT, Computed, Goals, Plan
 from conduit.kernels.windows import Episode, Sequence, Transition
-from conduit.numbers import within
+from conduit.numbers import at_least, within
 from conduit.store.atomics import peek_i64, poke_i64
 
 Strategy = Literal["future", "final", "episode"]
 STRATEGIES = ("future", "final", "episode")
 _NEXT_ACHIEVED = f"{INTERNAL}next achieved"
-_PICK_GOALS = 1 << 30
-"""Number of what is drawn, behind those of a schema's images."""
+_GOAL = f"{INTERNAL}goal"
+RELABELLED = "relabelled"
+"""What the step adds: which steps have another goal."""
 
 
 @kernel("int64(int64, int64, int64, int64, int64, int64, int64, int64)", nogil=True)
@@ -55,7 +57,7 @@ def choose(seed, batch, samples, length, lengths, strategy, threshold, out):  # 
             place = -1
             if t < known:
                 at = sample * length + t
-                first, second = random_pair(seed, batch, PICK | (_PICK_GOALS << PICK_SHIFT) | at)
+                first, second = random_pair(seed, batch, PICK | (PICK_GOALS << PICK_SHIFT) | at)
                 if np.int64(first >> np.uint64(2)) < threshold:
                     if strategy == 0:
                         place = t + scale_to(second, known - t)
@@ -79,6 +81,7 @@ class Hindsight(BatchTransform):
     strategy: Strategy
     ratio: float
     outcome: Literal["next", "same"]
+    max_length: int | None
 
     def __post_init__(self) -> None:
         name = getattr(self.function, "__qualname__", "")
@@ -101,14 +104,32 @@ class Hindsight(BatchTransform):
     def outputs(self, contents: Contents) -> tuple[Computed, ...]:
         """Which steps were relabelled."""
         window = contents.window
+        if isinstance(window, Transition):
+            return self._check_single(window, contents)
+        if self.max_length is not None:
+            raise ConfigError(
+                f"Expected max_length with window=conduit.Transition() only, got {window}, which says it itself - at "
+                f"batch_transforms, {self}"
+            )
         if not isinstance(window, Sequence | Episode) or (isinstance(window, Sequence) and window.across):
             raise ConfigError(
                 f"Expected steps of one episode, got {window}: open the loader with window=conduit.Episode(...) or "
                 f"Sequence(..., across=False) - at batch_transforms, {self}"
             )
-        axes = contents.need_steps(self)
+        return self._check(contents, contents.need_steps(self), "lengths")
+
+    def _check_single(self, window: Transition, contents: Contents) -> tuple[Computed, ...]:
+        """`outputs` of single transitions."""
+        if window.n_step > 1 or window.stack > 1 or self.max_length is None:
+            raise ConfigError(
+                f"Expected single steps without a stack, Transition(), and hindsight(..., max_length=<steps of the longest episode "
+                f"that is drawn>), got {window} and max_length={self.max_length!r} - at batch_transforms, {self}"
+            )
+        return self._check(contents, ())
+
+    def _check(self, contents: Contents, axes: tuple[int, ...], *names: str) -> tuple[Computed, ...]:
         taken = (self.goal, self.achieved, self.reward or "")
-        contents.need((*taken, "lengths"), self)
+        contents.need((*taken, *names), self)
         goal, achieved, reward = (contents.arrays.get(name) for name in taken)
         if goal is not None and achieved is not None and (goal.lanes, goal.dtype) != (achieved.lanes, achieved.dtype):
             raise ConfigError(
@@ -117,25 +138,41 @@ class Hindsight(BatchTransform):
             )
         if reward is not None and reward.lanes != axes:
             raise ConfigError(f"Expected scalars per step, got {reward} - at batch_transforms, {self}")
-        return (Computed("relabelled", "bool", axes),)
+        return (Computed(RELABELLED, "bool", axes),)
 
     def extended(self, plan: Plan) -> Plan:
         """The plan with the achievements of next observations, where they are asked for and not delivered anyway."""
-        if self.outcome == "same" or NEXT + self.achieved in plan.names:
+        single = isinstance(plan.window, Transition)
+        lacks = self.outcome == "next" and NEXT + self.achieved not in plan.names
+        if not lacks and not single:
             return plan
         found = next((output for output in plan.outputs if output.name == self.achieved), None)
-        if found is None or not found.field.observation or isinstance(plan.window, Transition):
+        if found is None or (self.outcome == "next" and not found.field.observation):
             raise ConfigError(
                 f"Expected {self.achieved!r} to be delivered as a field of the observation, since outcome='next' takes it from what "
                 f"follows a step: list it in fields=..., or store it beside the step and use outcome='same' - at "
                 f"batch_transforms, {self}"
             )
-        following = replace(found, name=_NEXT_ACHIEVED, rows="following_lanes")
-        return replace(plan, window=replace(plan.window, next_obs=True), outputs=(*plan.outputs, following))
+        outputs = plan.outputs
+        if lacks:
+            outputs = (*outputs, replace(found, name=_NEXT_ACHIEVED, rows="following" if single else "following_lanes"))
+        if not isinstance(plan.window, Transition):
+            return replace(plan, window=replace(plan.window, next_obs=True), outputs=outputs)
+        assert self.max_length is not None  # noqa: S101 - `outputs` has seen it
+        wanted = Goals(STRATEGIES.index(self.strategy), self._threshold, self.max_length, self.outcome == "same")
+        return replace(plan, outputs=(*outputs, replace(found, name=_GOAL, rows="goal")), goals=wanted)
+
+    @property
+    def _threshold(self) -> int:
+        return round(self.ratio * 2**62)
 
     def run(self, values: dict[str, Any], arrays: Mapping[str, Array], draw: tuple[int, int]) -> None:
         """Change goals and rewards in place; the goals of next observations too, where they are in the batch."""
-        out = arrays["relabelled"]
+        out = arrays[RELABELLED]
+        if out.ndim == 1:
+            at = np.nonzero(out)
+            self._relabel(values, arrays, at, arrays[_GOAL][at])
+            return
         samples, length = out.shape
         lengths = as_numpy(values, "lengths", np.int64, (samples,))
         places = np.empty(out.shape, np.int64)
@@ -147,31 +184,47 @@ class Hindsight(BatchTransform):
             length,
             lengths.ctypes.data,
             STRATEGIES.index(self.strategy),
-            round(self.ratio * 2**62),
+            self._threshold,
             places.ctypes.data,
         )
         np.greater_equal(places, 0, out=out)
-        rows, steps = np.nonzero(out)
-        if not len(rows):
+        at = np.nonzero(out)
+        achieved = self._outcomes(values, arrays)
+        self._relabel(values, arrays, at, achieved[at[0], places[at]])
+
+    def _outcomes(self, values: Mapping[str, Any], arrays: Mapping[str, Array]) -> Array:
+        """What each step achieved."""
+        if self.outcome == "same":
+            return _in_place(values, self.achieved)
+        return _in_place(values, NEXT + self.achieved) if NEXT + self.achieved in values else arrays[_NEXT_ACHIEVED]
+
+    def _relabel(
+        self, values: Mapping[str, Any], arrays: Mapping[str, Array], at: tuple[Array, ...], goals: Array
+    ) -> None:
+        """Give the steps at these places their goals, and what follows from them."""
+        count = len(goals)
+        if not count:
             return
-        goal, achieved, reward = (_in_place(values, name) for name in (self.goal, self.achieved, self.reward or ""))
-        if self.outcome == "next":
-            achieved = (
-                _in_place(values, NEXT + self.achieved) if NEXT + self.achieved in values else arrays[_NEXT_ACHIEVED]
-            )
-        goals = achieved[rows, places[rows, steps]]
-        rewards = self.function(achieved[rows, steps], goals)
-        rewards = np.asarray(rewards.detach().cpu() if hasattr(rewards, "detach") else rewards)
-        if rewards.shape != (len(rows),):
-            raise FieldError(
-                f"Expected {len(rows)} rewards from {self.function.__qualname__}, one per pair of goals, got shape "
-                f"{rewards.shape}",
-                at=self.reward,
-            )
-        goal[rows, steps] = goals
+        achieved = self._outcomes(values, arrays)
+        goal, reward = _in_place(values, self.goal), _in_place(values, self.reward or "")
+        made = self.function(achieved[at], goals)
+        rewards, ends = made if isinstance(made, tuple) else (made, None)
+        reward[at] = self._made(rewards, count, self.reward)
+        if ends is not None:
+            _in_place(values, "terminated")[at] = self._made(ends, count, "terminated")
+        goal[at] = goals
         if NEXT + self.goal in values:
-            _in_place(values, NEXT + self.goal)[rows, steps] = goals
-        reward[rows, steps] = rewards
+            _in_place(values, NEXT + self.goal)[at] = goals
+
+    def _made(self, given: Any, count: int, at: str | None) -> Array:
+        """One of the arrays that the user's function returned."""
+        array = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
+        if array.shape != (count,):
+            raise FieldError(
+                f"Expected {count} rewards from {self.function.__qualname__}, one per pair of goals, got shape {array.shape}",
+                at=at,
+            )
+        return array
 
 
 def _in_place(values: Mapping[str, Any], name: str) -> Array:
@@ -190,6 +243,7 @@ def hindsight(
     strategy: Strategy = "future",
     ratio: float = 0.8,
     outcome: Literal["next", "same"] = "next",
+    max_length: int | None = None,
 ) -> Hindsight:
     """Replace goals by what was achieved, and rewards by what they would have been; adds "relabelled", bool.
 
@@ -199,17 +253,23 @@ def hindsight(
     relabelled one by one, so consecutive steps of a window may have different goals. "future" and "final" mean the window's part of
     the episode; open the loader with conduit.Episode for all of it.
 
+    With window=conduit.Transition() single transitions are drawn, every step of every episode that has ended alike, and relabelled
+    as Stable-Baselines3's HerReplayBuffer does it.
+
     Args:
-        function: f(achieved [n, *shape], goals [n, *shape]) -> rewards [n], numpy arrays as the loader delivers them, with
-            its transforms applied; plans are told apart by its qualified name.
+        function: f(achieved [n, *shape], goals [n, *shape]) -> rewards [n], or a pair of these and "terminated", bool [n]; numpy
+            arrays as the loader delivers them, with its transforms applied; plans are told apart by its qualified name.
         goal: Field of the wanted goal.
         achieved: Field of the achieved goal, of the same shape and dtype.
         reward: Field of the reward; None for the one that the schema says is the reward.
         strategy: What the same or a later step achieved ("future"), the last one ("final"), or any ("episode").
         ratio: Share of steps that are relabelled; 0.8 are four for one that stays.
         outcome: Where a step's achievement is stored: in the "next" observation, or in the "same" row.
+        max_length: With window=conduit.Transition(), steps of the longest episode that is drawn; the table needs a max_length of
+            one more, for strategy "episode" also a max_stack of it.
 
     Raises:
         ConfigError: A lambda, or an option out of range.
     """
-    return Hindsight(function, goal, achieved, reward, strategy, within("a ratio", ratio, 0, 1), outcome)
+    longest = None if max_length is None else at_least("max_length", max_length, 1)
+    return Hindsight(function, goal, achieved, reward, strategy, within("a ratio", ratio, 0, 1), outcome, longest)

@@ -69,11 +69,13 @@ E_BYTES = 56
     V_SUMS,
     V_SUM_COUNT,
     V_SHORT,
-) = range(0, 360, 8)
+    V_GOALS,
+) = range(0, 368, 8)
 """Words of a window: what it asks for (first half), and addresses of index arrays and outputs (0: not wanted), how
 often rows have been delivered and may be, the resolver for rows that may; rewards that are summed up one after the other (S_*, back
-to back), and how many they are; 1 where a window ends with its episode."""
-V_WORDS = 45
+to back), and how many they are; 1 where a window ends with its episode; goals of single
+transitions (kernels.goals), or 0."""
+V_WORDS = 46
 
 S_SOURCE, S_STRIDE, S_ELEMENTS, S_DOUBLE, S_FACTOR, S_OFFSET, S_LOW, S_HIGH, S_OUT, S_OUT_DOUBLE = range(0, 80, 8)
 """A reward of several, or of several elements, that is summed up: address of row 0 and bytes from row to row, elements, whether they are

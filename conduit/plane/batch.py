@@ -10,10 +10,11 @@ import numpy as np
 
 from conduit.errors import MissingExtra
 from conduit.jit import entry
-from conduit.kernels import cpu, deliveries, resolve
+from conduit.kernels import cpu, deliveries, goals, resolve
 from conduit.kernels.describing import Summed, describe_window
-from conduit.kernels.plan import EPISODES, IDS, KEYS, STEPS, VERSIONS, Plan
+from conduit.kernels.plan import EPISODES, IDS, KEYS, STEPS, VERSIONS, Goals, Plan
 from conduit.kernels.ragged import describe_ragged
+from conduit.kernels.relabel import RELABELLED
 from conduit.kernels.rows import D_WORDS
 from conduit.kernels.windows import Transition, has_next, lanes
 from conduit.plane.transforming import Transforming
@@ -156,6 +157,7 @@ class Scratch:
             "following": (),
             "stack": (stack,),
             "following_stack": (stack,),
+            "goal": (),
         }
         shapes["lanes"] = shapes["following_lanes"] = lanes(plan.window)
         self.index = {name: np.zeros((size, *shape), np.int64) for name, shape in shapes.items()}
@@ -196,6 +198,23 @@ def _rewards(table: TableView, plan: Plan, at: dict[str, int]) -> list[Summed]:
         Summed(item, column.ctypes.data, column.strides[0], at[item.name])
         for item, column in zip(plan.returns, columns, strict=True)
     ]
+
+
+def _goals(wanted: Goals, scratch: Scratch, flags: int, seed: int, batch_at: int) -> Array:
+    """The words of a plan's goals, but for the resolver."""
+    words = np.zeros(goals.K_WORDS, np.int64)
+    for offset, value in (
+        (goals.K_ROWS, scratch.index["goal"].ctypes.data),
+        (goals.K_FLAGS, flags),
+        (goals.K_STRATEGY, wanted.strategy),
+        (goals.K_THRESHOLD, wanted.threshold),
+        (goals.K_LONGEST, wanted.longest),
+        (goals.K_SAME, wanted.same),
+        (goals.K_SEED, seed),
+        (goals.K_BATCH_AT, batch_at),
+    ):
+        words[offset // 8] = value
+    return words
 
 
 def spans_of(plan: Plan) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
@@ -289,9 +308,11 @@ class Buffer:
             self._kept += kept
         self.narrowed = [(item.narrowed, self.arrays[item.parts[1]]) for item in plan.ragged if item.narrowed]
         sampled = int(table.descriptor[T_SAMPLED // 8]), int(table.descriptor[T_MAX_SAMPLED // 8])
-        self.window, summed = describe_window(
-            plan, table.address, sampled, _rewards(table, plan, at), scratch.addresses | _made(plan, at)
-        )
+        addresses = scratch.addresses | _made(plan, at)
+        if plan.goals is not None:
+            self._kept.append(_goals(plan.goals, scratch, at[RELABELLED], transforming.seed, sampler.batch_at))
+            addresses[resolve.V_GOALS] = self._kept[-1].ctypes.data
+        self.window, summed = describe_window(plan, table.address, sampled, _rewards(table, plan, at), addresses)
         self._kept.append(summed)
         self.job = np.zeros(cpu.J_WORDS, np.int64)
         for offset, value in (

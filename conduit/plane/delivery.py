@@ -24,7 +24,7 @@ from conduit.kernels.packing import Layout
 from conduit.kernels.plan import Plan, make_plan
 from conduit.kernels.resolve import V_CURRENT, V_OLDEST
 from conduit.kernels.transforms import Pipeline
-from conduit.kernels.windows import Window, crosses, need
+from conduit.kernels.windows import Window, crosses
 from conduit.numbers import whole
 from conduit.plane.batch import Batch, Buffer, Format, Maker, Scratch, torch_maker
 from conduit.plane.lacking import what_is_there
@@ -152,9 +152,9 @@ class Loader(Delivery):
         self._shown = shown(schema, rename)
         batch_size = self.plan.batch_size
         self.plan = with_batch_transforms(self.plan, batch_transforms)
-        table.layout.table.check_window(*need(self.plan.window), crosses=crosses(self.plan.window))
+        table.layout.table.check_window(*self.plan.reach, crosses=crosses(self.plan.window))
         limited = table.layout.limits is not None
-        self._gate = Gate(table, batch_size, need(self.plan.window)[1]) if limited else None
+        self._gate = Gate(table, batch_size, self.plan.reach[1]) if limited else None
         # with a limiter it is min_size that says how many rows have to be there
         least = (1 if limited else batch_size) if min_rows is None else whole(min_rows)
         if least is None or not 1 <= least <= table.layout.rows:

@@ -29,6 +29,7 @@ class Transforming:
     Attributes:
         prepares: Whether `before` has anything to do.
         inspects: Whether `after` has.
+        seed: The loader's as a word of 64 bits.
 
     Raises:
         ConfigError: A field is to be normalised for which the table keeps no statistics.
@@ -39,6 +40,7 @@ class Transforming:
         self._plan = plan
         self._names = table.layout.schema.names
         self._seed = seed
+        self.seed = int(np.uint64(seed % 2**64).astype(np.int64))
         self._draw = np.zeros(2, np.int64)
         self._draw[0] = np.uint64(seed % 2**64).astype(np.int64)
         self._scales: dict[str, Array] = {}

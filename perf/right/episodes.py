@@ -160,4 +160,41 @@ def refusals() -> Iterator[Bar]:
             yield _equal("A11 rows in the statistics then", engine.statistics("t").read("obs").count, 256)
 
 
-GROUPS: tuple[Callable[[], Iterator[Bar]], ...] = (resets, newest, precision, refusals)
+def _distance(achieved: Any, goals: Any) -> Any:
+    return -np.abs(achieved - goals).sum(-1)
+
+
+def hindsight() -> Iterator[Bar]:
+    """A5: goals of relabelled steps."""
+    goal = {"achieved_goal": np.zeros(1, np.float32), "desired_goal": np.zeros(1, np.float32)}
+    schema = conduit.Schema.from_example({"obs": goal, "reward": 0.0})
+
+    def observe(t: float) -> dict[str, Any]:
+        return {"achieved_goal": np.float32([t]), "desired_goal": np.float32([-1])}
+
+    with conduit.Engine.create("right-hindsight", {"t": conduit.Table(schema, 1000, max_length=4)}) as engine:
+        with engine.writer("t") as writer:
+            for t in range(3):
+                writer.append(obs=observe(t), reward=-7.0, terminated=t == 2, final=observe(3) if t == 2 else None)
+            writer.append(obs=observe(9), reward=-7.0, terminated=True, final=observe(10))
+        rule = conduit.hindsight(_distance, strategy="final", ratio=1.0)
+        for next_obs in (False, True):
+            window = conduit.Episode(3, next_obs=next_obs)
+            with engine.loader(
+                "t", batch_size=32, min_rows=1, window=window, batch_transforms=(rule,), format="numpy"
+            ) as loader:
+                batch = loader.next()
+            goals = batch["obs.desired_goal"][batch["lengths"] == 3][0].ravel().tolist()
+            yield _equal(f"A5 episode s0 .. s3, 'final', ratio 1, next_obs={next_obs}: goals", goals, [3.0, 3.0, 3.0])
+            short = batch["obs.desired_goal"][batch["lengths"] == 1][0, 0].tolist()
+            yield _equal(f"A5 an episode of one step, next_obs={next_obs}: its goal", short, [10.0])
+        rule = conduit.hindsight(_distance, strategy="final", ratio=1.0, max_length=3)
+        with engine.loader("t", batch_size=64, min_rows=1, batch_transforms=(rule,), format="numpy") as loader:
+            batch = loader.next()
+        steps = batch["obs.achieved_goal"].ravel().tolist()
+        found = sorted(set(zip(steps, batch["obs.desired_goal"].ravel().tolist(), strict=True)))
+        wanted = [(0.0, 3.0), (1.0, 3.0), (2.0, 3.0), (9.0, 10.0)]
+        yield _equal("A5 single transitions: what was achieved before a step, and its goal", found, wanted)
+
+
+GROUPS: tuple[Callable[[], Iterator[Bar]], ...] = (resets, hindsight, precision, refusals, newest)

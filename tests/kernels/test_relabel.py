@@ -153,7 +153,7 @@ def test_a_reward_function_of_another_shape_is_refused_by_name(engine):
 
 
 REFUSED = [
-    ("transitions", conduit.Transition(), {}, "steps of one episode"),
+    ("transitions", conduit.Transition(), {}, "single steps without a stack.*max_length="),
     ("across", conduit.Sequence(5, across=True), {}, "steps of one episode"),
     ("rollouts", conduit.Rollout(5, 1), {}, "steps of one episode"),
     ("no-field", conduit.Episode(12), {"goal": "obs.goal"}, "obs.goal"),
@@ -245,3 +245,139 @@ def test_a_table_that_does_not_hold_what_follows_the_last_step_is_refused(engine
             engine.loader("replay", batch_size=4, window=conduit.Episode(3), batch_transforms=(rule,), format="numpy")
         same = conduit.hindsight(closeness, outcome="same")
         engine.loader("replay", batch_size=4, window=conduit.Episode(3), batch_transforms=(same,), format="numpy")
+
+
+# -- single transitions
+
+
+class World:
+    """Episodes whose step t of episode e achieved [e, t + 1]; some are longer than LONGEST, the last have not ended."""
+
+    LONGEST = 6
+
+    def __init__(self, name, mode, envs, strategy):
+        history = {"max_stack": self.LONGEST} if strategy == "episode" else {}
+        table = conduit.Table(SCHEMA, 4000, max_length=self.LONGEST + 1, num_envs=envs or 1, page_rows=128, **history)
+        self.engine = conduit.Engine.create(name, {"replay": table})
+        self.lengths = {}
+        rng = np.random.default_rng(4)
+        lead = envs or 1
+        episode, step, closing = np.arange(lead), np.zeros(lead, int), np.zeros(lead, bool)
+        length = rng.integers(1, 9, lead)
+        with self.engine.writer("replay", num_envs=envs, autoreset=mode) as writer:
+            for _ in range(300):
+                over = ~closing & (step == length - 1)
+                obs = self.observe(episode, step)
+                given = {"reward": np.full(lead, -7.0, np.float32), "terminated": over}
+                if mode != "next_step":
+                    given["final"] = self.observe(episode, step + 1)
+                if envs is None:
+                    obs, given["reward"], given["terminated"] = first_of(obs), -7.0, bool(over[0])
+                    given["final"] = first_of(given["final"]) if over[0] else None
+                writer.append(obs=obs, **given)
+                self.lengths |= dict(zip(episode[over].tolist(), length[over].tolist(), strict=True))
+                fresh = closing if mode == "next_step" else over
+                closing = over if mode == "next_step" else closing
+                episode = np.where(fresh, episode + lead, episode)
+                length = np.where(fresh, rng.integers(1, 9, lead), length)
+                step = np.where(fresh, 0, step + 1)
+
+    @staticmethod
+    def observe(episode, t):
+        return {
+            "observation": np.array(t, np.float32).reshape(-1, 1),
+            "achieved_goal": np.stack([episode, t], 1).astype(np.float32),
+            "desired_goal": np.full((len(episode), 2), -1, np.float32),
+        }
+
+
+def first_of(values):
+    return {name: value[0] for name, value in values.items()}
+
+
+def closeness_and_end(achieved, goals):
+    same = (achieved == goals).all(-1)
+    return np.where(same, 0.0, -1.0), same
+
+
+@pytest.mark.parametrize("strategy", relabel.STRATEGIES)
+@pytest.mark.parametrize(("mode", "envs"), [("disabled", None), ("same_step", 3), ("next_step", 2)])
+def test_single_transitions_are_relabelled_as_a_plain_twin_does(engine_name, strategy, mode, envs):
+    world = World(engine_name, mode, envs, strategy)
+    rule = conduit.hindsight(closeness_and_end, strategy=strategy, ratio=0.7, max_length=world.LONGEST)
+    whole = {episode: length for episode, length in world.lengths.items() if length <= world.LONGEST}
+    assert len(whole) < len(world.lengths)
+    with world.engine as engine:
+        loader = engine.loader("replay", batch_size=256, batch_transforms=(rule,), format="numpy", seed=9, min_rows=1)
+        seen = set()
+        for number in range(16):
+            batch = loader.next()
+            episodes, steps = batch["obs.achieved_goal"].astype(int).T
+            for slot, (episode, t) in enumerate(zip(episodes.tolist(), steps.tolist(), strict=True)):
+                seen.add((episode, t))
+                length, achieved = whole[episode], [episode, t + 1]
+                assert batch["next_obs.achieved_goal"][slot].tolist() == achieved
+                first, second = reference.philox(9, number, (1 << 63) | (1 << 62) | slot)
+                relabelled = first >> 2 < round(0.7 * 2**62)
+                assert batch["relabelled"][slot] == relabelled
+                goal, reward, end = [-1, -1], -7.0, t == length - 1
+                if relabelled:
+                    low = {"future": t, "final": length - 1, "episode": 0}[strategy]
+                    goal = [episode, low + (second * (length - low) >> 64) + 1]
+                    end = goal == achieved
+                    reward = 0.0 if end else -1.0
+                assert batch["obs.desired_goal"][slot].tolist() == goal
+                assert batch["next_obs.desired_goal"][slot].tolist() == goal
+                assert (batch["reward"][slot], batch["terminated"][slot]) == (reward, end)
+        # every step of every whole episode, the last ones and those of one step included
+        assert seen == {(episode, t) for episode, length in whole.items() for t in range(length)}
+
+
+def test_single_transitions_need_their_longest_episode_and_a_table_that_holds_it(engine_name):
+    with conduit.Engine.create(engine_name, {"replay": conduit.Table(SCHEMA, 2000, max_length=6)}) as engine:
+
+        def open_loader(window=None, **options):
+            rule = conduit.hindsight(closeness, **options)
+            return engine.loader("replay", batch_size=4, window=window, batch_transforms=(rule,), format="numpy")
+
+        open_loader(max_length=5)
+        with pytest.raises(ConfigError, match="max_length=7"):
+            open_loader(max_length=6)
+        with pytest.raises(ConfigError, match="max_stack=5"):
+            open_loader(max_length=5, strategy="episode")
+        for window in (conduit.Transition(n_step=2), conduit.Transition(stack=2)):
+            with pytest.raises(ConfigError, match="single steps without a stack"):
+                open_loader(window, max_length=5)
+        with pytest.raises(ConfigError, match=r"max_length with window=conduit\.Transition"):
+            open_loader(conduit.Episode(5), max_length=5)
+
+
+@pytest.mark.parametrize("kind", ["prioritised", "counted"])
+def test_single_transitions_are_relabelled_by_any_sampler(engine_name, kind):
+    options = {"max_times_sampled": 2} if kind == "counted" else {"priorities": conduit.Priorities()}
+    with conduit.Engine.create(engine_name, {"replay": conduit.Table(SCHEMA, 2000, max_length=7, **options)}) as engine:
+        with engine.writer("replay") as writer:
+            for episode in range(60):
+                length = 1 + episode % 6
+                for t in range(length):
+                    obs = first_of(World.observe(np.array([episode]), np.array([t])))
+                    final = first_of(World.observe(np.array([episode]), np.array([t + 1])))
+                    writer.append(obs=obs, reward=-7.0, terminated=t == length - 1, final=final)
+        rule = conduit.hindsight(closeness, strategy="final", ratio=1.0, max_length=6)
+        sampling = conduit.Prioritised() if kind == "prioritised" else None
+        loader = engine.loader(
+            "replay",
+            batch_size=64,
+            batch_transforms=(rule,),
+            sampling=sampling,
+            format="numpy",
+            min_rows=1,
+            timeout=0.0,
+        )
+        for _ in range(5):
+            batch = loader.next()
+            lengths = 1 + batch["obs.achieved_goal"][:, 0] % 6
+            np.testing.assert_array_equal(
+                batch["obs.desired_goal"], np.stack([batch["obs.achieved_goal"][:, 0], lengths], 1)
+            )
+            np.testing.assert_array_equal(batch["reward"], -(lengths - batch["obs.achieved_goal"][:, 1] - 1))
