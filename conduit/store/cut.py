@@ -1,7 +1,8 @@
 """A consistent look at a table's words while writers write: what would be found if every process died at one instant.
 
-A page's state word never takes a value twice (its generation only grows, and within one it goes from INIT over OPEN to SEALED
-or FREE). So when all state words read the same before and after the other words were read, they all had these values at one
+The word that a page was sealed or freed with never comes again (its generation only grows, and within one it counts how often the page
+was reopened); one that says OPEN may, where its owner sealed and reopened it, and its rows are whole up to any count all the same. So
+when all state words read the same before and after the other words were read, they all had these values at one
 moment in between, and the counts belong to these generations. What changes in the meantime is how many rows an open page has;
 its rows below any count that was read are whole, so each stream is cut at a committed row.
 
