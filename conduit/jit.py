@@ -43,6 +43,7 @@ KERNEL_MODULES = (
     "conduit.store.counting",
     "conduit.store.limiter",
     "conduit.store.removal",
+    "conduit.store.row_ids",
     "conduit.store.settling",
     "conduit.store.interpreter",
     "conduit.store.spans",

@@ -192,6 +192,9 @@ def _table(table: TableStatus, rows_per_s: float | None) -> RenderableType:
             grid.add_row(what, text)
     if table.pages_recovered:
         grid.add_row("recovered", f"{counted(table.pages_recovered, 'page')} of dead writers")
+    if table.priorities_raised or table.priorities_lowered:
+        told = f"{table.priorities_raised:,} too small and {table.priorities_lowered:,} too large for the table's scale"
+        grid.add_row("priorities", told)
     grid.add_row(
         "memory",
         f"{size(table.bytes)}; {table.bytes_per_row:,} B per row, {table.bytes_per_transition:,.1f} B per transition, "

@@ -30,6 +30,7 @@ from conduit.store.protocol import block_of
 from conduit.store.removal import is_present
 from conduit.store.words import (
     DELETED,
+    GENERATION_MASK,
     GENERATION_SHIFT,
     KIND_MASK,
     LINE,
@@ -37,6 +38,8 @@ from conduit.store.words import (
     OPEN,
     PAGE_STATE,
     PAGE_STREAM,
+    ROW_BITS,
+    ROW_MASK,
     SEALED,
     T_COUNT,
     T_META,
@@ -71,11 +74,6 @@ from conduit.store.words import (
 outputs int64 [batch] ids, versions, episodes, steps; a count of rows drawn again; the first slot to fill; where deliveries are counted,
 what is counted of this batch (kernels.deliveries) and the participant's seat line."""
 J_WORDS = 21
-
-ROW_BITS = 40
-"""A row id is generation << 40 | physical row: 2^40 rows, and a generation that repeats after 2^23 reuses of a page."""
-ROW_MASK = (1 << ROW_BITS) - 1
-GENERATION_MASK = (1 << (63 - ROW_BITS)) - 1
 
 
 @inner

@@ -1,6 +1,9 @@
 """Leaf priorities: p = (|priority| + eps)^alpha as an integer, so that sums have no rounding, no drift and no order.
 
-A leaf is p in multiples of 2^-20, at most 2^32 - 1; a positive p is at least 1. The same leaf comes out wherever it is made.
+A leaf is p in steps of the rule's scale * 2^-20, as a code of 32 bits: m << e, with 27 bits of m and 5 of e, and e = 0 below 2^27 steps. So
+codes are in the order of what they stand for, and small ones are it. What they stand for are whole numbers, at most `largest_of` the
+table's rows, so that all leaves of a table add up to less than 2^63. A positive p is at least 1 step. The same leaf comes out wherever
+it is made.
 """
 
 from __future__ import annotations
@@ -16,13 +19,37 @@ from numba.extending import intrinsic
 from conduit.arrays import as_numbers
 from conduit.errors import ConfigError, FieldError
 from conduit.jit import entry, inner, kernel
+from conduit.store.atomics import fetch_add, peek_i64, poke_i64
 from conduit.store.declaration import Priorities
+from conduit.store.words import TABLE_CLIPPED
 
 Array = np.ndarray[Any, Any]
 
 ONE = 1 << 20
-"""The leaf of p = 1."""
-LARGEST = (1 << 32) - 1
+"""The leaf of p = scale."""
+MANTISSA_BITS = 27
+MANTISSA = (1 << MANTISSA_BITS) - 1
+_MOST = 57
+"""log2 of the largest steps that a code of its kind stands for."""
+RAISED, LOWERED = 0, 8
+"""Words of a count of priorities that were not stored as they are: below half a step, and above the largest."""
+
+
+def largest_of(rows: int) -> int:
+    """The largest p of a table of so many rows, in steps; a power of 2."""
+    return 1 << min(_MOST, 62 - (rows - 1).bit_length())
+
+
+def values_of(codes: Any) -> Array:
+    """What leaves stand for, int64 of their shape, in steps."""
+    words: Array = np.asarray(codes).astype(np.int64)
+    return (words & MANTISSA) << (words >> MANTISSA_BITS)
+
+
+@inner
+def value_of(code):  # type: ignore[no-untyped-def]
+    """What a leaf stands for, in steps."""
+    return (code & MANTISSA) << (code >> MANTISSA_BITS)
 
 
 def _pointer(low: Any, high: Any) -> Any:
@@ -56,7 +83,7 @@ def _double_of(typingctx: Any, bits: Any) -> Any:
     return types.float64(types.int64), codegen
 
 
-@numba.njit(error_model="numpy")  # a test for division by zero is a branch, and m + 1 is never 0
+@numba.njit(error_model="numpy", forceinline=True)  # a test for division by zero is a branch, and m + 1 is never 0
 def _log2(x):  # type: ignore[no-untyped-def]
     """log2 of a positive normal number: x = 2^e m with m from 1/sqrt(2) to sqrt(2), and the series of 2 atanh for ln m."""
     # 2048 more in the exponent's place keeps it positive; a vector has no signed shift and no int64 to float64
@@ -77,7 +104,7 @@ def _log2(x):  # type: ignore[no-untyped-def]
     return exponent + 2.8853900817779268 * t * series
 
 
-@inner
+@inner(forceinline=True)
 def _exp2(y):  # type: ignore[no-untyped-def]
     """2^y for y from -1000 to 1000: 2^round(y), times the series of exp for what is left."""
     # adding 1.5 * 2^52 rounds to a whole number, and leaves it in the low bits
@@ -98,11 +125,42 @@ def _exp2(y):  # type: ignore[no-untyped-def]
     return series * _double_of((_bits_of(shifted) + 1023) << 52)
 
 
-@kernel("int64(int64, int64, float64, float64, int64)")
-def to_leaves(priorities, count, alpha, eps, out):  # type: ignore[no-untyped-def]
+@inner
+def _widen(source, count, alpha, eps, unit, largest, clipped, leaves):  # type: ignore[no-untyped-def]
+    """The part of `to_leaves` for leaves of more than 27 bits, and for counting those that were clipped."""
+    small = high = 0
+    for i in range(count):
+        x = source[i] + eps
+        powered = _exp2(min(max(alpha * _log2(x), -1000.0), 1000.0)) * unit
+        if x == 0.0 and alpha != 0.0:
+            continue
+        small += powered < 0.5
+        high += powered > largest
+        kept = min(max(powered, 1.0), largest)
+        shift = max(((_bits_of(kept) >> 52) & 0x7FF) - (1023 + MANTISSA_BITS - 1), 0)
+        mantissa = _bits_of(kept * _double_of((1023 - shift) << 52) + 4503599627370496.0) & 0xFFFFFFFF
+        # rounded up to one bit more than there are
+        carry = mantissa >> MANTISSA_BITS
+        leaves[i] = np.uint32(((shift + carry) << MANTISSA_BITS) + mantissa - (carry << (MANTISSA_BITS - 1)))
+    poke_i64(clipped + RAISED, peek_i64(clipped + RAISED) + small)
+    poke_i64(clipped + LOWERED, peek_i64(clipped + LOWERED) + high)
+
+
+@kernel("int64(int64, int64, float64, float64, float64, float64, int64, int64)")
+def to_leaves(priorities, count, alpha, eps, unit, largest, clipped, out):  # type: ignore[no-untyped-def]
     """Leaves (uint32) of float64 priorities; returns -1, or the index of the first that is none.
 
     The power is worked out here, without branches, so that several are done at once and every machine makes the same leaves.
+
+    Args:
+        priorities: Address of float64 [count].
+        count: How many.
+        alpha: The rule's exponent.
+        eps: What the rule adds to each priority.
+        unit: Steps in 1.
+        largest: The largest p, in steps.
+        clipped: int64 [2], raised by how many were below half a step (RAISED) and above the largest (LOWERED).
+        out: Address of uint32 [count].
     """
     source, leaves = _doubles(priorities), _singles(out)
     bad = 0
@@ -114,11 +172,53 @@ def to_leaves(priorities, count, alpha, eps, out):  # type: ignore[no-untyped-de
                 return i
     for i in range(count):
         x = source[i] + eps
-        powered = _exp2(min(max(alpha * _log2(x), -1000.0), 100.0)) * ONE
-        leaf = _bits_of(min(max(powered, 1.0), float(LARGEST)) + 4503599627370496.0)
+        powered = _exp2(min(max(alpha * _log2(x), -1000.0), 1000.0)) * unit
+        leaf = _bits_of(min(max(powered, 1.0), float(MANTISSA)) + 4503599627370496.0)
         # 0 to the power of 0 is 1, and alpha 0 means uniform; otherwise what is 0 stays 0
         leaves[i] = np.uint32(0 if x == 0.0 and alpha != 0.0 else leaf)
+    ends = 0
+    for i in range(count):
+        ends += (leaves[i] == 1) | (leaves[i] == MANTISSA)
+    if ends != 0:
+        _widen(source, count, alpha, eps, unit, largest, clipped, leaves)
     return -1
+
+
+@kernel("int64(int64, int64)")
+def count_clipped(control, clipped):  # type: ignore[no-untyped-def]
+    """Add a count of clipped priorities (RAISED, LOWERED) to the table's, by the address of its control words."""
+    for word in (RAISED, LOWERED):
+        fetch_add(control + TABLE_CLIPPED + word, peek_i64(clipped + word))
+    return 0
+
+
+def clipping(rule: Priorities, rows: int, values: Array, clipped: tuple[int, int], table: str) -> str:
+    """What to say of priorities that were clipped.
+
+    Args:
+        rule: The table's.
+        rows: The table's.
+        values: The priorities among which they were, float64 [n].
+        clipped: How many were below half a step, and above the largest.
+        table: The table's name.
+    """
+    low, high = 1 / rule.unit, largest_of(rows) / rule.unit
+    with np.errstate(over="ignore"):
+        powers = (np.asarray(values, np.float64) + rule.eps) ** rule.alpha
+    told = []
+    if clipped[0]:
+        told.append(f"{clipped[0]} below {low / 2:.3g} as {low:.3g}: such rows are drawn too often")
+    if clipped[1]:
+        told.append(f"{clipped[1]} above {high:.3g} as {high:.3g}: such rows are drawn too seldom")
+    largest, least = float(powers.max()), float(powers[powers > 0].min())
+    # the largest at half of what can be stored, or, where that is not needed, the least at a thousand steps
+    scale = 2 * largest / high * rule.scale if clipped[1] else max(least * 1024, 2 * largest / high * rule.scale)
+    scale = min(max(scale, 1e-60), 1e60)
+    return (
+        f"Table {table!r} stored p = (|priority| + {rule.eps:g})^{rule.alpha:g} of {' and '.join(told)}. Create it with "
+        f"priorities=conduit.Priorities(scale={scale:.1g}, ...), of the size that p ordinarily has; `conduit status` "
+        "goes on counting"
+    )
 
 
 def as_priorities(priorities: Any, count: int) -> Array:
@@ -127,7 +227,10 @@ def as_priorities(priorities: Any, count: int) -> Array:
     Raises:
         FieldError: Another shape.
     """
-    values = np.require(as_numbers(priorities), np.float64, ["C", "A", "E"])
+    given = as_numbers(priorities)
+    if given.dtype.kind not in "biuf":
+        raise FieldError(f"Expected real priorities, got {given.dtype}: nothing was changed", at="priorities")
+    values = np.require(given, np.float64, ["C", "A", "E"])
     if values.shape != (count,):
         raise FieldError(f"Expected {count} priorities, one per row, got shape {values.shape}", at="priorities")
     return values
@@ -145,13 +248,21 @@ def not_a_priority(values: Array, index: int) -> FieldError:
 class Leaves:
     """Turns priorities into leaves by a table's rule, in memory of its own that is used again.
 
+    Args:
+        rule: The table's.
+        size: Priorities at once, at first.
+        rows: The table's.
+
     Attributes:
         address: Of the leaves, uint32.
         array: The same.
+        clipped: int64 [2], priorities that were stored as the least or the largest there is (RAISED, LOWERED), so far.
     """
 
-    def __init__(self, rule: Priorities, size: int) -> None:
+    def __init__(self, rule: Priorities, size: int, rows: int) -> None:
         self._rule = rule
+        self._largest = float(largest_of(rows))
+        self.clipped = np.zeros(2, np.int64)
         self._make = entry(to_leaves)
         self._reserve(size)
 
@@ -172,7 +283,9 @@ class Leaves:
         if count > self._size:
             self._reserve(count)
         self._priorities[:count] = values
-        bad = self._make(self._source, count, self._rule.alpha, self._rule.eps, self.address)
+        rule = self._rule
+        rest = (rule.unit, self._largest, self.clipped.ctypes.data, self.address)
+        bad = self._make(self._source, count, rule.alpha, rule.eps, *rest)
         if bad >= 0:
             raise not_a_priority(values, bad)
 

@@ -10,7 +10,6 @@ import numpy as np
 from conduit.errors import Closed, ConfigError
 from conduit.jit import entry
 from conduit.kernels.batchwise import Apply, BatchTransform, Contents, check_new
-from conduit.kernels.cpu import GENERATION_MASK, ROW_BITS
 from conduit.kernels.naming import shown
 from conduit.kernels.plan import FLAGS, Computed
 from conduit.kernels.windows import Rollout
@@ -32,7 +31,7 @@ from conduit.store.queue import (
 )
 from conduit.store.soundness import check_links, check_spans
 from conduit.store.table import META_DTYPE, TableView
-from conduit.store.words import FINAL, FIRST, KEPT, LINK_SHIFT
+from conduit.store.words import FINAL, FIRST, GENERATION_MASK, KEPT, LINK_SHIFT, ROW_BITS
 
 Array = np.ndarray[Any, Any]
 

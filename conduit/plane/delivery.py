@@ -319,7 +319,7 @@ class Loader(Delivery):
         """Give rows new priorities, such as the absolute TD errors of a batch.
 
         Args:
-            ids: int64 [n], from `Batch.ids`; of duplicates the last one wins.
+            ids: int64 [n], from `Batch.ids` of this table; of duplicates the last one wins. -1 stands for no row.
             priorities: Real [n], finite and at least 0.
 
         Returns:
@@ -327,7 +327,8 @@ class Loader(Delivery):
             or never were rows to draw (`sampler.ignored` adds them up).
 
         Raises:
-            FieldError: Wrong shape, or a NaN, infinite or negative priority; nothing is changed.
+            FieldError: Wrong shape, a NaN, infinite, negative or complex priority, or an id that no row of this table ever had;
+                nothing is changed.
             ConfigError: The loader does not sample by priority.
             Closed: The loader, client or engine has closed.
         """
@@ -406,4 +407,6 @@ def _sampler(
             f"Expected table {table.layout.name!r} to have priorities: create it with priorities=conduit.Priorities(...)"
         )
     geometry = (table.layout.pages, table.layout.page_rows)
-    return PrioritisedSampler(sampling, rule, table.address, table.seat_line(), geometry, size, seed, least)
+    return PrioritisedSampler(
+        sampling, rule, table.layout.name, table.address, table.seat_line(), geometry, size, seed, least
+    )

@@ -65,6 +65,7 @@ from conduit.store.words import (
     PAGE_STATE,
     PAGE_TAIL,
     SEALED,
+    TABLE_CLIPPED,
     TABLE_CONTROL_BYTES,
     TABLE_DELIVERED_AGAIN,
     TABLE_EPOCH,
@@ -330,6 +331,7 @@ def _table(
     in_use = int((own + halo + tail).sum())
     row_bytes = sum(row_stride(field) for field in layout.schema.fields) + 2 + META_BYTES
     row_bytes += 4 if layout.table.priorities is not None else 0
+    row_bytes += 8 if layout.table.max_times_sampled is not None else 0
     page_arenas = sum(arena.page_bytes for arena in layout.arenas.values())
     values = int(live[:, PAGE_ARENA // 8].clip(0, page_arenas).sum())
     leased = np.unique(hazards[(hazards > layout.page_base) & (hazards <= layout.page_base + layout.pages)])
@@ -355,6 +357,8 @@ def _table(
         rows_written=counts.inserted,
         rows_evicted=counts.evicted,
         pages_recovered=int(control[TABLE_RECOVERED // 8]),
+        priorities_raised=int(control[TABLE_CLIPPED // 8]),
+        priorities_lowered=int(control[TABLE_CLIPPED // 8 + 1]),
         bytes=layout.end - layout.control,
         bytes_per_row=row_bytes + page_arenas // layout.page_rows,
         bytes_per_transition=(

@@ -17,6 +17,7 @@ import numpy as np
 
 from conduit.clock import Deadline
 from conduit.errors import Closed, ConfigError, FieldError
+from conduit.kernels.leaves import as_priorities
 from conduit.kernels.plan import Computed
 from conduit.nesting import check_known
 from conduit.numbers import at_least, real, whole
@@ -272,7 +273,7 @@ class MixedLoader(Delivery):
             How many were ignored since their rows are gone; see `Loader.update_priorities`.
 
         Raises:
-            FieldError: Wrong shape, or a NaN, infinite or negative priority; nothing is changed.
+            FieldError: Wrong shape, a NaN, infinite, negative or complex priority, or rows of other tables; nothing is changed.
             ConfigError: No table is sampled by priority.
             Closed: The loader, client or engine has closed.
         """
@@ -281,14 +282,12 @@ class MixedLoader(Delivery):
             raise ConfigError(
                 "Expected a loader with sampling=conduit.Prioritised(...) for a table, all draw uniformly"
             )
-        values = np.asarray(priorities)
+        values = as_priorities(priorities, len(batch.ids))
         ids, source = np.asarray(batch.ids), np.asarray(batch[SOURCE.name])
-        if values.shape != ids.shape:
-            raise FieldError(
-                f"Expected priorities [{len(ids)}], one per row, got shape {values.shape}", at="priorities"
-            )
         if not (np.isfinite(values) & (values >= 0)).all():
             raise FieldError("Expected finite priorities of at least 0, got others", at="priorities")
+        for i in prioritised:
+            self._views[i].check_ids(ids[source == i])
         return sum(
             self._parts[i].update_priorities(ids[source == i], values[source == i])
             for i in prioritised

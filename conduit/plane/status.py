@@ -147,6 +147,8 @@ class TableStatus:
         rows_written: Rows ever committed.
         rows_evicted: Rows whose page was reused.
         pages_recovered: Pages taken back from dead writers.
+        priorities_raised, priorities_lowered: Priorities that were too small, or too large, for the table to tell them from others
+            and were stored as the least or the largest there is (conduit.Priorities).
         bytes: Memory of the table.
         bytes_per_row: Bytes of one row with padding and the system columns; of ragged fields, a row's share of the arenas.
         bytes_per_transition: The same with the table's halo copies and kept final observations shared out over its
@@ -172,6 +174,8 @@ class TableStatus:
     rows_written: int
     rows_evicted: int
     pages_recovered: int
+    priorities_raised: int
+    priorities_lowered: int
     bytes: int
     bytes_per_row: int
     bytes_per_transition: float

@@ -6,6 +6,7 @@ A page is claimed only when the last one is full; that is the only place where a
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
@@ -14,7 +15,7 @@ import numpy as np
 from conduit.errors import ConfigError, FieldError
 from conduit.field import Field
 from conduit.jit import entry
-from conduit.kernels.leaves import Leaves
+from conduit.kernels.leaves import Leaves, as_priorities, clipping, count_clipped
 from conduit.numbers import whole
 from conduit.plane.append import generate_append
 from conduit.plane.bulk import Bulk
@@ -90,6 +91,7 @@ class Writer:
         self.num_envs = num_envs = stream.num_envs
         self.autoreset = stream.autoreset
         self._stream = stream
+        self._clipped = False
         self._schema = schema
         self._words = stream.array
         place(placement, Request(table.layout.name, stream.number, stream.envs, schema.row_bytes), pools)
@@ -335,8 +337,19 @@ class Writer:
                 "Expected no priority: the table has none, create it with priorities=conduit.Priorities(...)",
                 at="priority",
             )
-        leaves = Leaves(rule, self._stream.envs)
-        leaves.fill(np.reshape(priority, 1) if self.num_envs is None else priority, self._stream.envs)
+        table, envs = self._stream.table, self._stream.envs
+        leaves = Leaves(rule, envs, table.layout.rows)
+        values = np.reshape(priority, 1) if self.num_envs is None else priority
+        leaves.fill(values, envs)
+        if leaves.clipped.any():
+            entry(count_clipped)(table.segment.base + table.layout.control, leaves.clipped.ctypes.data)
+            if not self._clipped:
+                self._clipped = True
+                raised, lowered = leaves.clipped.tolist()
+                text = clipping(
+                    rule, table.layout.rows, as_priorities(values, envs), (raised, lowered), table.layout.name
+                )
+                warnings.warn(text, RuntimeWarning, stacklevel=4)
         return leaves.array
 
     def _append_ragged(self, values: tuple[Any, ...], leaves: Array | None, behind: Mapping[str, Any] | None) -> None:

@@ -20,6 +20,7 @@ from conduit.kernels.cpu import (
     J_WINDOW,
     ask_for,
 )
+from conduit.kernels.leaves import value_of
 from conduit.kernels.philox import random_pair, scale_to
 from conduit.kernels.resolve import E_ENVS, E_GENERATION, E_PAGE, E_START, V_RESOLVE, may_anchor
 from conduit.kernels.transitions import ask_ahead
@@ -188,7 +189,7 @@ def weigh(probabilities, count, candidates, beta, least, out, weights):  # type:
 
 @kernel("int64(int64, int64, int64)", nogil=True)
 def least_leaf(tree, window, table):  # type: ignore[no-untyped-def]
-    """Smallest positive leaf among the rows that the learner's sums cover, or 0."""
+    """What the smallest positive leaf among the rows that the learner's sums cover stands for, or 0."""
     rows = peek_i64(table + T_ROWS)
     dense = is_dense(window)
     least = 1 << 32
@@ -200,4 +201,4 @@ def least_leaf(tree, window, table):  # type: ignore[no-untyped-def]
             leaf = peek_u32(leaves + 4 * row)
             if 0 < leaf < least and (dense or may_anchor(window, table, page, row, envs)):
                 least = leaf
-    return least if least < 1 << 32 else 0
+    return value_of(least) if least < 1 << 32 else 0

@@ -7,6 +7,8 @@ Importance weights are (N * P(i))^-beta over 1, the batch's largest, or the tabl
 
 from __future__ import annotations
 
+import math
+import warnings
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,9 +16,10 @@ import numpy as np
 
 from conduit.errors import ConfigError, FieldError
 from conduit.jit import address, entry
-from conduit.kernels.leaves import as_priorities, not_a_priority
+from conduit.kernels.leaves import as_priorities, clipping, largest_of, not_a_priority
 from conduit.kernels.plan import Computed
 from conduit.kernels.resolve import SIGNATURE
+from conduit.numbers import within
 from conduit.sampling.mass import (
     Q_BATCH_AT,
     Q_CANDIDATES,
@@ -37,9 +40,28 @@ from conduit.sampling.mass import (
     weigh,
 )
 from conduit.sampling.pages import empty_list
-from conduit.sampling.tree import P_BYTES, P_GENERATION, update, words_needed
+from conduit.sampling.tree import (
+    FOREIGN,
+    P_BYTES,
+    P_GENERATION,
+    U_ALPHA,
+    U_CLIPPED,
+    U_EPS,
+    U_LARGEST,
+    U_SCRATCH,
+    U_SEAT,
+    U_SPAN,
+    U_TABLE,
+    U_TREE,
+    U_UNIT,
+    U_WINDOW,
+    U_WORDS,
+    update,
+    words_needed,
+)
 from conduit.sampling.uniform import S_BATCH, Uniform
 from conduit.store.declaration import Priorities
+from conduit.store.row_ids import not_a_row
 
 Array = np.ndarray[Any, Any]
 Normalise = Literal["none", "batch", "buffer"]
@@ -73,8 +95,7 @@ class Prioritised:
     stratified: bool = True
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.beta < float("inf"):
-            raise ConfigError(f"Expected beta of at least 0, got {self.beta!r}")
+        object.__setattr__(self, "beta", within("beta", self.beta, 0, math.inf))
         if self.normalise not in ("none", "batch", "buffer"):
             raise ConfigError(f"Expected normalise 'none', 'batch' or 'buffer', got {self.normalise!r}")
 
@@ -85,6 +106,7 @@ class PrioritisedSampler:
     Args:
         options: What was asked for.
         rule: The table's.
+        name: Of the table.
         table: Address of the table descriptor.
         seat: Address of this participant's seat line in it.
         geometry: Pages and rows per page.
@@ -93,14 +115,17 @@ class PrioritisedSampler:
         least: Do not draw from fewer candidate rows than this.
 
     Attributes:
-        beta: Exponent of the importance weights; set it to anneal.
+        beta: Exponent of the importance weights, at least 0; set it to anneal.
         ignored: Updates that came too late: their rows were overwritten.
+        raised, lowered: Priorities of updates that were too small, or too large, for the table to tell them from others, and
+            were stored as the least or the largest there is (`Priorities`).
     """
 
     def __init__(
         self,
         options: Prioritised,
         rule: Priorities,
+        name: str,
         table: int,
         seat: int,
         geometry: tuple[int, int],
@@ -109,12 +134,16 @@ class PrioritisedSampler:
         least: int,
     ) -> None:
         pages, page_rows = geometry
-        self.beta = options.beta
+        self._beta = options.beta
         self.ignored = 0
         self._options = options
         self._rule = rule
+        self._name = name
+        self._rows = pages * page_rows
+        self._updates = np.zeros(U_WORDS, np.int64)
+        self._clips = self._updates[U_CLIPPED // 8 :].data
+        self.raised = self.lowered = 0
         self._table = table
-        self._seat = seat
         self._uniform = Uniform(seed, pages, 1)
         self._tree = np.zeros(words_needed(pages, page_rows), np.int64)
         self._tree[: P_BYTES // 8 * pages].reshape(pages, -1)[:, P_GENERATION // 8] = -1
@@ -137,6 +166,23 @@ class PrioritisedSampler:
         self._words = self._state.data
         self._drawn = self._probabilities.ctypes.data
         self._sums = self._tree.ctypes.data
+        for offset, value in (
+            (U_TREE, self._sums),
+            (U_WINDOW, self._state.ctypes.data + Q_WINDOW),
+            (U_TABLE, table),
+            (U_SEAT, seat),
+            (U_SPAN, rule.span),
+        ):
+            self._updates[offset // 8] = value
+        reals = self._updates.view(np.float64)
+        for offset, real in (
+            (U_ALPHA, rule.alpha),
+            (U_EPS, rule.eps),
+            (U_UNIT, rule.unit),
+            (U_LARGEST, largest_of(self._rows)),
+        ):
+            reals[offset // 8] = real
+        self._updating = self._updates.ctypes.data
         self._reserve(size)
         self._update, self._weigh, self._least_leaf = entry(update), entry(weigh), entry(least_leaf)
         self._outputs: dict[int, tuple[dict[str, Array], int, int]] = {}
@@ -147,6 +193,15 @@ class PrioritisedSampler:
     def batch_at(self) -> int:
         """Address of `batch`."""
         return self._uniform.batch_at
+
+    @property
+    def beta(self) -> float:
+        """Exponent of the importance weights."""
+        return self._beta
+
+    @beta.setter
+    def beta(self, value: float) -> None:
+        self._beta = within("beta", value, 0, math.inf)
 
     @property
     def batch(self) -> int:
@@ -182,7 +237,7 @@ class PrioritisedSampler:
             least = self._least_leaf(self._sums, self._words[Q_WINDOW // 8], self._table) / total
         size = self._size if count is None else count
         drawn, out, weights = self._drawn + 8 * first, known[1] + 8 * first, known[2] + 4 * first
-        self._weigh(drawn, size, self.candidates, self.beta, least, out, weights)
+        self._weigh(drawn, size, self.candidates, self._beta, least, out, weights)
 
     def update(self, ids: Any, priorities: Any) -> int:
         """Set priorities by row id; returns how many came too late.
@@ -204,29 +259,31 @@ class PrioritisedSampler:
             values = as_priorities(priorities, count)
         if count > self._room:
             self._reserve(count)
-        rule = self._rule
-        late = self._update(
-            self._sums,
-            self._words[Q_WINDOW // 8],
-            self._table,
-            self._seat,
-            keys,
-            values,
-            self._scratch,
-            rule.alpha,
-            rule.eps,
-            rule.span,
-        )
+        late = self._update(self._updating, keys, values)
+        if late <= FOREIGN:
+            raise not_a_row(self._name, int(keys[FOREIGN - late]), FOREIGN - late)
         if late < 0:
             raise not_a_priority(values, -1 - late)
         self.ignored += late
+        if self._clips[0] or self._clips[1]:
+            self._tell(values)
         return late
+
+    def _tell(self, values: Array) -> None:
+        """Count priorities that did not fit, and warn of each kind once."""
+        raised, lowered = self._clips[0], self._clips[1]
+        first = (raised if self.raised == 0 else 0, lowered if self.lowered == 0 else 0)
+        self.raised += raised
+        self.lowered += lowered
+        if any(first):
+            text = clipping(self._rule, self._rows, values, first, self._name)
+            warnings.warn(text, RuntimeWarning, stacklevel=4)
 
     def _reserve(self, count: int) -> None:
         """Memory for an update of `count` rows."""
         self._room = count
         self._memory = np.zeros(3 * count, np.int64)
-        self._scratch = self._memory.ctypes.data
+        self._updates[U_SCRATCH // 8] = self._memory.ctypes.data
 
 
 def _as_ids(ids: Any) -> Array:

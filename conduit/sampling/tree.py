@@ -15,8 +15,7 @@ others weigh nothing: sums and counts are of rows that can anchor the window.
 from __future__ import annotations
 
 from conduit.jit import inner, kernel
-from conduit.kernels.cpu import GENERATION_MASK, ROW_BITS, ROW_MASK
-from conduit.kernels.leaves import to_leaves
+from conduit.kernels.leaves import MANTISSA, count_clipped, to_leaves, value_of
 from conduit.kernels.resolve import (
     E_BYTES,
     E_START,
@@ -34,6 +33,7 @@ from conduit.store.atomics import (
     fetch_add,
     load_acquire,
     load_relaxed,
+    peek_f64,
     peek_i64,
     peek_u32,
     poke_i64,
@@ -45,9 +45,11 @@ from conduit.store.atomics import (
 from conduit.store.counting import may_be_taken
 from conduit.store.protocol import block_of, envs_of
 from conduit.store.removal import is_present
+from conduit.store.row_ids import are_own, first_foreign, newest_generation
 from conduit.store.words import (
     DELETED,
     FINAL,
+    GENERATION_MASK,
     GENERATION_SHIFT,
     KIND_MASK,
     LINE,
@@ -58,6 +60,8 @@ from conduit.store.words import (
     PAGE_FIRST,
     PAGE_STATE,
     PAGE_UPDATES,
+    ROW_BITS,
+    ROW_MASK,
     SEALED,
     SEAT_UPDATING,
     T_CONTROL,
@@ -74,9 +78,31 @@ from conduit.store.words import (
     UPDATING_MARKS,
 )
 
+FOREIGN = -(1 << 40)
+
 BLOCK = 32
 """Rows of a block, and blocks of a group."""
 _BITS = 5
+
+(
+    U_TREE,
+    U_WINDOW,
+    U_TABLE,
+    U_SEAT,
+    U_SCRATCH,
+    U_ALPHA,
+    U_EPS,
+    U_UNIT,
+    U_LARGEST,
+    U_SPAN,
+    U_NEWEST,
+    U_CLIPPED,
+) = range(0, 96, 8)
+"""Words of a learner's updates: its sums; address of the word that holds its window, or 0 before its first draw, when it has no sums;
+table descriptor; this participant's seat line; memory of int64 [3 n] for n ids. Then the table's rule, in float64: exponent, what is
+added to each priority, steps of a leaf in 1, the largest leaf; after how many updates the span for new rows turns. A generation that
+ids may be of (store.row_ids), and how many priorities of the last update were raised and lowered to fit (two words)."""
+U_WORDS = 13
 
 P_SUM, P_GENERATION, P_BEGIN, P_END, P_UPDATES, P_COUNT, P_PENDING = range(0, 56, 8)
 P_BYTES = 56
@@ -121,12 +147,12 @@ def _add_rows(tree, window, table, page, begin, end):  # type: ignore[no-untyped
         part = 0
         if dense:
             for row in range(at, stop):
-                part += peek_u32(leaves + 4 * row)
+                part += value_of(peek_u32(leaves + 4 * row))
             count += stop - at
         else:
             for row in range(at, stop):
                 if may_anchor(window, table, page, row, envs):
-                    part += peek_u32(leaves + 4 * row)
+                    part += value_of(peek_u32(leaves + 4 * row))
                     count += 1
         block = blocks + 8 * (at >> _BITS)
         group = groups + 8 * (at >> (2 * _BITS))
@@ -250,7 +276,7 @@ def find_block(tree, table, page, position):  # type: ignore[no-untyped-def]
 
 @inner
 def find_row(tree, window, table, page, block, position):  # type: ignore[no-untyped-def]
-    """Local row of a block within whose leaf `position` falls, and that leaf.
+    """Local row of a block within whose leaf `position` falls, and what that leaf stands for.
 
     Leaves may change under the search; it then ends on the last row with a positive leaf, or on row -1.
     """
@@ -260,17 +286,24 @@ def find_row(tree, window, table, page, block, position):  # type: ignore[no-unt
     last = min((block + 1) << _BITS, peek_i64(known + P_END))
     if is_dense(window):
         run, found = 0, first
-        for row in range(first, last):
-            run += peek_u32(leaves + 4 * row)
-            found += run <= position
+        blocks, _, _, _ = _sums_of(tree, table, page)
+        if peek_i64(blocks + 8 * block) <= MANTISSA:
+            # small codes all of them, which are what they stand for
+            for row in range(first, last):
+                run += peek_u32(leaves + 4 * row)
+                found += run <= position
+        else:
+            for row in range(first, last):
+                run += value_of(peek_u32(leaves + 4 * row))
+                found += run <= position
         if found < last:
-            leaf = peek_u32(leaves + 4 * found)
+            leaf = value_of(peek_u32(leaves + 4 * found))
             if leaf > 0:
                 return found, leaf
     envs = envs_of(table, page)
     found, leaf = -1, 0
     for row in range(first, last):
-        here = peek_u32(leaves + 4 * row)
+        here = value_of(peek_u32(leaves + 4 * row))
         if here > 0 and may_anchor(window, table, page, row, envs):
             found, leaf = row, here
             if position < here:
@@ -348,6 +381,8 @@ def store_leaves(tree, window, table, seat, ids, count, scratch, span):  # type:
             leaf = peek_u32(leaves + 4 * i)
             largest = max(largest, leaf)
             change = leaf - present
+            if leaf | present > MANTISSA:
+                change = value_of(leaf) - value_of(present)
             poke_u32(at, leaf)
             known = tree + P_BYTES * page
             pending = peek_i64(known + P_PENDING)
@@ -383,28 +418,37 @@ def store_leaves(tree, window, table, seat, ids, count, scratch, span):  # type:
     return ignored
 
 
-@kernel("int64(int64, int64, int64, int64, int64[::1], float64[::1], int64, float64, float64, int64)")
-def update(tree, window, table, seat, ids, priorities, scratch, alpha, eps, span):  # type: ignore[no-untyped-def]
+@kernel("int64(int64, int64[::1], float64[::1])")
+def update(words, ids, priorities):  # type: ignore[no-untyped-def]
     """Store new leaves, keep this learner's sums in step, and remember the largest of late for new rows.
 
     Args:
-        tree: The learner's words.
-        window: The learner's window, or 0 before its first draw: it has no sums then.
-        table: Table descriptor.
-        seat: Address of this participant's seat line; one thread at a time, which the interpreter's lock sees to.
+        words: Address of the learner's words (U_*); one thread at a time, which the interpreter's lock sees to.
         ids: Row ids, int64 [n]; of duplicates the last one wins.
         priorities: float64 [n].
-        scratch: Memory of int64 [3 n].
-        alpha: Exponent of the table's rule (kernels.leaves).
-        eps: What the rule adds to each priority.
-        span: Updates after which the span for new rows turns.
 
     Returns:
         How many ids were ignored: their rows have been overwritten, belong to the stream's next page by now, or never were
-        rows that can be drawn. Or -1 - i when priority i is none, and nothing was changed.
+        rows that can be drawn. Or -1 - i when priority i is none, FOREIGN - i when id i cannot be of a row of this table, and
+        nothing was changed.
     """
     count = len(ids)
-    bad = to_leaves(priorities.ctypes.data, count, alpha, eps, scratch + 16 * count)
+    table, scratch = peek_i64(words + U_TABLE), peek_i64(words + U_SCRATCH)
+    if not are_own(table, ids.ctypes.data, count, peek_i64(words + U_NEWEST)):
+        foreign = first_foreign(table, ids.ctypes.data, count)
+        if foreign >= 0:
+            return FOREIGN - foreign
+        poke_i64(words + U_NEWEST, newest_generation(table))
+    clipped = words + U_CLIPPED
+    poke_i64(clipped, 0)
+    poke_i64(clipped + 8, 0)
+    alpha, eps = peek_f64(words + U_ALPHA), peek_f64(words + U_EPS)
+    unit, largest = peek_f64(words + U_UNIT), peek_f64(words + U_LARGEST)
+    bad = to_leaves(priorities.ctypes.data, count, alpha, eps, unit, largest, clipped, scratch + 16 * count)
     if bad >= 0:
         return -1 - bad
-    return store_leaves(tree, window, table, seat, ids.ctypes.data, count, scratch, span)
+    if peek_i64(clipped) | peek_i64(clipped + 8):
+        count_clipped(peek_i64(table + T_CONTROL), clipped)
+    window = peek_i64(peek_i64(words + U_WINDOW))
+    sums, seat, span = peek_i64(words + U_TREE), peek_i64(words + U_SEAT), peek_i64(words + U_SPAN)
+    return store_leaves(sums, window, table, seat, ids.ctypes.data, count, scratch, span)

@@ -66,22 +66,32 @@ def row_stride(field: Field) -> int:
 class Priorities:
     """How a table turns priorities into probabilities: P(i) = p_i / sum p, p_i = (|priority| + eps)^alpha.
 
-    p is stored as an integer, a multiple of 2^-20 up to 2^12 (larger ones are stored as that), so that sums are exact.
+    p is stored as an integer, so that sums are exact: a multiple of scale * 2^-20, exactly up to 128 * scale and to 8 digits above. The
+    largest is scale * 2^(42 - b) for a table of up to 2^b rows: 4.2 million * scale for one of a million. A positive p below half a step, or
+    above the largest, is stored as the nearest there is, counted, and told by a RuntimeWarning.
 
     Attributes:
         alpha: Exponent, at least 0; 0 is uniform.
         eps: Added to every priority; with 0, rows of priority 0 are never drawn while others are positive.
-        span: New rows get the largest priority among the last one to two spans of so many updates.
+        span: New rows get the largest priority among the last one to two spans of so many updates; before the first one p = scale.
+        scale: The size of p that is ordinary in this table, from 1e-60 to 1e60; another than 1 where p is tiny or huge.
     """
 
     alpha: float = 0.6
     eps: float = 1e-6
     span: int = 1 << 17
+    scale: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("alpha", "eps"):
             object.__setattr__(self, name, within(name, getattr(self, name), 0, math.inf))
         object.__setattr__(self, "span", at_least("span", self.span, 1))
+        object.__setattr__(self, "scale", within("scale", self.scale, 1e-60, 1e60))
+
+    @property
+    def unit(self) -> float:
+        """Steps of a stored p in 1."""
+        return (1 << 20) / self.scale
 
 
 @dataclass(frozen=True, slots=True)

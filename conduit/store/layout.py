@@ -23,6 +23,7 @@ from conduit.store.arenas import ArenaLayout, check_arenas
 from conduit.store.declaration import Priorities, Table, align, row_stride
 from conduit.store.filenames import check_name
 from conduit.store.limits import Limits, checked_limiter
+from conduit.store.row_ids import first_generation
 from conduit.store.statistics import measured, seat_bytes
 from conduit.store.words import (
     HAZARDS_PER_PARTICIPANT,
@@ -53,7 +54,7 @@ class TableSpec:
     max_stack: int
     max_n_step: int
     max_length: int
-    priorities: tuple[float, float, int] | None
+    priorities: tuple[float, float, int, float] | None
     statistics: tuple[str, ...]
     kind: Literal["replay", "queue"]
     arenas: dict[str, int]
@@ -95,6 +96,7 @@ class TableLayout:
     page_rows: int
     keep: int
     page_base: int
+    first_generation: int
     control: int
     blocks: int
     sides: int
@@ -186,7 +188,7 @@ def specify(tables: dict[str, Table], policies: dict[str, tuple[TensorSpec, ...]
             raise ConfigError(f"Expected a conduit.Table, got {type(table).__name__} - at tables[{name!r}]")
         pages, page_rows, keep = table.geometry()
         wanted = table.priorities
-        priorities = None if wanted is None else (wanted.alpha, wanted.eps, wanted.span)
+        priorities = None if wanted is None else (wanted.alpha, wanted.eps, wanted.span, wanted.scale)
         windows = (table.max_stack, table.max_n_step, table.max_length)
         arenas = table.arena_items(page_rows)
         statistics = measured(table.schema, table.statistics)
@@ -236,7 +238,8 @@ def _decoded_limits(encoded: tuple[float, int, float | None, float | None] | Non
     return Limits(spi, size, -math.inf if low is None else low, math.inf if high is None else high)
 
 
-def _lay_table(name: str, spec: TableSpec, start: int, page_base: int, seats: int) -> tuple[TableLayout, int]:
+def _lay_table(name: str, spec: TableSpec, start: int, before: tuple[int, int], seats: int) -> tuple[TableLayout, int]:
+    number, page_base = before
     schema = Schema.from_document(spec.schema)
     rows = spec.pages * spec.page_rows
     control = align(start)
@@ -289,6 +292,7 @@ def _lay_table(name: str, spec: TableSpec, start: int, page_base: int, seats: in
         spec.page_rows,
         spec.keep,
         page_base,
+        first_generation(number),
         control,
         blocks,
         sides,
@@ -351,9 +355,9 @@ def lay_out(spec: SegmentSpec) -> SegmentLayout:
     policies = {}
     for name, tensors in spec.policies.items():
         policies[name], end = _lay_weights(name, tensors, end)
-    tables = {}
+    tables: dict[str, TableLayout] = {}
     page_base = 0
     for name, table in spec.tables.items():
-        tables[name], end = _lay_table(name, table, end, page_base, spec.max_participants)
+        tables[name], end = _lay_table(name, table, end, (len(tables), page_base), spec.max_participants)
         page_base += table.pages
     return SegmentLayout(spec, encoded, participants, hazards, loaders, tables, policies, align(end, 4096))

@@ -27,9 +27,11 @@ from conduit.store.events import wake
 from conduit.store.holds import give_slot, hazard_of, take_slot
 from conduit.store.limiter import use_seat
 from conduit.store.protocol import block_of, envs_of, lease
+from conduit.store.row_ids import first_foreign
 from conduit.store.words import (
     DELETED,
     FINAL,
+    GENERATION_MASK,
     GENERATION_SHIFT,
     KIND_MASK,
     META_BYTES,
@@ -43,6 +45,8 @@ from conduit.store.words import (
     PAGE_STATE,
     PAGE_UPDATES,
     PAST_MASK,
+    ROW_BITS,
+    ROW_MASK,
     SEALED,
     SEAT_ENDED,
     SEAT_STARTED,
@@ -172,7 +176,7 @@ def _hold(table, page, generation, hazard):  # type: ignore[no-untyped-def]
     state = load_acquire(block_of(table, page) + PAGE_STATE)
     kind = state & KIND_MASK
     known = state >> GENERATION_SHIFT
-    if (kind != OPEN and kind != SEALED) or (known & ((1 << 23) - 1)) != generation or not is_present(table, page):
+    if (kind != OPEN and kind != SEALED) or (known & GENERATION_MASK) != generation or not is_present(table, page):
         return -1
     return lease(table, page, known, hazard)
 
@@ -206,11 +210,11 @@ def _delete(table, ids, count, hazard, other, seat):  # type: ignore[no-untyped-
     fence_full()
     for i in range(count):
         key = peek_i64(ids + 8 * i)
-        row = key & ((1 << 40) - 1)
+        row = key & ROW_MASK
         page = row // rows
         if key < 0 or page >= peek_i64(table + T_COUNT):
             continue
-        committed = _hold(table, page, key >> 40, hazard)
+        committed = _hold(table, page, key >> ROW_BITS, hazard)
         if committed < 0:
             continue
         local = row - page * rows
@@ -238,8 +242,12 @@ def delete(table, ids, count, seat):  # type: ignore[no-untyped-def]
         seat: This process's seat (words.P_*), two of whose hazards are used.
 
     Returns:
-        Rows deleted; not those that have gone before, or never were rows that are drawn. -1 when the hazards are not free.
+        Rows deleted; not those that have gone before, or never were rows that are drawn. -1 when the hazards are not free, -2 - i
+        when id i cannot be of a row of this table: nothing is deleted then.
     """
+    foreign = first_foreign(table, ids, count)
+    if foreign >= 0:
+        return -2 - foreign
     mine = data_of(seat)
     first = take_slot(mine)
     if first < 0:

@@ -44,6 +44,7 @@ from conduit.store.names import (
     status_of,
     unlink_segment,
 )
+from conduit.store.words import FREE, GENERATION_SHIFT, LINE, PAGE_STATE
 
 HEADER_MAGIC, HEADER_VERSION, HEADER_SIZE, HEADER_SPEC, HEADER_UUID, HEADER_PID, HEADER_TIME = 0, 8, 16, 24, 32, 48, 56
 HEADER_CLOSED, HEADER_DIGEST = 64, 72
@@ -212,6 +213,11 @@ def create(
             if fill is None:
                 allocate(fd, layout.size, name, backing)
                 segment = Segment(name, backing, fd, locks, layout)
+                for table in layout.tables.values():
+                    states = segment.array(table.blocks, (table.pages, LINE // 8), np.dtype(np.int64))[
+                        :, PAGE_STATE // 8
+                    ]
+                    states[:] = (table.first_generation << GENERATION_SHIFT) | FREE
             else:
                 os.ftruncate(fd, layout.size)
                 segment = Segment(name, backing, fd, locks, layout)

@@ -16,6 +16,7 @@ from conduit.store.endings import when_gone
 from conduit.store.layout import TableLayout
 from conduit.store.limiter import use_seat
 from conduit.store.participants import Participants
+from conduit.store.row_ids import find_foreign, not_a_row
 from conduit.store.segment import Segment
 from conduit.store.soundness import check_spans, damaged_page
 from conduit.store.statistics import Statistics
@@ -33,6 +34,7 @@ from conduit.store.words import (
     T_COLUMNS,
     T_CONTROL,
     T_COUNT,
+    T_FIRST_GENERATION,
     T_FUTURE,
     T_HAZARD_COUNT,
     T_HAZARDS,
@@ -137,6 +139,7 @@ class TableView:
             (T_TRUNCATED, segment.base + layout.truncated),
             (T_PRIORITY, segment.base + layout.priority if self.priorities is not None else 0),
             (T_MARKS, segment.base + layout.marks if self.priorities is not None else 0),
+            (T_FIRST_GENERATION, layout.first_generation),
             (T_HISTORY, layout.table.max_stack - 1),
             (T_FUTURE, layout.table.future_ticks),
             (T_SIDES, segment.base + layout.sides),
@@ -258,7 +261,7 @@ class TableView:
         """Delete rows by id; returns how many there were to delete.
 
         Raises:
-            FieldError: The ids are no integers.
+            FieldError: The ids are no integers, or one cannot be of a row of this table; nothing is deleted then.
             BufferError: This client holds too many leases.
         """
         keys = np.asarray(ids)
@@ -267,9 +270,22 @@ class TableView:
         keys = np.ascontiguousarray(keys.ravel(), np.int64)
         seat = self.check_open().seat
         done = entry(removal.delete)(self.address, keys.ctypes.data, keys.size, seat)
+        if done < -1:
+            raise not_a_row(self.layout.name, int(keys[-2 - done]), -2 - done)
         if done < 0:
             raise too_many_holds()
         return done
+
+    def check_ids(self, ids: Array) -> None:
+        """Refuse row ids, int64 [n], that cannot be of rows of this table.
+
+        Raises:
+            FieldError: One is none; names it.
+        """
+        keys = np.ascontiguousarray(ids, np.int64)
+        foreign = entry(find_foreign)(self.address, keys.ctypes.data, keys.size)
+        if foreign >= 0:
+            raise not_a_row(self.layout.name, int(keys[foreign]), foreign)
 
     def lease(self, page: int, generation: int | None = None) -> Lease:
         """Hold a page: its rows neither change nor go until the lease ends.

@@ -94,6 +94,8 @@ TABLE_CUT = 3 * LINE + 32
 """1 while pages may be CUT (PAGE_ENDED): no writer has opened a page since the table was restored."""
 TABLE_RECENT_LEAF = 4 * LINE
 """Largest leaf priority of the current span of updates; at +8 that of the span before, at +16 updates in this span."""
+TABLE_CLIPPED = 4 * LINE + 24
+"""Priorities that were too small for their table and stored as the least; at +8 those that were too large."""
 TABLE_EPOCH = 5 * LINE
 """Resets << 1 | 1 while the table is frozen and takes no rows. This line is read often and stored rarely."""
 TABLE_LIMITS = 6 * LINE
@@ -179,7 +181,15 @@ T_MARKS = 192
 about to get a priority. No writer takes such a page."""
 T_REOPENS = 200
 """1: a page that a stream ended in is filled up by the next writer."""
-T_WORDS = 26
+T_FIRST_GENERATION = 208
+"""The generation that the table's pages had before they were ever claimed (store.row_ids)."""
+T_WORDS = 27
+
+# --- row id:  low bits of the generation << 40 | physical row
+ROW_BITS = 40
+"""2^40 rows, and a generation that repeats after 2^23 reuses of a page."""
+ROW_MASK = (1 << ROW_BITS) - 1
+GENERATION_MASK = (1 << (63 - ROW_BITS)) - 1
 
 # --- meta, 16 bytes a row: int32 version | int32 step | uint32 episode | uint32 link << 6 | flags
 META_BYTES = 16

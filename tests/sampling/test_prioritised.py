@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import conduit
 from conduit.errors import Closed, ConfigError, DataTimeout, FieldError
 from conduit.kernels import reference
-from conduit.kernels.leaves import LARGEST, ONE, Leaves
+from conduit.kernels.leaves import ONE, Leaves, largest_of, values_of
 from conduit.sampling.mass import Q_CANDIDATES, Q_TOTAL
 from conduit.sampling.tree import BLOCK, P_BEGIN, P_BYTES, P_END, P_GENERATION, P_SUM
 from conduit.store import words
@@ -90,10 +90,11 @@ def deviation(counts, probabilities):
     return ((chi / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / np.sqrt(2 / (9 * freedom))
 
 
-def leaves(values, rule):
-    maker = Leaves(rule, len(values))
+def leaves(values, rule, rows=1000):
+    """What the leaves of priorities stand for."""
+    maker = Leaves(rule, len(values), rows)
     maker.fill(values, len(values))
-    return maker.array.astype(np.int64)
+    return values_of(maker.array)
 
 
 def check_sums(sampler, view):
@@ -109,7 +110,7 @@ def check_sums(sampler, view):
     for page in np.flatnonzero(known[:, P_GENERATION // 8] >= 0):
         begin, end = known[page, P_BEGIN // 8], known[page, P_END // 8]
         own = np.zeros(groups * BLOCK * BLOCK, np.int64)
-        own[begin:end] = view.priorities[page * rows + begin : page * rows + end]
+        own[begin:end] = values_of(view.priorities[page * rows + begin : page * rows + end])
         assert known[page, P_SUM // 8] == own.sum()
         np.testing.assert_array_equal(block_sums[page], own.reshape(-1, BLOCK).sum(1)[:blocks])
         np.testing.assert_array_equal(group_sums[page], own.reshape(groups, -1).sum(1))
@@ -237,14 +238,22 @@ def test_weights_are_the_reference_s(table, normalise, beta):
     st.lists(st.floats(0, 1e12) | st.sampled_from([0.0, 5e-324, 1e-300, 1e300, 1.0]), min_size=1, max_size=40),
     st.sampled_from([0.0, 0.3, 0.6, 1.0, 2.0]),
     st.sampled_from([0.0, 1e-6, 0.01]),
+    st.sampled_from([1e-9, 1.0, 1e7]),
+    st.sampled_from([1, 1000, 1 << 20, 1 << 33]),
 )
-def test_a_leaf_is_the_formula_rounded_once(values, alpha, eps):
-    got = leaves(np.array(values), conduit.Priorities(alpha=alpha, eps=eps))
+def test_a_leaf_is_the_formula_rounded_once(values, alpha, eps, scale, rows):
+    """To a whole step below 2^27 steps, to 27 bits above; the largest is such that a whole table of it is below 2^63."""
+    rule = conduit.Priorities(alpha=alpha, eps=eps, scale=scale)
+    got = leaves(np.array(values), rule, rows)
+    largest = largest_of(rows)
+    assert largest * rows < 1 << 63
     with np.errstate(over="ignore"):
-        p = (np.array(values, np.longdouble) + eps) ** alpha * ONE
-    want = np.where(p > 0, np.clip(np.rint(np.minimum(p, LARGEST)), 1, LARGEST), 0).astype(np.int64)
-    np.testing.assert_array_less(np.abs(got - want), 2)
-    assert (np.abs(got - want) > 0).sum() <= 1 or alpha not in (0.0, 1.0)
+        p = (np.array(values, np.longdouble) + eps) ** alpha * rule.unit
+    want = np.where(p > 0, np.clip(np.rint(np.minimum(p, largest)), 1, largest), 0).astype(np.int64)
+    # the power itself is right to 40 bits
+    step = np.maximum(1, want >> 26)
+    np.testing.assert_array_less(np.abs(got - want), step + 1)
+    assert (np.abs(got - want) > step // 2).sum() <= 1 or alpha not in (0.0, 1.0)
     np.testing.assert_array_equal(got == 0, want == 0)
 
 
@@ -303,7 +312,7 @@ def test_of_duplicates_the_last_one_wins(table):
         assert loader.update_priorities(repeated, values) == 0
         view = engine._views["replay"]
         rows = ids[:10] & ((1 << ROW_BITS) - 1)
-        np.testing.assert_array_equal(view.priorities[rows], leaves(np.arange(10.0)[::-1].copy(), rule))
+        np.testing.assert_array_equal(values_of(view.priorities[rows]), leaves(np.arange(10.0)[::-1].copy(), rule))
         loader.next()
         assert check_sums(loader.sampler, view) == (90 + 45) * ONE
 
@@ -328,15 +337,20 @@ def test_updates_of_overwritten_rows_are_ignored_and_counted(table):
         assert view.priorities.max() <= leaves(np.array([2.0]), view.layout.table.priorities).max()
 
 
-@pytest.mark.parametrize("number", [-1, -(1 << 62), (1 << 62) + 5, (1 << ROW_BITS) - 1, 1 << 20, 0])
-def test_ids_that_are_none_of_the_table_s_are_safe(table, number):
+@pytest.mark.parametrize("number", [-(1 << 62), (1 << 62) + 5, (1 << ROW_BITS) - 1, 1 << 20, 0, 9 << ROW_BITS])
+def test_ids_that_are_none_of_the_table_s_are_refused_by_name(table, number):
     engine, _ = table(100)
     with open_loader(engine, 16) as loader:
-        loader.next()
+        own = loader.next().ids.copy()
         view = engine._views["replay"]
         before = view.priorities.copy()
-        assert loader.update_priorities(np.array([number]), np.array([9.0])) == 1
+        with pytest.raises(FieldError, match=rf"rows of table 'replay', got {number} at index 1, .* at `ids`"):
+            loader.update_priorities(np.array([own[0], number]), np.array([9.0, 9.0]))
+        with pytest.raises(FieldError, match=rf"rows of table 'replay', got {number} at index 1"):
+            engine.delete("replay", [own[0], number])
+        assert loader.update_priorities(np.array([-1]), np.array([9.0])) == 1
         np.testing.assert_array_equal(view.priorities, before)
+        assert loader.valid(own[:1]).all()
         loader.next()
         check_sums(loader.sampler, view)
 
@@ -603,6 +617,120 @@ def test_only_a_death_lets_learners_sum_anew(table):
     assert counts() == [count + 1 for count in before]
 
 
+@pytest.mark.parametrize("tables", [2, 5])
+def test_ids_of_another_table_are_refused_however_often_its_pages_were_reused(engine_name, tables):
+    spec = conduit.Table(SCHEMA, 100, page_rows=20, priorities=conduit.Priorities())
+    names = [f"t{number}" for number in range(tables)]
+    with conduit.Engine.create(engine_name, dict.fromkeys(names, spec)) as engine:
+        loaders = {
+            name: engine.loader(name, batch_size=8, min_rows=1, format="numpy", sampling=conduit.Prioritised())
+            for name in names
+        }
+        for rounds in (100, 900):
+            for name in names:
+                with engine.writer(name) as writer:
+                    write(writer, range(rounds))
+            for name, loader in loaders.items():
+                ids = loader.next().ids
+                for other in names:
+                    if other == name:
+                        assert loader.update_priorities(ids, np.ones(8)) == 0
+                        continue
+                    assert not loaders[other].valid(ids).any()
+                    with pytest.raises(FieldError, match=f"rows of table '{other}'"):
+                        loaders[other].update_priorities(ids, np.ones(8))
+                    with pytest.raises(FieldError, match=f"rows of table '{other}'"):
+                        engine.delete(other, ids)
+        for loader in loaders.values():
+            loader.close()
+
+
+# -- the range of priorities
+
+
+def shares(engine, priorities, draws=200_000):
+    """How large a share of all draws each row has, by number, after an update."""
+    with open_loader(engine, 1000, conduit.Prioritised(stratified=False)) as loader:
+        loader.update_priorities(ids_by_number(loader, len(priorities)), priorities)
+        return counts_of(loader, len(priorities), draws) / draws, loader.sampler
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "scale"),
+    [(2e3, 2e6, 1.0), (2e3, 2e6, 1e4), (2e-9, 2e-6, 1e-9), (2e9, 2e12, 1e12), (0.1, 100.0, 1.0)],
+)
+def test_large_and_tiny_priorities_are_drawn_in_proportion(table, low, high, scale):
+    rows = 200
+    priorities = np.full(rows, low)
+    priorities[7] = high * rows
+    engine, _ = table(rows + 1, conduit.Priorities(alpha=1.0, eps=0.0, scale=scale * rows if high > 1e5 else scale))
+    drawn, sampler = shares(engine, priorities)
+    exact = priorities / priorities.sum()
+    assert abs(drawn[7] - exact[7]) < 0.005
+    assert (sampler.raised, sampler.lowered) == (0, 0)
+
+
+def test_priorities_from_2e3_to_2e6_are_drawn_with_their_true_probability(table):
+    """The largest of a thousand, 2e3 to 2e6: it had 0.28 of the draws."""
+    priorities = np.append(np.full(110, 2e3), 2e6)
+    engine, _ = table(112, conduit.Priorities(alpha=1.0, eps=0.0))
+    drawn, _ = shares(engine, priorities)
+    assert abs(drawn[-1] - 2e6 / priorities.sum()) < 0.005
+    assert drawn[-1] > 0.89
+
+
+def test_priorities_that_do_not_fit_are_counted_and_told_with_a_remedy_that_helps(table):
+    rows = 50
+    values = np.full(rows, 1e12)
+    values[:5] = 3e14
+    engine, _ = table(rows + 1, conduit.Priorities(alpha=1.0, eps=0.0))
+    with open_loader(engine) as loader:
+        ids = ids_by_number(loader, rows)
+        with pytest.warns(RuntimeWarning, match=r"stored p .* of 50 above .*conduit.Priorities\(scale=") as told:
+            loader.update_priorities(ids, values)
+        assert (loader.sampler.raised, loader.sampler.lowered) == (0, rows)
+        loader.update_priorities(ids, values)  # told once
+        assert loader.sampler.lowered == 2 * rows
+    scale = float(str(told[0].message).split("scale=")[1].split(",")[0])
+    engine, _ = table(rows + 1, conduit.Priorities(alpha=1.0, eps=0.0, scale=scale))
+    drawn, sampler = shares(engine, values)
+    assert (sampler.raised, sampler.lowered) == (0, 0)
+    np.testing.assert_allclose(drawn[:5].sum(), values[:5].sum() / values.sum(), atol=0.01)
+
+
+def test_positive_priorities_below_half_a_step_are_counted_and_told(table):
+    engine, writer = table(30, conduit.Priorities(alpha=1.0, eps=0.0))
+    with open_loader(engine) as loader:
+        ids = ids_by_number(loader, 29)
+        with pytest.warns(RuntimeWarning, match=r"29 below 4.77e-07 as 9.54e-07") as told:
+            loader.update_priorities(ids, np.linspace(2e-9, 2e-7, 29))
+        assert (loader.sampler.raised, loader.sampler.lowered) == (29, 0)
+        loader.update_priorities(ids, np.zeros(29))
+        assert loader.sampler.raised == 29
+    with pytest.warns(RuntimeWarning, match="1 above"):
+        writer.append(obs=30, reward=1.0, priority=1e300)
+    scale = float(str(told[0].message).split("scale=")[1].split(",")[0])
+    assert conduit.Priorities(scale=scale).unit * 2e-9 > 500
+
+
+@pytest.mark.parametrize("bad", [np.nan, -1.0, np.inf, 1j, "1"])
+def test_a_beta_that_is_none_is_refused_live_too(table, bad):
+    engine, _ = table(10)
+    with open_loader(engine) as loader, pytest.raises(ConfigError, match="Expected beta of at least 0"):
+        loader.sampler.beta = bad
+
+
+@pytest.mark.parametrize("bad", [np.array([1 + 1j]), [2j], np.array(["1"])])
+def test_complex_priorities_and_texts_are_refused(table, bad):
+    engine, writer = table(10)
+    with open_loader(engine) as loader:
+        ids = loader.next().ids[:1]
+        with pytest.raises(FieldError, match="Expected real priorities, got"):
+            loader.update_priorities(ids, bad)
+        with pytest.raises(FieldError, match="Expected real priorities, got"):
+            writer.append(obs=1, reward=1.0, priority=bad[0])
+
+
 # -- the naive twin
 
 
@@ -658,7 +786,7 @@ def test_leaves_and_sums_are_those_of_a_naive_twin(reach, modes, pages, spare, m
                     stream, tick, env = offered[key]
                     leaf = twin[stream.number, tick, env]
                     assert batch["probabilities"][i] == (leaf / total if total else 1 / len(offered))
-                keys = [*drawn, *rng.choice(list(places) or [0], 8).tolist(), -1, 12345678901]
+                keys = [*drawn, *rng.choice(list(places) or [-1], 8).tolist(), -1]
                 values = rng.choice([0.0, 0.25, 1.0, 9.0], len(keys)) * rng.integers(0, 4)
                 ignored, largest = 0, 0
                 for key, leaf in zip(keys, leaves(values, rule).tolist(), strict=True):

@@ -1,6 +1,6 @@
 """Prioritised draws on the device: leaves, sums, draws and updates in integers, equal to the CPU's bit for bit.
 
-The leaves are those of conduit.kernels.leaves, uint32 multiples of 2^-20. Above them lie int64 sums of 128 each, level by level, until
+The leaves are those of conduit.kernels.leaves, uint32 codes of whole numbers. Above them lie int64 sums of 128 each, level by level, until
 128 or fewer are left. A draw is one warp per sample: at each level it reads 128 numbers, sums them up from the left, and goes on
 below the one that its position falls into. Sums are integers, so they have no order and do not drift, and a position finds the
 row that it finds on the CPU, whose blocks are of other sizes but cover the same rows in the same order. Rows that cannot be
@@ -22,15 +22,15 @@ import triton.language as tl
 from conduit.errors import ConfigError
 from conduit.kernels.gpu.launching import LARGEST, LARGEST_PART, check, launch, tiles
 from conduit.kernels.gpu.philox import random_pair, scale_to
-from conduit.kernels.leaves import LARGEST as LARGEST_LEAF
-from conduit.kernels.leaves import ONE
+from conduit.kernels.leaves import MANTISSA_BITS, largest_of
 from conduit.store.declaration import Priorities
 
 FAN_OUT = 128
 """Numbers under one sum; a warp reads them with one or two 16-byte loads per thread."""
 _BLOCK = 128
 _FAN = tl.constexpr(FAN_OUT)
-_ONE, _LARGEST_LEAF = tl.constexpr(float(ONE)), tl.constexpr(float(LARGEST_LEAF))
+_BITS, _MASK = tl.constexpr(MANTISSA_BITS), tl.constexpr((1 << MANTISSA_BITS) - 1)
+_BIAS, _TOP = tl.constexpr(1023 + MANTISSA_BITS - 1), tl.constexpr(MANTISSA_BITS - 1)
 
 
 @triton.jit
@@ -70,7 +70,18 @@ def _exp2(y):  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["count"])
-def _leaves(priorities, out, refused, count, ALPHA: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _leaves(  # type: ignore[no-untyped-def]
+    priorities,
+    out,
+    refused,
+    clipped,
+    count,
+    ALPHA: tl.constexpr,
+    EPS: tl.constexpr,
+    UNIT: tl.constexpr,
+    LARGEST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = at < count
     priority = tl.load(priorities + at, mask=mask, other=0.0).to(tl.float64)
@@ -79,13 +90,23 @@ def _leaves(priorities, out, refused, count, ALPHA: tl.constexpr, EPS: tl.conste
     x = tl.where(good, priority, 0.0) + EPS
     power = ALPHA * _log2(x)
     power = tl.where(power < -1000.0, -1000.0, power)
-    power = tl.where(power > 100.0, 100.0, power)
-    powered = _exp2(power) * _ONE
+    power = tl.where(power > 1000.0, 1000.0, power)
+    # plain numbers would become float32 here, which do not hold these
+    powered = _exp2(power) * tl.full((), UNIT, tl.float64)
+    largest = tl.full((), LARGEST, tl.float64)
+    some = mask & good
+    if ALPHA != 0.0:
+        some = some & (x != 0.0)
+    tl.atomic_add(clipped, tl.sum((some & (powered < 0.5)).to(tl.int32), 0).to(tl.int64), sem="relaxed")
+    tl.atomic_add(clipped + 1, tl.sum((some & (powered > largest)).to(tl.int32), 0).to(tl.int64), sem="relaxed")
     powered = tl.where(powered < 1.0, 1.0, powered)
-    # a plain number would become a float32 here, which does not hold this one
-    largest = tl.full((), _LARGEST_LEAF, tl.float64)
     powered = tl.where(powered > largest, largest, powered)
-    leaf = (powered + 4503599627370496.0).to(tl.int64, bitcast=True) & 0xFFFFFFFF
+    shift = ((powered.to(tl.int64, bitcast=True) >> 52) & 0x7FF) - _BIAS
+    shift = tl.where(shift < 0, 0, shift)
+    scaled = powered * ((1023 - shift) << 52).to(tl.float64, bitcast=True)
+    mantissa = (scaled + 4503599627370496.0).to(tl.int64, bitcast=True) & 0xFFFFFFFF
+    carry = mantissa >> _BITS
+    leaf = ((shift + carry) << _BITS) + mantissa - (carry << _TOP)
     if ALPHA != 0.0:
         leaf = tl.where(x == 0.0, 0, leaf)
     tl.store(out + at, leaf.to(tl.uint32), mask=mask)
@@ -112,8 +133,26 @@ def _write(winner, rows, ticket, refused, values, leaves, count, capacity, BLOCK
     tl.store(leaves + row, value, mask=mine)
 
 
+@triton.jit
+def _value(code):  # type: ignore[no-untyped-def]
+    """conduit.kernels.leaves.value_of, of int64."""
+    return (code & _MASK) << (code >> _BITS)
+
+
 @triton.jit(do_not_specialize=["count", "capacity"])
-def _sum(lower, upper, rows, ticket, refused, count, capacity, SPAN: tl.constexpr, LAST: tl.constexpr):  # type: ignore[no-untyped-def]
+def _sum(  # type: ignore[no-untyped-def]
+    lower,
+    upper,
+    rows,
+    ticket,
+    refused,
+    clipped,
+    count,
+    capacity,
+    SPAN: tl.constexpr,
+    FIRST: tl.constexpr,
+    LAST: tl.constexpr,
+):
     """Sum one block anew: that of the program's row, or of the program's number where there are no rows."""
     program = tl.program_id(0)
     if rows is None:
@@ -122,9 +161,16 @@ def _sum(lower, upper, rows, ticket, refused, count, capacity, SPAN: tl.constexp
         row = tl.load(rows + program)
         block = tl.where((row >= 0) & (row < capacity), row, 0) // SPAN
     below = tl.load(lower + block * _FAN + tl.arange(0, _FAN)).to(tl.int64)
+    if FIRST:
+        below = _value(below)
     tl.store(upper + block, tl.sum(below, 0))
     if LAST and program == 0:
         pending = tl.load(refused)
+        for kind in tl.static_range(2):
+            # of an update that changed nothing, nothing was clipped
+            here = tl.where(pending == 0, tl.load(clipped + kind), 0)
+            tl.store(clipped + 2 + kind, tl.load(clipped + 2 + kind) + here)
+            tl.store(clipped + kind, pending * 0)
         tl.store(refused + 1, tl.load(refused + 1) + pending)
         tl.store(refused, pending * 0)
         tl.store(ticket, tl.load(ticket) + count)
@@ -153,6 +199,8 @@ def _draw(state, levels, rows, probabilities, count, BLOCKS: tl.constexpr, STRAT
             # sums that are not up to date lead to a wrong row, but to no other memory
             block = tl.minimum(block, BLOCKS[level] - 1)
             weight = tl.load(levels[level] + block * _FAN + j).to(tl.int64)
+            if level == len(levels) - 1:
+                weight = _value(weight)
         run = tl.cumsum(weight, 0)
         found = tl.minimum(tl.sum((run <= position).to(tl.int32), 0), _FAN - 1)
         position -= tl.sum(tl.where(j < found, weight, 0), 0)
@@ -199,6 +247,8 @@ class Tree:
         winner: int64 [as leaves], the largest ticket that claimed each row.
         ticket: int64 [1], the next update's first ticket.
         refused: int64 [2]: of the update in progress, and of all before it, priorities that are none.
+        clipped: int64 [4]: the same of priorities that were stored as the least and the largest there is: two of the update in
+            progress, two of all before it.
     """
 
     rows: int
@@ -207,6 +257,7 @@ class Tree:
     winner: Any
     ticket: Any
     refused: Any
+    clipped: Any
 
     @property
     def total(self) -> Any:
@@ -234,8 +285,8 @@ def make_tree(rows: int, device: Any) -> Tree:
         count = tiles(count, FAN_OUT)
         sums.append(zeros(count, torch.int64))
     winner = zeros(rows, torch.int64) - 1
-    ticket, refused = (torch.zeros(n, dtype=torch.int64, device=device) for n in (1, 2))
-    return Tree(rows, zeros(rows, torch.uint32), tuple(sums), winner, ticket, refused)
+    ticket, refused, clipped = (torch.zeros(n, dtype=torch.int64, device=device) for n in (1, 2, 4))
+    return Tree(rows, zeros(rows, torch.uint32), tuple(sums), winner, ticket, refused, clipped)
 
 
 def _resum(tree: Tree, rows: Any) -> None:
@@ -252,10 +303,12 @@ def _resum(tree: Tree, rows: Any) -> None:
             rows if touched else None,
             tree.ticket,
             tree.refused,
+            tree.clipped,
             0 if rows is None else len(rows),
             tree.rows,
             num_warps=1,
             SPAN=span,
+            FIRST=int(lower is tree.leaves),
             LAST=int(upper is tree.sums[-1]),
         )
         lower, span = upper, span * FAN_OUT
@@ -297,10 +350,13 @@ def update(tree: Tree, rows: Any, priorities: Any, leaves: Any, *, rule: Priorit
         priorities,
         leaves,
         tree.refused,
+        tree.clipped,
         count,
         num_warps=4,
         ALPHA=float(rule.alpha),
         EPS=float(rule.eps),
+        UNIT=rule.unit,
+        LARGEST=float(largest_of(tree.rows)),
         BLOCK=_BLOCK,
     )
     claims = (tree.winner, rows, tree.ticket, tree.refused)

@@ -104,9 +104,15 @@ def _frames(newest_first: list[int], window: Transition) -> list[int]:
     return padded[: window.stack][::-1]
 
 
+def stands_for(leaves: Array) -> list[int]:
+    """What leaves stand for, in steps: 27 bits, shifted by the 5 above them."""
+    return [(int(leaf) % 2**27) * 2 ** (int(leaf) // 2**27) for leaf in leaves]
+
+
 def drawn(leaves: Array, seed: int, draw: int, count: int, *, stratified: bool) -> tuple[list[int], list[float]]:
     """Rows and probabilities of a prioritised draw, from a running sum in Python's integers; row -1 where all leaves are 0."""
-    ends = np.cumsum(leaves.astype(object)).tolist()
+    weights = stands_for(leaves)
+    ends = np.cumsum(np.array(weights, object)).tolist()
     total = ends[-1]
     rows, probabilities = list[int](), list[float]()
     for slot in range(count):
@@ -121,14 +127,14 @@ def drawn(leaves: Array, seed: int, draw: int, count: int, *, stratified: bool) 
         position = low + (bits * max(1, high - low) >> 64)
         row = next(i for i, end in enumerate(ends) if position < end)
         rows.append(row)
-        probabilities.append(int(leaves[row]) / total)
+        probabilities.append(float(weights[row]) / float(total))
     return rows, probabilities
 
 
 def summed(leaves: Array, fan_out: int) -> list[list[int]]:
     """Sums of `fan_out` numbers each, level by level, until no more than that many are left (at least one level)."""
     levels: list[list[int]] = []
-    numbers = [int(leaf) for leaf in leaves]
+    numbers = stands_for(leaves)
     while not levels or len(numbers) > fan_out:
         bounds = [*range(0, len(numbers), fan_out), len(numbers)]
         numbers = [sum(numbers[low:high]) for low, high in pairwise(bounds)]

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from conduit.errors import Closed, ConfigError
-from conduit.kernels.cpu import GENERATION_MASK, ROW_BITS
 from conduit.kernels.plan import INTERNAL, KEYS, Plan
 from conduit.kernels.windows import Transition
 from conduit.plane.batch import offsets_of, spans_of
@@ -26,6 +25,7 @@ from conduit.store.words import (
     COMPLETE_SHIFT,
     CUT,
     ENDED,
+    GENERATION_MASK,
     GENERATION_SHIFT,
     KIND_MASK,
     OPEN,
@@ -38,6 +38,7 @@ from conduit.store.words import (
     PAGE_STATE,
     PAGE_STREAM,
     PAGE_TAIL,
+    ROW_BITS,
 )
 
 Array = np.ndarray[Any, Any]

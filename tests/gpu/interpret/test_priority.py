@@ -16,10 +16,16 @@ F = priority.FAN_OUT
 SIZE = 31
 
 
-def leaves_of(priorities, rule):
-    maker = cpu.Leaves(rule, len(priorities))
+def leaves_of(priorities, rule, rows=700):
+    maker = cpu.Leaves(rule, len(priorities), rows)
     maker.fill(np.asarray(priorities), len(priorities))
+    leaves_of.clipped = maker.clipped.tolist()
     return maker.array.copy()
+
+
+def largest_leaf(rows):
+    """The code of the largest priority of a table of so many rows."""
+    return leaves_of([2.0**70], conduit.Priorities(alpha=1.0), rows)[0]
 
 
 def tree_of(leaves, device):
@@ -40,26 +46,38 @@ def check_sums(tree, leaves):
 
 
 @pytest.mark.parametrize(
-    ("alpha", "eps"), [(0.6, 1e-6), (0.0, 0.0), (1.0, 0.0), (0.7, 0.0), (3.3, 1e-3), (40.0, 0.5), (1e-3, 1e300)]
+    ("alpha", "eps", "scale"),
+    [
+        (0.6, 1e-6, 1.0),
+        (0.0, 0.0, 1.0),
+        (1.0, 0.0, 1.0),
+        (1.0, 0.0, 1e-8),
+        (1.0, 1e-6, 3e5),
+        (0.7, 0.0, 1.0),
+        (3.3, 1e-3, 1e9),
+        (40.0, 0.5, 1.0),
+        (1e-3, 1e300, 1.0),
+    ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_leaves_equal_the_cpus(out, device, alpha, eps, dtype):
-    rule = conduit.Priorities(alpha=alpha, eps=eps)
+def test_leaves_equal_the_cpus(out, device, alpha, eps, scale, dtype):
+    rule = conduit.Priorities(alpha=alpha, eps=eps, scale=scale)
     some = np.concatenate([[0.0, 1.0, 1e-30, 1e30, 4096.0, 5e-324, 2**-20], RNG.pareto(0.5, 300), RNG.random(200)])
     values = device(some).to(dtype)
     tree, made = priority.make_tree(600, values.device), out(len(some), torch.uint32)
     rows = device(np.arange(len(some)))
     priority.update(tree, rows, values, made, rule=rule)
-    want = leaves_of(values.double().cpu().numpy(), rule)
+    want = leaves_of(values.double().cpu().numpy(), rule, 600)
     np.testing.assert_array_equal(made.cpu(), want)
     check_sums(tree, np.concatenate([want, np.zeros(600 - len(want), np.uint32)]))
     assert tree.refused.tolist() == [0, 0]
-    assert tree.total.item() == want.astype(np.int64).sum()
+    assert tree.clipped.tolist() == [0, 0, *leaves_of.clipped]
+    assert tree.total.item() == cpu.values_of(want).sum()
 
 
 @pytest.mark.parametrize("rows", [1, 128, 129, 1000, F * F + 1])
 def test_sums_of_all_sizes_are_exact(device, rows):
-    leaves = np.full(rows, cpu.LARGEST, np.uint32)
+    leaves = np.full(rows, largest_leaf(rows), np.uint32)
     check_sums(tree_of(leaves, device), leaves)
 
 
@@ -114,8 +132,8 @@ def test_one_priority_that_is_none_changes_nothing_and_is_counted(out, device, b
 @pytest.mark.parametrize("stratified", [True, False])
 @pytest.mark.parametrize(("rows", "count"), [(1, 3), (5, 1), (300, 33), (F * F + 200, 20)])
 def test_draws_equal_the_reference(out, device, rows, count, stratified):
-    leaves = (RNG.integers(1, 1 << 32, rows) * (RNG.random(rows) < 0.5)).astype(np.uint32)
-    leaves[rows // 2] = cpu.LARGEST
+    leaves = leaves_of(RNG.pareto(0.2, rows) * (RNG.random(rows) < 0.5), conduit.Priorities(eps=0.0), rows)
+    leaves[rows // 2] = largest_leaf(rows)
     tree = tree_of(leaves, device)
     at, probabilities = out(count, torch.int64), out(count, torch.float64)
     priority.draw(tree, philox.make_state(2**64 - 5, 3, at.device), at, probabilities, stratified=stratified)
