@@ -96,7 +96,7 @@ MEMBERS = {
     "Placement": "choose",
     "PolicySlot": "bind close poll publish version wait",
     "Pool": "capacity device name tier",
-    "Priorities": "alpha eps span",
+    "Priorities": "alpha eps scale span unit",
     "Prioritised": "beta normalise stratified",
     "Queue": "limits size",
     "RateLimiter": "change counts explain limits",
