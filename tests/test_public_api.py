@@ -192,7 +192,7 @@ CALLS = {
     "Episode": "max_length next_obs=False",
     "Rollout": "ticks num_envs stride=None next_obs=False",
     "Prioritised": "beta=0.4 normalise='batch' stratified=True",
-    "Priorities": "alpha=0.6 eps=1e-06 span=131072",
+    "Priorities": "alpha=0.6 eps=1e-06 span=131072 scale=1.0",
     "Loader.update_priorities": "ids priorities",
     "Client.statistics": "table",
     "Client.delete": "table ids",
