@@ -106,7 +106,7 @@ def test_every_form_of_writing_keeps_to_the_ingestion_policy(make):
 
 @pytest.mark.parametrize("ticks", [0, -1, 1.5, "2", None])
 def test_a_policy_that_answers_with_no_number_of_ticks_is_refused(make, ticks):
-    with pytest.raises(ConfigError, match="at least 1 tick"):
+    with pytest.raises(ConfigError, match="ticks of at least 1"):
         conduit.CommitEvery(ticks)
     engine = make()
     with pytest.raises(ConfigError, match=r"Bursts.publish_every.*at least 1.*'replay'"):
