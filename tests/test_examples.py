@@ -234,9 +234,11 @@ def test_both_buffers_of_the_recurrent_agent_hold_the_same_sequences_and_probabi
             seen = example.seen(obs)
             writer.append(obs=seen, action=action, reward=reward, terminated=terminated, truncated=truncated)
             replay.append(seen, action, reward, terminated, truncated, final)
-        # no sequence starts among the newest steps: it would run into what is not written yet
-        newest = (replay.written - 1 - np.arange(settings.length - 1)) % replay.ticks
-        replay.mass[newest] = 0.0
+        # a sequence among the newest steps runs into what is not written yet, unless its episode has ended before
+        for back in range(settings.length - 1):
+            steps = (replay.written - 1 - np.arange(back + 1)) % replay.ticks
+            ended = replay.terminated[steps].any(0) | replay.truncated[steps[1:]].any(0)
+            replay.mass[steps[-1], ~ended] = 0.0
         starts = np.flatnonzero(replay.mass)
         rows = {replay.obs.reshape(-1, 2)[start].tobytes(): start for start in starts}
         rng = np.random.default_rng(0)

@@ -58,11 +58,15 @@ from conduit.store.words import (
     W_STRICT,
     W_TABLE,
     W_TAIL,
+    W_TURNS,
     W_WORDS,
 )
 
 OnFull = Literal["wait", "raise"]
 Array = np.ndarray[Any, Any]
+
+_TURNS_AT_ONCE = 15
+"""Pages that `append` turns in its compiled call before one is turned here, where the dead are looked after."""
 
 
 class Form(Protocol):
@@ -302,6 +306,8 @@ class Stream:
         if not turned:
             self._explain_full()
         self.table.check_open().look_after_dead()
+        if self.tally is None and not self.is_queue and len(self._arenas) == 0:
+            self.words[W_TURNS // 8] = _TURNS_AT_ONCE
 
     def _turn_at_once(self) -> bool | None:
         """Turn to another page; None when all are open or leased."""

@@ -409,7 +409,8 @@ class Writer:
     def _checked_finals(self, ended: list[int], final: Any) -> dict[int, Mapping[str, Any]]:
         """The final observations of the environments that ended, by environment."""
         stream = self._stream
-        stream.check_ends(np.isin(np.arange(stream.envs), ended)[None])
+        if ended and not stream.hands_over:
+            stream.check_ends(np.isin(np.arange(stream.envs), ended)[None])
         finals: dict[int, Mapping[str, Any]] = {}
         if final is not None:
             stream.check_hands_over()

@@ -65,8 +65,8 @@ from conduit.store.words import (
 )
 from conduit.store.writing import BEYOND, _finish_page, _is_stale, _publish, _room
 
-BEGINS, COMPLETES = 1, 2
-"""What a row that is committed does to episodes."""
+BEGINS, COMPLETES, MISPLACED = 1, 2, 4
+"""What a row that is committed does to episodes; MISPLACED: it ends one and cannot."""
 
 
 @inner
@@ -76,11 +76,13 @@ def _step_after(step):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _finish_row(meta, terminated, truncated, state, envs, version, next_step, episodes):  # type: ignore[no-untyped-def]
+def _finish_row(meta, terminated, truncated, state, envs, version, next_step, strict, episodes):  # type: ignore[no-untyped-def]
     """Write one row's meta from its flags and its environment's state.
 
     Returns:
-        BEGINS if it begins an episode, COMPLETES if by it an episode's last row is complete, or both.
+        BEGINS if it begins an episode, COMPLETES if by it an episode's last row is complete, or both. MISPLACED, and nothing
+        is changed, if it ends an episode that must itself only be closed ("next_step"), or lacks the final observation that the
+        writer insists on.
     """
     phase = peek_i64(state)
     if phase == RUNNING and (peek_u8(terminated) | peek_u8(truncated)) == 0:
@@ -93,9 +95,12 @@ def _finish_row(meta, terminated, truncated, state, envs, version, next_step, ep
     flags = 0
     link = envs
     step = peek_i64(state + 16)
+    ended = (peek_u8(terminated) != 0) | ((peek_u8(truncated) != 0) << 1)
+    if ended != 0 and (
+        phase == AWAITING_FINAL or (strict != 0 and next_step == 0 and peek_u32(meta + 12) >> LINK_SHIFT == 0)
+    ):
+        return MISPLACED
     if phase == AWAITING_FINAL:
-        poke_u8(terminated, 0)
-        poke_u8(truncated, 0)
         flags = FINAL
         link = 0
         does = COMPLETES
@@ -108,7 +113,6 @@ def _finish_row(meta, terminated, truncated, state, envs, version, next_step, ep
             poke_i64(state + 8, episodes & EPISODE_MASK)
             poke_i64(state, RUNNING)
         poke_i64(state + 16, _step_after(step))
-        ended = (peek_u8(terminated) != 0) | ((peek_u8(truncated) != 0) << 1)
         if ended != 0:
             flags |= ended
             if next_step != 0:
@@ -148,44 +152,21 @@ def _note_complete(writer, metas, local, count):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _any_ends(terminated, truncated, count):  # type: ignore[no-untyped-def]
-    """True when one of `count` rows ends an episode."""
-    found = 0
-    at = 0
-    # both columns begin at whole words, so their rows lie alike in them
-    while at < count and (terminated + at) & 7:
-        found |= peek_u8(terminated + at) | peek_u8(truncated + at)
-        at += 1
-    while at + 8 <= count:
-        found |= peek_i64(terminated + at) | peek_i64(truncated + at)
-        at += 8
-    while at < count:
-        found |= peek_u8(terminated + at) | peek_u8(truncated + at)
-        at += 1
-    return found != 0
-
-
-@inner
-def _misplaced_end(writer, terminated, truncated, metas, count):  # type: ignore[no-untyped-def]
-    """The first of `count` rows that ends an episode and cannot, or -1.
-
-    It lacks the final observation that the writer insists on, or it must itself only close an episode ("next_step").
-    """
-    envs = peek_i64(writer + W_ENVS)
-    states = peek_i64(writer + W_ENV_STATE)
-    strict = peek_i64(writer + W_STRICT) != 0
-    for i in range(count):
-        if peek_u8(terminated + i) | peek_u8(truncated + i) == 0:
-            continue
-        if strict:
-            if peek_u32(metas + i * META_BYTES + 12) == 0:
-                return i
-        elif i < envs:
-            if peek_i64(states + ENV_BYTES * i) == AWAITING_FINAL:
-                return i
-        elif peek_u8(terminated + i - envs) | peek_u8(truncated + i - envs):
-            return i
-    return -1
+def _take_back(metas, states, envs, count):  # type: ignore[no-untyped-def]
+    """Undo `_finish_row` for `count` rows from the first meta on, the last of them first; what was staged for them stays."""
+    for back in range(count):
+        at = count - 1 - back
+        meta, state = metas + META_BYTES * at, states + ENV_BYTES * (at % envs)
+        word = peek_u32(meta + 12)
+        if word & FIRST:
+            poke_i64(state, STARTING)
+        else:
+            poke_i64(state, AWAITING_FINAL if word & FINAL else RUNNING)
+            poke_i64(state + 8, peek_u32(meta + 8))
+            poke_i64(state + 16, peek_u32(meta + 4))
+        poke_i64(meta, 0)
+        poke_u32(meta + 8, 0)
+        poke_u32(meta + 12, (word >> LINK_SHIFT) << LINK_SHIFT if word & KEPT else 0)
 
 
 @inner
@@ -218,10 +199,7 @@ def _commit(writer, ticks):  # type: ignore[no-untyped-def]
     terminated = peek_i64(table + T_TERMINATED)
     truncated = peek_i64(table + T_TRUNCATED)
     next_step = peek_i64(writer + W_NEXT_STEP)
-    if (next_step != 0 or peek_i64(writer + W_STRICT) != 0) and _any_ends(terminated + row, truncated + row, count):
-        place = _misplaced_end(writer, terminated + row, truncated + row, meta + row * META_BYTES, count)
-        if place >= 0:
-            return -2 - place
+    strict = peek_i64(writer + W_STRICT)
     states = peek_i64(writer + W_ENV_STATE)
     version = peek_i64(writer + W_VERSION)
     episodes = peek_i64(writer + W_EPISODES)
@@ -236,8 +214,13 @@ def _commit(writer, ticks):  # type: ignore[no-untyped-def]
                 envs,
                 version,
                 next_step,
+                strict,
                 episodes,
             )
+            if done == MISPLACED:
+                first = peek_i64(writer + W_BASE) + local
+                _take_back(meta + first * META_BYTES, states, envs, row - first)
+                return -2 - (row - first)
             episodes += done & BEGINS
             does |= done
             row += 1

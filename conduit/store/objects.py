@@ -17,6 +17,7 @@ from numba import types
 from conduit.jit import inner, kernel
 from conduit.store.arguments import ObjectType, address_of, data_of
 from conduit.store.atomics import (
+    load_relaxed,
     peek_f64,
     peek_i64,
     peek_u8,
@@ -62,12 +63,14 @@ from conduit.store.limiter import ask_for_rows, give_back_rows
 from conduit.store.recognising import int_size, int_value, is_array, is_recognised, pointers_of, ragged_length
 from conduit.store.spans import forget_values, has_room, place_value
 from conduit.store.staging import _abort
+from conduit.store.turning import next_page
 from conduit.store.words import (
     A_BYTES,
     W_ARENA_COUNT,
     W_ARENAS,
     W_BASE,
     W_BUSY,
+    W_CLOSED,
     W_ENVS,
     W_FIELD_COUNT,
     W_FIELDS,
@@ -75,6 +78,7 @@ from conduit.store.words import (
     W_OBJECTS,
     W_PAGE,
     W_RESERVE,
+    W_TURNS,
 )
 from conduit.store.writing import _is_stale, _room
 
@@ -196,10 +200,49 @@ def _put_values(writer, row, items, first, last):  # type: ignore[no-untyped-def
 
 
 @inner
+def _ends(writer, items):  # type: ignore[no-untyped-def]
+    """True when one of the flags that came, which have passed, ends an episode."""
+    envs, objects = peek_i64(writer + W_ENVS), peek_i64(writer + W_OBJECTS)
+    count = peek_i64(writer + W_FIELD_COUNT)
+    for k in range(count - 2, count):
+        value = peek_i64(items + 8 * k)
+        if value == peek_i64(objects + O_FALSE):
+            continue
+        if peek_i64(peek_i64(writer + W_FIELDS) + 8 * F_WORDS * k + F_KIND) == ARRAY:
+            data = peek_i64(value + DATA)
+            for env in range(envs):
+                if peek_u8(data + env):
+                    return True
+        elif value == peek_i64(objects + O_TRUE) or value == peek_i64(objects + O_NUMPY_TRUE):
+            return True
+    return False
+
+
+@inner
+def _turned(writer, items):  # type: ignore[no-untyped-def]
+    """Physical row of the tick on a next page, or NEED_PAGE where none is to be had at once, or the exact path has to see it.
+
+    A tick that ends an episode is its: it may be refused for its final observation, and no page is turned for it then.
+    """
+    turns = peek_i64(writer + W_TURNS)
+    if turns == 0 or peek_i64(writer + W_PAGE) < 0 or peek_i64(writer + W_BUSY) != 0 or _is_stale(writer):
+        return NEED_PAGE
+    if _ends(writer, items):
+        return NEED_PAGE
+    if load_relaxed(peek_i64(writer + W_CLOSED)) != 0:
+        return NEED_PAGE
+    poke_i64(writer + W_TURNS, turns - 1)
+    row = next_page(writer)
+    return row if row >= 0 else NEED_PAGE
+
+
+@inner
 def _append(writer, values):  # type: ignore[no-untyped-def]
     items = address_of(values) + ITEMS
     count = peek_i64(writer + W_FIELD_COUNT)
     row = _find_row(writer, items)
+    if row == NEED_PAGE:
+        row = _turned(writer, items)
     if row < 0:
         return row
     # the flags first: they say which final observations are needed, and a refusal should not have copied anything large

@@ -285,7 +285,9 @@ W_COMPLETE = 320
 """Local row behind the newest committed row that is complete (PAGE_TAIL)."""
 W_FIRST_TICK = 328
 """Tick of the stream at the writer's own first one: above 0 where it went on in a page of an ended stream."""
-W_WORDS = 42
+W_TURNS = 336
+"""Pages that `append` may still turn in its compiled call; 0 leaves the next turn to the exact path, which looks after the dead too."""
+W_WORDS = 43
 
 # --- arena of a ragged field, as a writer sees it: private to a process, int64 words
 A_SPANS = 0

@@ -47,7 +47,8 @@ def run(*targets):
 def test_writers_and_loaders_in_threads_of_one_client_do_not_disturb_each_other(make, wide):
     schema = Schema([*SCHEMA.fields, Field("pixels", "uint8", (1 << 17,))]) if wide else SCHEMA
     extra = [{"pixels": np.full(1 << 17, number, np.uint8)} if wide else {} for number in range(3)]
-    engine = make(schema, capacity=200, page_rows=20)
+    # windows of two ticks, so that no writer goes on in the last page of one that has ended, with its episodes' numbers
+    engine = make(schema, capacity=200, page_rows=20, max_length=2)
     client = conduit.attach(engine.name)
     ticks, done = (300 if wide else 3000), threading.Event()
 
