@@ -9,7 +9,7 @@ from numba import types
 
 from conduit.jit import inner, kernel
 from conduit.store.arguments import ObjectType, data_of
-from conduit.store.atomics import load_relaxed, peek_i64, peek_u8, peek_u32, poke_i64, poke_u8, poke_u32, store_relaxed
+from conduit.store.atomics import load_relaxed, peek_i64, peek_u8, peek_u32, poke_i64, poke_u32, store_relaxed
 from conduit.store.limiter import ask_for_rows
 from conduit.store.spans import keep_values
 from conduit.store.turning import next_page
