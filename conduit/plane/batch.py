@@ -264,6 +264,7 @@ class Buffer:
         narrowed: Names of arrays that are handed out only up to their last start, and the starts.
         released: The present batch's holder has promised not to look at it again.
         turn: Number of batches this memory has been handed out for.
+        settles: Whether `hand_out` has anything to do.
     """
 
     def __init__(
@@ -349,6 +350,7 @@ class Buffer:
             self._fill = entry(deliveries.deliver_counted)
             self.job[cpu.J_COUNTED // 8] = scratch.counted.ctypes.data
             self.job[cpu.J_SEAT // 8] = table.seat_line()
+        self.settles = self._is_counted or transforming.inspects
         self._finish = sampler.finish
         self._every = list(self.arrays.values())
         self.settle()

@@ -213,7 +213,8 @@ class Loader(Delivery):
             batch = self._hand_out(buffer)
             if self.plan.batchwise:
                 batch.transform(self._transforming, number)
-            buffer.hand_out()
+            if buffer.settles:
+                buffer.hand_out()
             if self._gate is not None:
                 self._gate.deliver(self.sampler.batch_at, number + self._world)
         except BaseException as error:
@@ -225,7 +226,9 @@ class Loader(Delivery):
                 self._go_on(number)
             raise
         self._batches += 1
-        self._go_on(number)
+        self.sampler.batch = number + self._world
+        if self._place is not None:
+            self._place.batch = number + self._world
         return batch
 
     def _go_on(self, number: int) -> None:
