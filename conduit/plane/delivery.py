@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from conduit.clock import Deadline
-from conduit.errors import BuffersBusy, Closed, ConfigError, DataTimeout, FieldError
+from conduit.errors import BuffersBusy, Closed, ConfigError, DataTimeout, DeviceError, FieldError
 from conduit.jit import entry
 from conduit.kernels import cpu
 from conduit.kernels.batchwise import BatchTransform, with_batch_transforms
@@ -221,7 +221,8 @@ class Loader(Delivery):
             buffer.give_back()
             if self._gate is not None:
                 self._gate.cancel()
-            if isinstance(error, FieldError) or (drawn and isinstance(error, Exception)):
+            own = drawn and isinstance(error, Exception) and not isinstance(error, DeviceError)
+            if own or isinstance(error, FieldError):
                 # a batch with a row that is refused would be refused for ever
                 self._go_on(number)
             raise

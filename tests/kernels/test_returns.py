@@ -361,12 +361,12 @@ def give_nothing(batch):
     return None
 
 
-def test_an_error_of_a_function_takes_no_batch_away(engine):
+def test_an_error_of_a_function_passes_its_batch_over_and_takes_no_buffer_away(engine):
     loader = engine.loader("replay", batch_size=8, batch_transforms=conduit.apply(fail), buffers=2)
     for _ in range(5):
         with pytest.raises(RuntimeError, match="mine"):
             loader.next()
-    assert loader.sampler.batch == 0
+    assert loader.sampler.batch == 5
     with pytest.raises(FieldError, match="give_nothing"):
         engine.loader("replay", batch_size=8, batch_transforms=(conduit.apply(give_nothing),)).next()
 
