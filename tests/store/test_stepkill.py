@@ -473,7 +473,7 @@ class Reopening(Scene):
         self.view.terminated[row] = self.view.truncated[row] = True
         self.view.meta["link"][row] = 3 << LINK_SHIFT
         self.keep()
-        self.states: set[int] = set()
+        self.generation = int(self.view.pages()[3, PAGE_STATE // 8]) >> GENERATION_SHIFT
 
     def program(self) -> None:
         client, view = self.attach()
@@ -499,7 +499,7 @@ class Reopening(Scene):
         self.written = written
         # the page is of its generation still, has the rows of both in one run, and ends its stream
         words = view.pages()[3]
-        assert words[PAGE_STATE // 8] >> GENERATION_SHIFT == 1
+        assert words[PAGE_STATE // 8] >> GENERATION_SHIFT == self.generation
         assert anchor_ranges(view)[1] == [(0, 2 + written, 3)]
         rows = slice(3 * PAGE_ROWS, 3 * PAGE_ROWS + 2 + written)
         assert view.meta["episode"][rows].tolist() == [0, 0, 1, 1, 1][: 2 + written]
