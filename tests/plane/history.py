@@ -84,8 +84,8 @@ class History:
             page_rows=rows,
             max_stack=stack,
             max_n_step=n_step,
-            # windows that may cross episodes: each writer has pages of its own
-            max_length=max(2, length),
+            # windows that cross episodes may be as long as any: each writer has pages of its own
+            max_length=self.future + 1,
             priorities=priorities,
         )
         self.name = f"t{os.getpid()}-history{next(_numbers)}"
