@@ -25,6 +25,7 @@ def _name() -> str:
 
 
 def _deliveries() -> Iterator[Bar]:
+    """Cases of deliveries."""
     for sampling in ("uniform", "prioritised"):
         report = deliveries.run(_name(), 20.0, sampling=sampling, kills=False, seed=1)  # type: ignore[arg-type]
         wrong = report.above + len(report.failures)
@@ -65,6 +66,7 @@ def _share(values: np.ndarray, scale: float) -> float:
 
 
 def _priorities() -> Iterator[Bar]:
+    """Cases of priorities."""
     for low, high, scale in ((2e3, 2e6, 1.0), (2e-9, 2e-6, 1e-9)):
         values = np.append(np.full(110, low), high)
         right = high / values.sum()
@@ -90,6 +92,7 @@ def _refused(call: Callable[[], object]) -> str:
 
 
 def _ids() -> Iterator[Bar]:
+    """Cases of ids."""
     table = conduit.Table(_SCHEMA, 100, priorities=conduit.Priorities())
     with conduit.Engine.create(_name(), {"one": table, "two": table}) as engine:
         for name in ("one", "two"):
