@@ -153,7 +153,7 @@ class ConduitEngine(Adapter):
             return feed.learn(seconds, lambda: 0, self.sample, case.workload.batch, lambda: _written(self.engine_name))
 
     def visible(self, case: Case, rows: Rows, count: int) -> list[int]:
-        """A row can be drawn once the step after it is there: counted from that step's `append`, which completes it."""
+        """A row that ends its episode can be drawn at once: counted from its own `append`."""
         ticks = rows.ticks(None, count + 1)
         sent = multiprocessing.get_context("spawn").RawArray("q", count + 1)
         obs, action, reward, _, following = ticks[0]
@@ -171,7 +171,7 @@ class ConduitEngine(Adapter):
                 while sampler.offered > known:
                     known += 1
                     seen.append(time.perf_counter_ns())
-        return (np.array(seen) - np.array(sent)[1 : len(seen) + 1]).tolist()
+        return (np.array(seen) - np.array(sent)[: len(seen)]).tolist()
 
     def close(self) -> None:
         self.stack.close()
