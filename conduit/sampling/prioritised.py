@@ -41,13 +41,18 @@ from conduit.sampling.mass import (
 )
 from conduit.sampling.pages import empty_list
 from conduit.sampling.tree import (
+    CLIPPED,
     FOREIGN,
+    NOT_TAKEN,
     P_BYTES,
     P_GENERATION,
     U_ALPHA,
+    U_ARRAY,
     U_CLIPPED,
     U_EPS,
     U_LARGEST,
+    U_LOWERED,
+    U_ROOM,
     U_SCRATCH,
     U_SEAT,
     U_SPAN,
@@ -57,9 +62,11 @@ from conduit.sampling.tree import (
     U_WINDOW,
     U_WORDS,
     update,
+    update_at,
     words_needed,
 )
 from conduit.sampling.uniform import S_BATCH, Uniform
+from conduit.store import interpreter
 from conduit.store.declaration import Priorities
 from conduit.store.row_ids import not_a_row
 
@@ -68,8 +75,6 @@ Normalise = Literal["none", "batch", "buffer"]
 
 WEIGHTS = (Computed("weights", "float32", ()), Computed("probabilities", "float64", ()))
 """What prioritised sampling adds to a batch."""
-
-_INT64, _FLOAT64 = np.dtype(np.int64), np.dtype(np.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +146,8 @@ class PrioritisedSampler:
         self._name = name
         self._rows = pages * page_rows
         self._updates = np.zeros(U_WORDS, np.int64)
-        self._clips = self._updates[U_CLIPPED // 8 :].data
+        self._clips = self._updates[U_CLIPPED // 8 : U_LOWERED // 8 + 1].data
+        self._scratch = np.zeros(3 * size, np.int64)
         self.raised = self.lowered = 0
         self._table = table
         self._uniform = Uniform(seed, pages, 1)
@@ -172,6 +178,9 @@ class PrioritisedSampler:
             (U_TABLE, table),
             (U_SEAT, seat),
             (U_SPAN, rule.span),
+            (U_SCRATCH, self._scratch.ctypes.data),
+            (U_ROOM, size),
+            (U_ARRAY, id(np.ndarray) if interpreter.is_supported() else 0),
         ):
             self._updates[offset // 8] = value
         reals = self._updates.view(np.float64)
@@ -182,8 +191,8 @@ class PrioritisedSampler:
             (U_LARGEST, largest_of(self._rows)),
         ):
             reals[offset // 8] = real
-        self._updating = self._updates.ctypes.data
-        self._reserve(size)
+        # compiled first, so that it is kept: the other one is made of it
+        self._update_at = entry(update_at)
         self._update, self._weigh, self._least_leaf = entry(update), entry(weigh), entry(least_leaf)
         self._outputs: dict[int, tuple[dict[str, Array], int, int]] = {}
         self.function = address(draw, SIGNATURE)
@@ -245,28 +254,22 @@ class PrioritisedSampler:
         Raises:
             FieldError: Wrong shape or dtype, or a NaN, infinite or negative priority; nothing is changed.
         """
-        # what a batch and a learner mostly hand over is taken as it is: each conversion costs as much as fifty rows
-        keys = ids if type(ids) is np.ndarray and ids.dtype is _INT64 and ids.flags.carray else _as_ids(ids)
-        if keys.ndim != 1:
-            raise FieldError(f"Expected ids as int64 [n], from batch.ids, got {keys.dtype} {keys.shape}", at="ids")
-        count, values = len(keys), priorities
-        if not (
-            type(values) is np.ndarray
-            and values.dtype is _FLOAT64
-            and values.flags.carray
-            and values.shape == keys.shape
-        ):
-            values = as_priorities(priorities, count)
-        if count > self._room:
-            self._reserve(count)
-        late = self._update(self._updating, keys, values)
-        if late <= FOREIGN:
-            raise not_a_row(self._name, int(keys[FOREIGN - late]), FOREIGN - late)
+        # arrays of int64 and float64 are looked at in there; asking them here would cost as much as fifty rows
+        late = self._update(self._updates, ids, priorities)
+        if late == NOT_TAKEN:
+            ids = _as_ids(ids)
+            priorities = as_priorities(priorities, len(ids))
+            memory = np.empty(3 * len(ids), np.int64)
+            addresses = (ids.ctypes.data, priorities.ctypes.data, len(ids), memory.ctypes.data)
+            late = self._update_at(self._updates.ctypes.data, *addresses)
         if late < 0:
-            raise not_a_priority(values, -1 - late)
+            if late <= FOREIGN:
+                raise not_a_row(self._name, int(ids[FOREIGN - late]), FOREIGN - late)
+            raise not_a_priority(priorities, -1 - late)
+        if late >= CLIPPED:
+            late -= CLIPPED
+            self._tell(priorities)
         self.ignored += late
-        if self._clips[0] or self._clips[1]:
-            self._tell(values)
         return late
 
     def _tell(self, values: Array) -> None:
@@ -279,20 +282,14 @@ class PrioritisedSampler:
             text = clipping(self._rule, self._rows, values, first, self._name)
             warnings.warn(text, RuntimeWarning, stacklevel=4)
 
-    def _reserve(self, count: int) -> None:
-        """Memory for an update of `count` rows."""
-        self._room = count
-        self._memory = np.zeros(3 * count, np.int64)
-        self._updates[U_SCRATCH // 8] = self._memory.ctypes.data
-
 
 def _as_ids(ids: Any) -> Array:
-    """Row ids as C-contiguous int64.
+    """Row ids as C-contiguous int64 [n].
 
     Raises:
-        FieldError: No integers.
+        FieldError: No integers, or another shape.
     """
     keys = np.asarray(ids.cpu().numpy() if hasattr(ids, "detach") else ids)
-    if keys.dtype.kind not in "iu" and keys.size:
+    if keys.ndim != 1 or (keys.dtype.kind not in "iu" and keys.size):
         raise FieldError(f"Expected ids as int64 [n], from batch.ids, got {keys.dtype} {keys.shape}", at="ids")
     return np.require(keys, np.int64, ["C", "A", "E"])

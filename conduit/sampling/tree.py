@@ -14,6 +14,9 @@ others weigh nothing: sums and counts are of rows that can anchor the window.
 
 from __future__ import annotations
 
+import numpy as np
+from numba import types
+
 from conduit.jit import inner, kernel
 from conduit.kernels.leaves import MANTISSA, count_clipped, to_leaves, value_of
 from conduit.kernels.resolve import (
@@ -27,6 +30,7 @@ from conduit.kernels.resolve import (
     may_anchor,
 )
 from conduit.sampling.pages import MOST_LOOKS, have_turned, list_page, note_open, rows_to_draw
+from conduit.store.arguments import ObjectType, address_of, data_of
 from conduit.store.atomics import (
     fence_full,
     fence_release,
@@ -43,7 +47,9 @@ from conduit.store.atomics import (
     store_release,
 )
 from conduit.store.counting import may_be_taken
+from conduit.store.interpreter import DATA, DIMS
 from conduit.store.protocol import block_of, envs_of
+from conduit.store.recognising import is_vector
 from conduit.store.removal import is_present
 from conduit.store.row_ids import are_own, first_foreign, newest_generation
 from conduit.store.words import (
@@ -79,6 +85,9 @@ from conduit.store.words import (
 )
 
 FOREIGN = -(1 << 40)
+CLIPPED = 1 << 40
+NOT_TAKEN = -(1 << 50)
+"""Results of an update, and of one that some priorities had to be clipped for; what else there is, `update` says."""
 
 BLOCK = 32
 """Rows of a block, and blocks of a group."""
@@ -97,12 +106,18 @@ _BITS = 5
     U_SPAN,
     U_NEWEST,
     U_CLIPPED,
-) = range(0, 96, 8)
+    U_LOWERED,
+    U_ROOM,
+    U_ARRAY,
+) = range(0, 120, 8)
 """Words of a learner's updates: its sums; address of the word that holds its window, or 0 before its first draw, when it has no sums;
-table descriptor; this participant's seat line; memory of int64 [3 n] for n ids. Then the table's rule, in float64: exponent, what is
+table descriptor; this participant's seat line; memory of int64 [3 U_ROOM]. Then the table's rule, in float64: exponent, what is
 added to each priority, steps of a leaf in 1, the largest leaf; after how many updates the span for new rows turns. A generation that
-ids may be of (store.row_ids), and how many priorities of the last update were raised and lowered to fit (two words)."""
-U_WORDS = 13
+ids may be of (store.row_ids), and how many priorities of the last update were raised and lowered to fit. The type of arrays, or 0 where
+this interpreter's objects are not known (store.interpreter)."""
+U_WORDS = 15
+
+_INT64, _FLOAT64 = np.dtype(np.int64).num, np.dtype(np.float64).num
 
 P_SUM, P_GENERATION, P_BEGIN, P_END, P_UPDATES, P_COUNT, P_PENDING = range(0, 56, 8)
 P_BYTES = 56
@@ -418,37 +433,52 @@ def store_leaves(tree, window, table, seat, ids, count, scratch, span):  # type:
     return ignored
 
 
-@kernel("int64(int64, int64[::1], float64[::1])")
-def update(words, ids, priorities):  # type: ignore[no-untyped-def]
-    """Store new leaves, keep this learner's sums in step, and remember the largest of late for new rows.
-
-    Args:
-        words: Address of the learner's words (U_*); one thread at a time, which the interpreter's lock sees to.
-        ids: Row ids, int64 [n]; of duplicates the last one wins.
-        priorities: float64 [n].
-
-    Returns:
-        How many ids were ignored: their rows have been overwritten, belong to the stream's next page by now, or never were
-        rows that can be drawn. Or -1 - i when priority i is none, FOREIGN - i when id i cannot be of a row of this table, and
-        nothing was changed.
-    """
-    count = len(ids)
-    table, scratch = peek_i64(words + U_TABLE), peek_i64(words + U_SCRATCH)
-    if not are_own(table, ids.ctypes.data, count, peek_i64(words + U_NEWEST)):
-        foreign = first_foreign(table, ids.ctypes.data, count)
+@kernel("int64(int64, int64, int64, int64, int64)")
+def update_at(words, ids, priorities, count, scratch):  # type: ignore[no-untyped-def]
+    """`update` of int64 [count] ids and float64 [count] priorities at addresses, with memory of int64 [3 count]."""
+    table = peek_i64(words + U_TABLE)
+    if not are_own(table, ids, count, peek_i64(words + U_NEWEST)):
+        foreign = first_foreign(table, ids, count)
         if foreign >= 0:
             return FOREIGN - foreign
         poke_i64(words + U_NEWEST, newest_generation(table))
     clipped = words + U_CLIPPED
     poke_i64(clipped, 0)
-    poke_i64(clipped + 8, 0)
+    poke_i64(words + U_LOWERED, 0)
     alpha, eps = peek_f64(words + U_ALPHA), peek_f64(words + U_EPS)
     unit, largest = peek_f64(words + U_UNIT), peek_f64(words + U_LARGEST)
-    bad = to_leaves(priorities.ctypes.data, count, alpha, eps, unit, largest, clipped, scratch + 16 * count)
+    bad = to_leaves(priorities, count, alpha, eps, unit, largest, clipped, scratch + 16 * count)
     if bad >= 0:
         return -1 - bad
-    if peek_i64(clipped) | peek_i64(clipped + 8):
+    fitted = peek_i64(clipped) | peek_i64(words + U_LOWERED)
+    if fitted:
         count_clipped(peek_i64(table + T_CONTROL), clipped)
     window = peek_i64(peek_i64(words + U_WINDOW))
     sums, seat, span = peek_i64(words + U_TREE), peek_i64(words + U_SEAT), peek_i64(words + U_SPAN)
-    return store_leaves(sums, window, table, seat, ids.ctypes.data, count, scratch, span)
+    late = store_leaves(sums, window, table, seat, ids, count, scratch, span)
+    return late + CLIPPED if fitted else late
+
+
+@kernel(types.int64(ObjectType(), ObjectType(), ObjectType()))
+def update(words, ids, priorities):  # type: ignore[no-untyped-def]
+    """Store new leaves, keep this learner's sums in step, and remember the largest of late for new rows.
+
+    Args:
+        words: The learner's words (U_*); one thread at a time, which the interpreter's lock sees to.
+        ids: Row ids, int64 [n]; of duplicates the last one wins.
+        priorities: float64 [n].
+
+    Returns:
+        How many ids were ignored: their rows have been overwritten, belong to the stream's next page by now, or never were
+        rows that can be drawn; CLIPPED more when priorities were raised or lowered to fit. Or -1 - i when priority i is none,
+        FOREIGN - i when id i cannot be of a row of this table, NOT_TAKEN when these are no arrays of that kind or more than there
+        is memory for: nothing was changed then.
+    """
+    at, keys, values = data_of(words), address_of(ids), address_of(priorities)
+    kind = peek_i64(at + U_ARRAY)
+    if not (is_vector(keys, kind, _INT64) and is_vector(values, kind, _FLOAT64)):
+        return NOT_TAKEN
+    count = peek_i64(peek_i64(keys + DIMS))
+    if peek_i64(peek_i64(values + DIMS)) != count or count > peek_i64(at + U_ROOM):
+        return NOT_TAKEN
+    return update_at(at, peek_i64(keys + DATA), peek_i64(values + DATA), count, peek_i64(at + U_SCRATCH))

@@ -20,7 +20,7 @@ ITEMS = 24
 """Offset of the first digit of an int, of the first item of a tuple, and of the pointer to a list's."""
 DATA, NDIM, DIMS, DESCR, FLAGS = 16, 24, 32, 56, 64
 BYTE_ORDER, TYPE_NUMBER = 26, 28
-C_CONTIGUOUS = 1
+C_CONTIGUOUS, ALIGNED = 1, 256
 
 
 def _read(kind: Any, at: int) -> int:
@@ -33,6 +33,7 @@ def is_supported() -> bool:
     if getattr(sys, "_is_gil_enabled", lambda: True)() is False or sys.byteorder != "little":
         return False
     array = np.arange(6, dtype=np.int32).reshape(2, 3)
+    crooked = np.zeros(9, np.uint8)[1:].view(np.int64)
     number, small, large, scalar = 2.5, 7, -(5 << 31), np.float32(1.5)
     pair = (array, number)
     listed, objects = [array, number], np.array([None, array], dtype=object)
@@ -48,6 +49,8 @@ def is_supported() -> bool:
         descr == id(array.dtype),
         _read(ctypes.c_int32, id(array) + FLAGS) & C_CONTIGUOUS == 1,
         _read(ctypes.c_int32, id(array.T) + FLAGS) & C_CONTIGUOUS == 0,
+        _read(ctypes.c_int32, id(array) + FLAGS) & ALIGNED != 0,
+        _read(ctypes.c_int32, id(crooked) + FLAGS) & ALIGNED == 0,
         _read(ctypes.c_int32, descr + TYPE_NUMBER) == array.dtype.num,
         chr(_read(ctypes.c_uint8, descr + BYTE_ORDER)) == array.dtype.byteorder,
         float(ctypes.c_double.from_address(id(number) + VALUE).value) == number,

@@ -41,6 +41,7 @@ from conduit.store.descriptions import (
     UNKNOWN,
 )
 from conduit.store.interpreter import (
+    ALIGNED,
     BYTE_ORDER,
     C_CONTIGUOUS,
     DATA,
@@ -59,6 +60,16 @@ _SWAPPED = ord(">" if sys.byteorder == "little" else "<")
 _FLOAT_MAX = float(np.finfo(np.float32).max)
 _DOUBLE_NUMBER = np.dtype(np.float64).num
 _OBJECT_NUMBER = np.dtype(object).num
+
+
+@inner
+def is_vector(value, kind, number):  # type: ignore[no-untyped-def]
+    """True for an aligned, contiguous array of one axis, of a dtype by numpy's type number; `kind` is the address of arrays' type."""
+    whole = C_CONTIGUOUS | ALIGNED
+    if peek_i64(value + TYPE) != kind or peek_u32(value + NDIM) != 1 or (peek_u32(value + FLAGS) & whole) != whole:
+        return False
+    descr = peek_i64(value + DESCR)
+    return peek_u32(descr + TYPE_NUMBER) == number and peek_u8(descr + BYTE_ORDER) != _SWAPPED
 
 
 @inner

@@ -425,6 +425,45 @@ def test_priorities_come_from_numpy_torch_and_lists_of_any_length(table):
         assert loader.update_priorities(many, torch.ones(320)) == 0
 
 
+def _unaligned(values):
+    memory = np.zeros(values.nbytes + 1, np.uint8)[1:].view(values.dtype)
+    memory[:] = values
+    return memory
+
+
+@pytest.mark.parametrize(
+    "laid_out",
+    [
+        pytest.param(np.copy, id="plain"),
+        pytest.param(lambda values: np.repeat(values, 2)[::2], id="every second item"),
+        pytest.param(lambda values: values[::-1].copy()[::-1], id="backwards"),
+        pytest.param(lambda values: values.astype(values.dtype.newbyteorder()), id="bytes swapped"),
+        pytest.param(_unaligned, id="not aligned"),
+        pytest.param(lambda values: values.view(np.recarray), id="a subclass"),
+        pytest.param(lambda values: np.frombuffer(values.tobytes(), values.dtype), id="read-only"),
+        pytest.param(np.ndarray.tolist, id="a list"),
+    ],
+)
+@pytest.mark.parametrize("of", ["ids", "priorities", "both"])
+def test_arrays_of_any_layout_store_the_same_priorities(table, laid_out, of):
+    engine, _ = table(100)
+    rule = engine._views["replay"].layout.table.priorities
+    with open_loader(engine, 16, conduit.Prioritised(stratified=False)) as loader:
+        view = engine._views["replay"]
+        ids = np.unique(loader.next().ids)
+        values = np.arange(1.0, len(ids) + 1)
+        keys = ids if of == "priorities" else laid_out(ids)
+        given = values if of == "ids" else laid_out(values)
+        assert loader.update_priorities(keys, given) == 0
+        np.testing.assert_array_equal(view.priorities[ids & ((1 << ROW_BITS) - 1)], leaves(values, rule))
+        loader.next().release()
+        check_sums(loader.sampler, view)
+        with pytest.raises(FieldError, match=rf"Expected {len(ids)} priorities, one per row"):
+            loader.update_priorities(keys, np.ones(len(ids) + 1))
+        with pytest.raises(FieldError, match=r"got nan at index 0"):
+            loader.update_priorities(keys, np.full(len(ids), np.nan))
+
+
 def test_updates_need_an_open_loader_with_priorities(table):
     engine, _ = table(100)
     loader = open_loader(engine, 4)
