@@ -18,6 +18,7 @@
     ├── CheckpointError(ValueError)       a checkpoint that is damaged, foreign, of another version, or none
     ├── Closed(ValueError)                used after close
     │   └── Forked                        used in a child of the process that opened it
+    ├── OwnerGone(ConnectionError)        the engine's owner died, and nobody said that the client stays
     ├── WaitTimeout(TimeoutError)         a wait reached its deadline
     │   ├── DataTimeout                   rows did not come, or a limiter kept them back
     │   └── SpaceTimeout                  no page became free, or a limiter kept the writer back
@@ -33,7 +34,7 @@
         └── LostDevice                    the GPU stopped working while it was in use
 
 Each error is also the builtin a caller would reach for, so ``except TimeoutError`` works without this module.
-Busy, Closed, BadSegment and Overwritten are four facts and never stand for one another.
+Busy, Closed, OwnerGone, BadSegment and Overwritten are five facts and never stand for one another.
 
 A message says what was expected, what came, where (a field path, at the end as ``- at `obs.camera` ``) and the remedy.
 An error leaves everything as it was: nothing has been written or claimed when it is raised. Errors can be pickled,
@@ -147,6 +148,15 @@ class Closed(ConduitError, ValueError):
 
 class Forked(Closed):
     """The object was opened before a fork and is used in the child: attach again there."""
+
+
+class OwnerGone(ConduitError, ConnectionError):
+    """The process that owned the engine is gone, and did not close it; ``errno`` is EOWNERDEAD.
+
+    Rows that were committed stay. ``conduit.attach(..., on_owner_exit="stay")`` is for clients that wait for another owner.
+    """
+
+    errno = _errno.EOWNERDEAD
 
 
 class WaitTimeout(ConduitError, TimeoutError):

@@ -27,6 +27,7 @@ BUILTINS = {
     "CheckpointError": ValueError,
     "Closed": ValueError,
     "Forked": ValueError,
+    "OwnerGone": ConnectionError,
     "WaitTimeout": TimeoutError,
     "DataTimeout": TimeoutError,
     "SpaceTimeout": TimeoutError,

@@ -123,7 +123,7 @@ MEMBERS = {
 }
 
 CALLS = {
-    "attach": "name timeout=0.0",
+    "attach": "name timeout=0.0 *on_owner_exit='raise'",
     "cast": "dtype",
     "scale": "factor *offset=0.0 *dtype='float32'",
     "Field": "name dtype shape=() observation=False casting='no' ragged=False reward=False",

@@ -5,40 +5,57 @@ from __future__ import annotations
 import time
 
 from conduit.clock import Deadline
-from conduit.errors import EngineNotFound
+from conduit.errors import ConfigError, EngineNotFound, OwnerGone
 from conduit.plane.client import Client
 from conduit.store import segment as segments
+from conduit.store.locks import LOCK_CREATOR, held
 from conduit.store.segment import Segment
+from conduit.store.watching import OnOwnerExit
 
 _POLL = 0.01
 
 
-def _attach_open(name: str) -> Segment:
+def _attach_open(name: str, on_owner_exit: OnOwnerExit) -> Segment:
     segment = segments.attach(name)
     if segment.closed:
         segment.release_locks()
         raise EngineNotFound(f"Expected a running engine named {name!r}, but it is just closing")
+    if on_owner_exit == "raise" and not held(segment.lock_fd, LOCK_CREATOR, 1):
+        segment.release_locks()
+        raise OwnerGone(
+            f"Expected a running engine named {name!r}, but its owner is dead: go on with it by conduit.Engine.adopt({name!r}) "
+            f"or conduit.Engine.create({name!r}, ..., exist_ok=True), begin anew with replace=True, or attach with "
+            "on_owner_exit='stay' to work without an owner"
+        )
     return segment
 
 
-def attach(name: str, timeout: float = 0.0) -> Client:
+def attach(name: str, timeout: float = 0.0, *, on_owner_exit: OnOwnerExit = "raise") -> Client:
     """Attach to a running engine of this user.
+
+    A client ends with the process that owns its engine: once that is gone, however it died, all waits and calls of the client
+    raise OwnerGone, and so does the next row that it writes, within a second. A thread of this process sees to it, unless the
+    process owns the engine itself.
 
     Args:
         name: Engine name.
-        timeout: Seconds to wait for it to appear.
+        timeout: Seconds to wait for it to appear, with an owner that lives.
+        on_owner_exit: "raise", or "stay": the client works on without an owner, until another process adopts the engine.
 
     Raises:
         EngineNotFound: No such engine.
+        OwnerGone: Its owner is dead.
         AccessDenied: It belongs to another user.
         BadSegment: Truncated, foreign, or made by a version with another layout.
         ParticipantsFull: All seats are taken.
     """
+    if on_owner_exit not in ("raise", "stay"):
+        raise ConfigError(f"Expected on_owner_exit 'raise' or 'stay', got {on_owner_exit!r}")
     deadline = Deadline(timeout)
     while True:
         try:
-            return Client(_attach_open(name))
-        except EngineNotFound:
+            return Client(_attach_open(name, on_owner_exit), on_owner_exit)
+        except (EngineNotFound, OwnerGone):
             if deadline.passed():
                 raise
         time.sleep(min(_POLL, deadline.left()))

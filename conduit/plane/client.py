@@ -43,6 +43,7 @@ from conduit.store.participants import Participants
 from conduit.store.segment import Segment
 from conduit.store.statistics import Statistics
 from conduit.store.table import TableView
+from conduit.store.watching import OnOwnerExit, Watch
 from conduit.store.weights import PolicySlot
 
 
@@ -60,7 +61,7 @@ def _device_loader(device: str | Device, pool: str | int | None) -> Callable[...
 class Client:
     """A process's attachment to an engine. Use `conduit.attach`; it is a context manager."""
 
-    def __init__(self, segment: Segment) -> None:
+    def __init__(self, segment: Segment, on_owner_exit: OnOwnerExit | None = None) -> None:
         self._segment = segment
         self._views = {name: TableView(segment, layout) for name, layout in segment.layout.tables.items()}
         descriptors = [view.descriptor for view in self._views.values()]
@@ -75,6 +76,8 @@ class Client:
         self._writers: weakref.WeakSet[Writer] = weakref.WeakSet()
         self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
         self._closed = self._left = False
+        # an owner has nobody to look out for
+        self._watch = None if on_owner_exit is None else Watch(segment, self._participants, on_owner_exit)
 
     @property
     def name(self) -> str:
@@ -537,6 +540,8 @@ class Client:
             return
         # what comes below may be interrupted, and then be called again
         self._closed = True
+        if self._watch is not None:
+            self._watch.end()
         if not self._participants.forked:
             for writer in list(self._writers):
                 writer.close()

@@ -108,6 +108,7 @@ class Consumer:
             BadSegment: The page whose turn it is is damaged.
             ConfigError: `max_ticks` for rollouts.
             Closed: The consumer, client or engine has closed.
+            OwnerGone: The engine's owner is gone.
         """
         claim = self.poll(max_ticks)
         if claim is not None:
@@ -127,7 +128,7 @@ class Consumer:
         """The same without a wait: None where no rows can be claimed now.
 
         Raises:
-            BufferError, ConfigError, Closed: As `next`.
+            BufferError, ConfigError, Closed, OwnerGone: As `next`.
         """
         if self._closed:
             raise Closed("Expected an open consumer, this one was closed")

@@ -197,6 +197,7 @@ class Loader(Delivery):
             FieldError: A stored value that a transform cannot take: `row_id`, `at` and `value` say which. Nothing is delivered
                 or added to statistics, and the next call draws the batch behind this one.
             Closed: The loader, client or engine has closed.
+            OwnerGone: The engine's owner is gone.
         """
         if self._closed:
             raise Closed("Expected an open loader, this one was closed")
@@ -279,6 +280,7 @@ class Loader(Delivery):
             # another thread of this process lets go of a batch by dropping a reference: nothing announces that
             while not deadline.passed():
                 time.sleep(_BUSY_SLEEP)
+                self._table.check_open()
                 free = next((buffer for buffer in self._buffers if buffer.is_free()), None)
                 if free is not None:
                     self._waited += time.monotonic() - begun

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from conduit.errors import ConfigError, EngineExists
 from conduit.plane.client import Client
 from conduit.store import segment as segments
+from conduit.store import watching
 from conduit.store.declaration import Table
 from conduit.store.layout import specify
 from conduit.store.locks import LOCK_CREATOR, try_lock
@@ -32,6 +33,7 @@ class Engine(Client):
     def __init__(self, segment: Segment) -> None:
         super().__init__(segment)
         self._restored: Restored | None = None
+        watching.own(segment)
         # a forked child must not remove its parent's segment at exit
         self._finalizer = weakref.finalize(self, _unlink_in_owner, segment, os.getpid())
 
@@ -157,3 +159,4 @@ def _unlink_in_owner(segment: Segment, pid: int) -> None:
         except BaseException:
             segment.unlink()  # an interrupt: a finalizer is called once
             raise
+        watching.disown(segment)

@@ -43,6 +43,7 @@ from conduit.store.words import (
     W_COUNTER,
     W_ENV_STATE,
     W_ENVS,
+    W_EPOCH,
     W_FINISHES,
     W_LOCAL,
     W_NEXT_STEP,
@@ -67,6 +68,10 @@ Array = np.ndarray[Any, Any]
 
 _TURNS_AT_ONCE = 15
 """Pages that `append` turns in its compiled call before one is turned here, where the dead are looked after."""
+
+
+_NO_EPOCH = -2
+"""What no table's TABLE_EPOCH is."""
 
 
 class Form(Protocol):
@@ -172,7 +177,7 @@ class Stream:
             (W_SEAT, self._seat),
         ):
             self.words[offset // 8] = value
-        seat.watch_fork(self)
+        seat.add(self)
         # not the writer's end: a bare handle, step or rollout that outlives its writer still writes into the page
         self._locked = seat.seat
         when_gone(self, entry(writing.end), self.array, seat.seat)
@@ -558,6 +563,10 @@ class Stream:
         """In a forked child: the page is the parent's; leave no way to it."""
         self.words[W_PAGE // 8] = -1
         self.words[W_BUSY // 8] = 1
+
+    def halt(self) -> None:
+        """Have the next row, in whatever form, go to the path that asks what became of the engine."""
+        self.words[W_EPOCH // 8] = _NO_EPOCH
 
     def close(self) -> None:
         """Publish, seal the page and end the stream; idempotent."""

@@ -158,6 +158,7 @@ class Writer:
                 and the call may be repeated.
             Frozen: The table is frozen; nothing is written.
             Closed: The writer, client or engine has closed, or another form of writing is in progress.
+            OwnerGone: The engine's owner is gone, for at most a second; nothing is written.
         """
         raise NotImplementedError  # replaced by the generated method of `writer_type`
 

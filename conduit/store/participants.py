@@ -18,7 +18,7 @@ from typing import Protocol
 
 import numpy as np
 
-from conduit.errors import EngineNotFound, Forked, ParticipantsFull
+from conduit.errors import ConduitError, EngineNotFound, Forked, OwnerGone, ParticipantsFull
 from conduit.jit import entry
 from conduit.store import recovery
 from conduit.store.endings import when_gone
@@ -67,11 +67,14 @@ class Participant:
     rows_written: int
 
 
-class Disarmable(Protocol):
-    """Something that could touch the parent's pages from a forked child."""
+class Writing(Protocol):
+    """Something that writes into the seat's pages by compiled calls."""
 
     def disarm(self) -> None:
-        """Become harmless."""
+        """In a forked child: become harmless, the pages are the parent's."""
+
+    def halt(self) -> None:
+        """Have the next row go to the path that checks the seat and the engine."""
 
 
 class Participants:
@@ -80,7 +83,10 @@ class Participants:
     Attributes:
         number: The participant number.
         counter: Address of its count of rows written.
+        lookout: What looks out for the engine's end (store.watching), kept alive.
     """
+
+    lookout: object = None
 
     def __init__(self, segment: Segment, tables: list[np.ndarray]) -> None:
         self._segment = segment
@@ -95,7 +101,8 @@ class Participants:
         self._recovering = threading.Lock()
         self._last_look = 0.0
         self.forked = False
-        self._holders: weakref.WeakSet[Disarmable] = weakref.WeakSet()
+        self._refusal: tuple[type[ConduitError], str] | None = None
+        self._writing: weakref.WeakSet[Writing] = weakref.WeakSet()
         self.number = -1
         _open_handles.add(self)  # before the lock is taken, since another thread may fork at any time
         # a client that is dropped without close() must not keep its seat: with the lock gone it counts as dead
@@ -140,16 +147,37 @@ class Participants:
         """Address of this participant's count of rows written."""
         return self._lines[self.number, LINE_ROWS:].ctypes.data
 
-    def watch_fork(self, holder: Disarmable) -> None:
-        """Disarm `holder` in forked children; it is not kept alive."""
-        self._holders.add(holder)
+    def add(self, writing: Writing) -> None:
+        """Tell something that writes of a fork and of the engine's end; it is not kept alive."""
+        self._writing.add(writing)
 
     def forget(self) -> None:
         """In a forked child: the seat is the parent's."""
         self.forked = True
-        for holder in self._holders:
-            holder.disarm()
+        self._refusal = (
+            Forked,
+            f"Expected a handle opened in this process, got one inherited through a fork: "
+            f"call conduit.attach({self._segment.name!r}) in the child",
+        )
+        for one in self._writing:
+            one.disarm()
         self._segment.release_locks()
+
+    def lose_owner(self) -> None:
+        """Refuse every use from now on, since the engine's owner is gone; what the seat holds can still be given back."""
+        name = self._segment.name
+        self._refusal = (
+            OwnerGone,
+            f"Expected the owner of engine {name!r} to live, but its process is gone. Rows that were committed stay: another "
+            f"owner goes on with them by conduit.Engine.adopt({name!r}) or conduit.Engine.create({name!r}, ..., exist_ok=True); "
+            "attach to that one, or attach with on_owner_exit='stay' to wait for it",
+        )
+        self.halt()
+
+    def halt(self) -> None:
+        """Have all that writes by compiled calls look at what became of the engine, with its next row."""
+        for one in tuple(self._writing):
+            one.halt()
 
     @property
     def seated(self) -> bool:
@@ -161,16 +189,15 @@ class Participants:
         return bool(self.seat[P_NUMBER // 8] >= 0)
 
     def check(self) -> None:
-        """Refuse use in a forked child.
+        """Refuse use in a forked child, and without an owner.
 
         Raises:
             Forked: This handle was opened before a fork.
+            OwnerGone: The engine's owner is gone, and this client ends with it.
         """
-        if self.forked:
-            raise Forked(
-                f"Expected a handle opened in this process, got one inherited through a fork: "
-                f"call conduit.attach({self._segment.name!r}) in the child"
-            )
+        if self._refusal is not None:
+            kind, message = self._refusal
+            raise kind(message)
 
     def leave(self) -> None:
         """Give the seat back; the caller has finished its pages. Idempotent."""

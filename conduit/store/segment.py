@@ -47,8 +47,9 @@ from conduit.store.names import (
 from conduit.store.words import FREE, GENERATION_SHIFT, LINE, PAGE_STATE
 
 HEADER_MAGIC, HEADER_VERSION, HEADER_SIZE, HEADER_SPEC, HEADER_UUID, HEADER_PID, HEADER_TIME = 0, 8, 16, 24, 32, 48, 56
-HEADER_CLOSED, HEADER_DIGEST = 64, 72
-"""Byte offsets of the header's words: `closed` is 1 once the engine has closed, `digest` covers the specification."""
+HEADER_CLOSED, HEADER_DIGEST, HEADER_TERM = 64, 72, 80
+"""Byte offsets of the header's words: `closed` is 1 once the engine has closed, `digest` covers the specification,
+`term` counts the owners that have taken it over."""
 
 _GRACE = 0.1
 """Seconds that a segment without lock and header is waited for: its creator may be between making and locking it."""
@@ -97,6 +98,11 @@ class Segment:
         return self.words[HEADER_CLOSED // 8] != 0
 
     @property
+    def term(self) -> int:
+        """How many owners it has had before this one."""
+        return self.words[HEADER_TERM // 8]
+
+    @property
     def closed_address(self) -> int:
         """Address of the word that `closed` reads."""
         return self.base + HEADER_CLOSED
@@ -108,6 +114,7 @@ class Segment:
     def take_over(self) -> None:
         """This process is the owner from now on; a death in the middle of a close is taken back."""
         self.words[HEADER_PID // 8] = os.getpid()
+        self.words[HEADER_TERM // 8] += 1
         self.words[HEADER_CLOSED // 8] = 0
 
     def is_current(self) -> bool:

@@ -291,9 +291,9 @@ def count_upto(table: TableView, name: str, values: Any, note: Array, upto: int)
     """Add values of one field, and say in int64 [1] up to where a caller's values have been added: both are done or none.
 
     Raises:
-        FieldError, Closed, Forked: As `Statistics.update`.
+        FieldError, Closed: As `Statistics.update`.
     """
-    seat = table.check_open()
+    seat = table.seat()
     field = table.layout.schema[name]
     place = table.segment.base + table.layout.statistics[name] + seat_bytes(field) * seat.number
     _add_to(place, field, _as_values(field, values), note.ctypes.data, upto)

@@ -224,12 +224,23 @@ class TableView:
         Raises:
             Closed: The engine has closed, or this client has.
             Forked: The handle came through a fork.
+            OwnerGone: The engine's owner is gone.
         """
         if self.participants is None:
             raise Closed(f"Expected an attached client of engine {self.segment.name!r}, this one was closed")
         self.participants.check()
         if self.segment.closed:
             raise Closed(f"Expected engine {self.segment.name!r} to be running, it has been closed by its owner")
+        return self.participants
+
+    def seat(self) -> Participants:
+        """This process's seat, to put in order what it has written, whatever became of the engine.
+
+        Raises:
+            Closed: This client has closed.
+        """
+        if self.participants is None:
+            raise Closed(f"Expected an attached client of engine {self.segment.name!r}, this one was closed")
         return self.participants
 
     def check_thawed(self) -> None:
@@ -248,6 +259,7 @@ class TableView:
 
         Raises:
             Closed: The engine closed meanwhile.
+            OwnerGone: Its owner died.
         """
         offset = self.layout.control + (TABLE_SPACE if for_space else TABLE_DATA)
 

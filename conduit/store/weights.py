@@ -214,6 +214,7 @@ class PolicySlot:
 
         Raises:
             Closed: The client has closed.
+            OwnerGone: The engine's owner is gone.
             WaitTimeout: The publisher overwrote the copy faster than it could be read, a thousand times over.
         """
         self._check()
@@ -237,6 +238,7 @@ class PolicySlot:
         Raises:
             WaitTimeout: None came.
             Closed: The client or engine has closed.
+            OwnerGone: The engine's owner is gone.
         """
         event = self._layout.control + POLICY_EVENT
         weights = wait_for(

@@ -24,6 +24,7 @@ from conduit.jit import entry
 from conduit.plane import attaching
 from conduit.plane.engine import Engine
 from conduit.store.declaration import Table
+from conduit.store.watching import OnOwnerExit
 from conduit.testing import rows
 
 Method = Literal["fork", "spawn", "forkserver"]
@@ -126,9 +127,9 @@ def create(own: SimpleNamespace, name: str, table: Table, backing: str = "shm") 
     own.client = Engine.create(name, {"replay": table}, backing=backing)  # type: ignore[arg-type]
 
 
-def attach(own: SimpleNamespace, name: str) -> int:
+def attach(own: SimpleNamespace, name: str, on_owner_exit: OnOwnerExit = "raise") -> int:
     """Attach to an engine; returns the participant number."""
-    own.client = attaching.attach(name)
+    own.client = attaching.attach(name, on_owner_exit=on_owner_exit)
     return own.client._participants.number  # type: ignore[no-any-return]
 
 

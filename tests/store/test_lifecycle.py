@@ -42,7 +42,7 @@ def segment_path(name: str) -> Path:
 # -- the engine's death
 
 
-def test_clients_go_on_when_the_engines_process_is_killed_and_another_adopts_it(engine_name):
+def test_clients_that_stay_go_on_when_the_engines_process_is_killed_and_another_adopts_it(engine_name):
     with Puppet() as owner, Puppet() as writer:
         owner.do(create, engine_name, BIG)
         with pytest.raises(EngineExists, match="attach to it") as refused:
@@ -50,13 +50,13 @@ def test_clients_go_on_when_the_engines_process_is_killed_and_another_adopts_it(
         assert not isinstance(refused.value, Leftover)
         with pytest.raises(EngineExists, match="the owner is alive"):
             conduit.Engine.adopt(engine_name)
-        writer.do(attach, engine_name)
+        writer.do(attach, engine_name, "stay")
         writer.do(write_rows, 150)
-        with conduit.attach(engine_name) as reader:
+        with conduit.attach(engine_name, on_owner_exit="stay") as reader:
             owner.kill()
             assert writer.do(write_rows, 150) == 300
             assert reader.loader("replay", batch_size=32, format="numpy").next()["obs"].shape == (32, rows.WORDS)
-            with conduit.attach(engine_name):
+            with conduit.attach(engine_name, on_owner_exit="stay"):
                 pass
             with pytest.raises(EngineExists):
                 conduit.Engine.create(engine_name, {"replay": BIG})
@@ -331,9 +331,9 @@ def test_a_memfd_engine_is_attached_by_name_and_goes_with_its_owner(engine_name)
         with pytest.raises(EngineExists):
             conduit.Engine.create(engine_name, {"replay": BIG})
         assert segment.remove_if_dead(engine_name) == (False, "a live process holds it")
-        writer.do(attach, engine_name)
+        writer.do(attach, engine_name, "stay")
         writer.do(write_rows, 100)
-        with conduit.attach(engine_name) as reader:
+        with conduit.attach(engine_name, on_owner_exit="stay") as reader:
             assert reader._segment.backing == "memfd"
             check_proving_rows(reader._views["replay"])
             assert reader._views["replay"].rows_visible() == 100

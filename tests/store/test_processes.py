@@ -438,7 +438,7 @@ def test_an_adopter_without_a_seat_leaves_the_engine_as_it_was(engine_name):
         with conduit.attach(engine_name):
             with Puppet() as other:
                 owner.kill()
-                other.do(attach, engine_name)
+                other.do(attach, engine_name, "stay")
                 with pytest.raises(ParticipantsFull):
                     conduit.Engine.adopt(engine_name)
                 assert segment_path(engine_name).exists()
