@@ -180,7 +180,7 @@ class Frozen(ConduitError, PermissionError):
 
 
 class BuffersBusy(ConduitError, BufferError):
-    """Every batch buffer of the loader is still held by the caller."""
+    """Every batch buffer of the loader is still held by the caller, and it was told not to allocate another one."""
 
 
 class Busy(ConduitError, BlockingIOError):

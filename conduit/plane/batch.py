@@ -12,7 +12,7 @@ from conduit.errors import MissingExtra
 from conduit.jit import entry
 from conduit.kernels import cpu, deliveries, goals, resolve
 from conduit.kernels.describing import Summed, describe_window
-from conduit.kernels.plan import EPISODES, IDS, KEYS, STEPS, VERSIONS, Goals, Plan
+from conduit.kernels.plan import EPISODES, IDS, INTERNAL, KEYS, STEPS, VERSIONS, Goals, Plan
 from conduit.kernels.ragged import describe_ragged
 from conduit.kernels.relabel import RELABELLED
 from conduit.kernels.rows import D_WORDS
@@ -374,6 +374,11 @@ class Buffer:
         if self.released:
             return True
         return sys.getrefcount(self._memory) == self._memory_count and self._counts() == self._array_count
+
+    def held(self) -> list[str]:
+        """Names of the arrays that somebody refers to, as far as one can tell: a numpy view refers to all of the memory."""
+        counts = dict(zip(self.arrays, zip(self._counts(), self._array_count, strict=True), strict=True))
+        return [name.removeprefix(INTERNAL) for name, (now, own) in counts.items() if now > own]
 
     def fill(self) -> bool:
         """Draw and gather a batch into the arrays; False when there is nothing to draw.

@@ -25,8 +25,9 @@ from conduit.nesting import hint
 from conduit.numbers import whole
 from conduit.plane.autoreset import Autoreset
 from conduit.plane.batch import Format
+from conduit.plane.busy import OnBusy
 from conduit.plane.consuming import Consumer, Partial
-from conduit.plane.delivery import Loader, OnBusy
+from conduit.plane.delivery import Loader
 from conduit.plane.device.interface import Device
 from conduit.plane.ingestion import CommitPerStep, Ingestion
 from conduit.plane.limiting import RateLimiter
@@ -182,7 +183,7 @@ class Client:
         name: str | None = None,
         format: Format = "torch",  # noqa: A002 - the natural word in a call
         buffers: int = 3,
-        on_busy: OnBusy = "error",
+        on_busy: OnBusy = "allocate",
         timeout: float | None = 30.0,
         min_rows: int | None = None,
         fields: Iterable[str] | None = None,
@@ -210,8 +211,10 @@ class Client:
             name: Keep under this name which batch comes next, in the engine and in its checkpoints: the next loader of the
                 name, in whichever process, goes on there.
             format: "torch" tensors or "numpy" arrays, on the CPU; both speak DLPack.
-            buffers: Batches that can be alive at a time, at least 2.
-            on_busy: With all buffers in use: "error" BuffersBusy, or "wait" for another thread to let go.
+            buffers: Batches whose memory is used again, at least 2; a loop that keeps none needs no more than 3.
+            on_busy: With all buffers in use: "allocate" memory for this batch alone (`stats.allocated` counts them, one
+                warning says who holds the others), raise the "error" BuffersBusy, or "wait" for another thread to let go. Batches
+                on a device have memory of their own anyway.
             timeout: Seconds that `next` may wait; None without limit.
             min_rows: Rows that must be there before the first batch; default batch_size, or 1 in a table with a limiter,
                 whose min_size it is then.
@@ -300,7 +303,7 @@ class Client:
         name: str | None = None,
         format: Format = "torch",  # noqa: A002 - the natural word in a call
         buffers: int = 3,
-        on_busy: OnBusy = "error",
+        on_busy: OnBusy = "allocate",
         timeout: float | None = 30.0,
         min_rows: int | Mapping[str, int] | None = None,
         fields: Iterable[str] | None = None,

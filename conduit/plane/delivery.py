@@ -10,12 +10,12 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 
 from conduit.clock import Deadline
-from conduit.errors import BuffersBusy, Closed, ConfigError, DataTimeout, DeviceError, FieldError
+from conduit.errors import Closed, ConfigError, DataTimeout, DeviceError, FieldError
 from conduit.jit import entry
 from conduit.kernels import cpu
 from conduit.kernels.batchwise import BatchTransform, with_batch_transforms
@@ -27,6 +27,7 @@ from conduit.kernels.transforms import Pipeline
 from conduit.kernels.windows import Window, crosses
 from conduit.numbers import whole
 from conduit.plane.batch import Batch, Buffer, Format, Maker, Scratch, torch_maker
+from conduit.plane.busy import OnBusy, check_on_busy, refused, warn_of_copies
 from conduit.plane.lacking import what_is_there
 from conduit.plane.limiting import Gate
 from conduit.plane.sharing import Share
@@ -39,7 +40,6 @@ from conduit.store.weights import PolicySlot
 from conduit.store.words import LAST_VERSION
 
 Array = np.ndarray[Any, Any]
-OnBusy = Literal["error", "wait"]
 
 _BLOCK_BYTES = 1 << 20
 _SHORTEST_BLOCK = 16
@@ -55,6 +55,7 @@ class LoaderStats:
         redrawn: Rows drawn again because a writer overwrote them between draw and check.
         waited_s: Seconds spent waiting for rows or for a free buffer.
         stale: Draws refused by `max_staleness`, {age in versions: count}; 63 stands for that and older.
+        allocated: Batches that got memory of their own, since every buffer was in use (on_busy="allocate").
     """
 
     batches: int
@@ -62,6 +63,7 @@ class LoaderStats:
     redrawn: int
     waited_s: float
     stale: dict[int, int]
+    allocated: int
 
 
 class Delivery(ABC):
@@ -128,8 +130,7 @@ class Loader(Delivery):
     ) -> None:
         if format not in ("torch", "numpy"):
             raise ConfigError(f"Expected format 'torch' or 'numpy', got {format!r}")
-        if on_busy not in ("error", "wait"):
-            raise ConfigError(f"Expected on_busy 'error' or 'wait', got {on_busy!r}")
+        check_on_busy(on_busy)
         count = whole(buffers)
         if count is None or count < 2:
             raise ConfigError(f"Expected at least 2 buffers (the loop variable holds one), got {buffers!r}")
@@ -172,15 +173,17 @@ class Loader(Delivery):
         self._on_busy = on_busy
         self._least = least
         self._scratch = Scratch(self.plan)
-        block = min(batch_size, max(_SHORTEST_BLOCK, _BLOCK_BYTES // max(1, self.plan.sample_bytes)))
+        self._block = min(batch_size, max(_SHORTEST_BLOCK, _BLOCK_BYTES // max(1, self.plan.sample_bytes)))
         beside: list[Buffer | None] = [None] * count
         if share is not None:
             beside = share.admit(table.layout.name, self.plan, count)
-        self._buffers = [self._open_buffer(block, other) for other in beside]
+        self._buffers = [self._open_buffer(other) for other in beside]
         self._wanted = batch_size
         self._turn = 0
         self._batches = 0
         self._redrawn = 0
+        self._allocated = 0
+        self._last_job: Array | None = None  # of the newest batch with memory of its own, which nobody here keeps alive
         self._waited = 0.0
         self._closed = False
         self._make: Maker = torch_maker() if format == "torch" else np.ndarray.view
@@ -193,7 +196,7 @@ class Loader(Delivery):
 
         Raises:
             DataTimeout: Too few rows came, or the table's limiter did not let a batch out.
-            BuffersBusy: Every buffer is still referred to.
+            BuffersBusy: Every buffer is still referred to, and on_busy is "error" or "wait".
             FieldError: A stored value that a transform cannot take: `row_id`, `at` and `value` say which. Nothing is delivered
                 or added to statistics, and the next call draws the batch behind this one.
             Closed: The loader, client or engine has closed.
@@ -252,8 +255,18 @@ class Loader(Delivery):
             gate.cancel()
         return filled
 
-    def _open_buffer(self, block: int, beside: Buffer | None) -> Buffer:
-        return Buffer(self._table, self.plan, self._scratch, self._transforming, self.sampler, block, beside)
+    def _open_buffer(self, beside: Buffer | None) -> Buffer:
+        return Buffer(self._table, self.plan, self._scratch, self._transforming, self.sampler, self._block, beside)
+
+    def _fresh_buffer(self, beside: Buffer | None = None) -> Buffer:
+        """A buffer for one batch, which goes with everything that is made from it."""
+        buffer = self._open_buffer(beside)
+        self._allocated, self._redrawn, self._last_job = self._allocated + 1, self._redrawn_so_far(), buffer.job
+        return buffer
+
+    def _redrawn_so_far(self) -> int:
+        """Rows drawn again, but for those of the loader's own buffers."""
+        return self._redrawn + (0 if self._last_job is None else int(self._last_job[cpu.J_REDRAWN // 8]))
 
     def _hand_out(self, buffer: Buffer) -> Batch:
         buffer.take()
@@ -285,10 +298,11 @@ class Loader(Delivery):
                 if free is not None:
                     self._waited += time.monotonic() - begun
                     return free
-        raise BuffersBusy(
-            f"Expected at most {count - 1} batches of this loader to be in use, all {count} buffers are: drop or "
-            "batch.release() some, clone what you keep, or open the loader with more buffers"
-        )
+        if self._on_busy != "allocate":
+            raise refused(self._buffers)
+        if not self._allocated:
+            warn_of_copies(self._table.layout.name, self._buffers)
+        return self._fresh_buffer()
 
     def _wait_for_rows(self, buffer: Buffer, timeout: float | None) -> None:
         begun = time.monotonic()
@@ -366,8 +380,9 @@ class Loader(Delivery):
         """Counts since the loader was opened."""
         ages = self._scratch.ages
         stale = {age: int(ages[age]) for age in np.flatnonzero(ages).tolist()}
-        redrawn = self._redrawn + sum(buffer.redrawn for buffer in self._buffers)
-        return LoaderStats(self._batches, self._batches * self.plan.batch_size, redrawn, self._waited, stale)
+        redrawn = self._redrawn_so_far() + sum(buffer.redrawn for buffer in self._buffers)
+        rows = self._batches * self.plan.batch_size
+        return LoaderStats(self._batches, rows, redrawn, self._waited, stale, self._allocated)
 
     def close(self) -> None:
         """Let the buffers, and the loader's name, go; batches that are still held stay valid."""
@@ -379,7 +394,7 @@ class Loader(Delivery):
                 buffer.give_back()
         if self._gate is not None:
             self._gate.cancel()
-        self._redrawn = self.stats.redrawn
+        self._redrawn, self._last_job = self.stats.redrawn, None
         self._closed = True
         self._buffers = []
 

@@ -51,22 +51,26 @@ class Part(Loader):
         for buffer in self._buffers:
             buffer.settle()
 
-    def free_buffer(self, timeout: float | None) -> int:
-        """Index of a buffer that nobody refers to.
+    def free_buffer(self, timeout: float | None) -> tuple[Buffer, int | None]:
+        """A buffer that nobody refers to, and its number; None for one with memory of its own.
 
         Raises:
             BuffersBusy: There is none.
         """
-        return self._buffers.index(self._free_buffer(timeout))
+        buffer = self._free_buffer(timeout)
+        return buffer, self._buffers.index(buffer) if buffer in self._buffers else None
 
-    def draw(self, index: int, first: int, end: int, timeout: float | None) -> None:
+    def beside(self, first: Buffer, number: int | None) -> Buffer:
+        """This table's buffer in the memory of the first one's, which has this number."""
+        return self._fresh_buffer(first) if number is None else self._buffers[number]
+
+    def draw(self, buffer: Buffer, first: int, end: int, timeout: float | None) -> None:
         """Fill the slots [first, end) of a buffer.
 
         Raises:
             DataTimeout: Too few rows came.
             FieldError: A stored value that a transform cannot take.
         """
-        buffer: Buffer = self._buffers[index]
         buffer.narrow(first, end)
         if self._transforming.prepares:
             self._transforming.before(self.sampler.batch)
@@ -78,34 +82,29 @@ class Part(Loader):
             buffer.arrays["weights"][first:end] = 1.0
             buffer.arrays["probabilities"][first:end] = 1.0 / self.sampler.candidates
 
-    def batch_of(self, index: int) -> Batch:
+    def batch_of(self, buffer: Buffer) -> Batch:
         """The batch whose slots have all been filled."""
-        buffer = self._buffers[index]
         buffer.take()
         batch = Batch(buffer, self._make, self._shown)
         if self.plan.batchwise:
             batch.transform(self._transforming, self.sampler.batch)
         return batch
 
-    def cancel(self, index: int) -> None:
+    def cancel(self, buffer: Buffer) -> None:
         """What it has drawn into a buffer is not handed out: neither its table's limiter nor its rows' deliveries count it."""
-        self._buffers[index].give_back()
+        buffer.give_back()
         if self._gate is not None:
             self._gate.cancel()
 
-    def advance(self, index: int, rows: int) -> None:
+    def advance(self, buffer: Buffer, rows: int) -> None:
         """Go on to the next batch; of the one in a buffer it gave `rows`."""
         number = self.sampler.batch + 1
-        self._buffers[index].hand_out()
+        buffer.hand_out()
         if self._gate is not None:
             self._gate.deliver(self.sampler.batch_at, number)
         self._batches += 1
         self._rows += rows
         self.sampler.batch = number
-
-    def arrays_of(self, index: int) -> Mapping[str, Array]:
-        """A buffer's arrays."""
-        return self._buffers[index].arrays
 
     @property
     def stats(self) -> LoaderStats:
@@ -232,26 +231,27 @@ class MixedLoader(Delivery):
             view.check_open()
         allowed = self._timeout if timeout is None else timeout
         deadline = Deadline(allowed)
-        index = self._first.free_buffer(timeout)
+        first, place = self._first.free_buffer(timeout)
+        buffers = [first, *(part.beside(first, place) for part in self._parts[1:])]
         # an interrupted call may have left some behind the first
         self.batch = self.batch
         batch = self.batch
         bounds = self.bounds(batch)
-        source = self._first.arrays_of(index)[SOURCE.name]
+        source = first.arrays[SOURCE.name]
         drawn = False
         try:
             for number, part in enumerate(self._parts):
-                first, end = bounds[number], bounds[number + 1]
-                if end > first:
-                    part.draw(index, first, end, None if allowed is None else round(deadline.left(), 3))
-                    source[first:end] = number
+                begin, end = bounds[number], bounds[number + 1]
+                if end > begin:
+                    part.draw(buffers[number], begin, end, None if allowed is None else round(deadline.left(), 3))
+                    source[begin:end] = number
             drawn = True
-            made = self._first.batch_of(index)
+            made = self._first.batch_of(first)
             for number, part in enumerate(self._parts):
-                part.advance(index, bounds[number + 1] - bounds[number])
+                part.advance(buffers[number], bounds[number + 1] - bounds[number])
         except BaseException as error:
-            for part in self._parts:
-                part.cancel(index)
+            for part, buffer in zip(self._parts, buffers, strict=True):
+                part.cancel(buffer)
             if isinstance(error, FieldError) or (drawn and isinstance(error, Exception)):
                 # as of a loader of one table
                 self.batch = batch + 1

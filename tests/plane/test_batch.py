@@ -1,14 +1,18 @@
 """A batch's memory: valid as long as anything made from it lives, reused when nothing does."""
 
 import gc
+import itertools
+import re
 import threading
 import time
+import warnings
 import weakref
 
 import numpy as np
 import pytest
 import torch
 
+import conduit
 from conduit import Field, Schema, cast
 from conduit.errors import BuffersBusy
 
@@ -94,11 +98,13 @@ def test_a_loop_that_keeps_nothing_goes_round_the_buffers(loader):
     assert len(set(addresses)) == 3
 
 
-@pytest.mark.parametrize("loader", [{"buffers": 4}], indirect=True)
+@pytest.mark.parametrize("loader", [{"buffers": 4, "on_busy": "error"}], indirect=True)
 def test_batches_that_are_kept_stay_as_they_were_and_one_too_many_is_an_error(loader):
     kept = [loader.next() for _ in range(4)]
     copies = [{name: value.clone() for name, value in batch.items()} for batch in kept]
-    with pytest.raises(BuffersBusy, match=r"at most 3 batches.* all 4 buffers.*release\(\).*clone.*more buffers"):
+    with pytest.raises(
+        BuffersBusy, match=r"at most 3 batches.* all 4 buffers.*4 times a whole batch.*release\(\).*clone.*more buffers"
+    ):
         loader.next()
     assert isinstance(BuffersBusy(""), BufferError)
     del kept[2]
@@ -109,6 +115,7 @@ def test_batches_that_are_kept_stay_as_they_were_and_one_too_many_is_an_error(lo
             assert torch.equal(value, copy[name])
 
 
+@pytest.mark.parametrize("loader", [{"on_busy": "error"}], indirect=True)
 def test_a_released_batch_s_memory_is_reused_although_it_is_still_referred_to(loader):
     kept = [loader.next() for _ in range(3)]
     where = [address(batch) for batch in kept]
@@ -188,3 +195,154 @@ def test_tensors_of_a_batch_may_be_written_to_and_share_nothing_with_the_table(l
     again = loader.next()
     assert torch.equal(again["action"], action)
     assert torch.equal(again["obs"][:, 0].long(), action.bfloat16().long())
+
+
+RICH = Schema([*SCHEMA.fields, Field("tokens", "int32", (9,), ragged=True), Field("reward", "float32")])
+STEPS = ("obs", "reward", "terminated", "truncated", "next_obs", "mask", "loss_mask")
+
+
+def guess(batch):
+    return {**batch, "values": batch["reward"] * 2, "bootstrap": batch["reward"][:, -1] * 2}
+
+
+LOADERS = {
+    "transitions": {"transform": {"obs": cast("float64")}, "ragged": "pack"},
+    "n-step returns by priority": {"window": conduit.Transition(n_step=3), "sampling": conduit.Prioritised()},
+    "sequences": {"window": conduit.Sequence(4, next_obs=True), "format": "numpy", "fields": STEPS},
+    "advantages of rollouts": {
+        "window": conduit.Rollout(4, 1, stride=1),
+        "fields": STEPS[:4],
+        "batch_transforms": (
+            conduit.apply(guess),
+            conduit.gae(values="values", bootstrap="bootstrap"),
+        ),
+    },
+}
+
+
+def filled(make, rows=201, **options):
+    """An engine with rows of everything."""
+    engine = make(RICH, max_n_step=3, max_length=5, priorities=conduit.Priorities(alpha=1.0), **options)
+    writer = engine.writer("replay")
+    for k in range(rows):
+        tokens = np.arange(k % 10, dtype=np.int32)
+        writer.append(obs=np.full(3, k, np.float32), action=k, brain=float(k % 100), tokens=tokens, reward=float(k))
+    return engine
+
+
+def everything(batch):
+    """All of a batch, as arrays that share no memory with it."""
+    named = {**batch, **{name: getattr(batch, name) for name in ("ids", "versions", "episodes", "steps")}}
+    return {
+        name: value.copy() if isinstance(value, np.ndarray) else value.to(torch.float64, copy=True).numpy()
+        for name, value in named.items()
+    }
+
+
+def same(left, right):
+    assert left.keys() == right.keys()
+    for name, value in left.items():
+        np.testing.assert_array_equal(value, right[name], err_msg=name)
+
+
+@pytest.mark.parametrize("options", LOADERS.values(), ids=LOADERS)
+def test_a_list_of_batches_holds_as_many_as_were_asked_for_each_as_it_would_have_been_alone(make, options):
+    engine = filled(make)
+    options = {"batch_size": 16, "seed": 2} | options
+    with engine.loader("replay", **options) as loader:
+        alone = [everything(batch) for batch in itertools.islice(loader, 9)]
+        assert loader.stats.allocated == 0
+    with engine.loader("replay", **options) as loader:
+        with pytest.warns(RuntimeWarning, match="All 3 buffers of a loader of table 'replay'"):
+            kept = list(itertools.islice(loader, 7))
+        assert loader.stats.allocated == 4
+        for batch, wanted in zip(kept, alone, strict=False):
+            same(everything(batch), wanted)
+        assert len({address(batch) for batch in kept}) == 7
+        del kept[0]  # a buffer of the loader's own
+        kept.append(loader.next())
+        assert loader.stats.allocated == 4
+        kept.append(loader.next())
+        assert loader.stats.allocated == 5
+        for batch, wanted in zip(kept, alone[1:], strict=True):
+            same(everything(batch), wanted)
+        assert loader.stats.batches == 9
+
+
+def test_the_warning_comes_once_from_the_caller_s_line_and_says_who_holds_what(loader):
+    whole, part, ids = loader.next(), loader.next()["action"], loader.next().ids
+    with pytest.warns(RuntimeWarning) as told:
+        kept = [batch for batch, _ in zip(loader, range(2), strict=False)]
+    assert [each.filename for each in told] == [__file__]
+    text = str(told[0].message)
+    assert re.search(r"held: a whole batch, `action` of a batch, `ids` of a batch\)", text)
+    assert "more buffers" in text
+    assert "on_busy='error'" in text
+    del whole, part, ids, kept
+
+
+@pytest.mark.parametrize("loader", [{"format": "numpy"}], indirect=True)
+def test_memory_of_a_batch_s_own_goes_with_the_last_thing_made_of_it(loader):
+    kept = [loader.next() for _ in range(3)]
+    with pytest.warns(RuntimeWarning, match="3 times `some array` of a batch"):
+        batch = loader.next()
+    memory, view = weakref.ref(batch["obs"].base), batch["obs"][3:5]
+    copy = view.copy()
+    del batch
+    for _ in range(5):
+        loader.next()
+    assert memory() is not None
+    np.testing.assert_array_equal(view, copy)
+    del view
+    assert memory() is None
+    del kept
+
+
+def test_a_warning_that_is_an_error_takes_no_batch_away(make):
+    engine = filled(make)
+    with engine.loader("replay", batch_size=8) as loader:
+        wanted = [everything(batch) for batch in itertools.islice(loader, 4)]
+    with engine.loader("replay", batch_size=8) as loader:
+        kept = list(itertools.islice(loader, 3))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises(RuntimeWarning, match="3 times a whole batch"):
+                loader.next()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            kept.append(loader.next())
+        for batch, each in zip(kept, wanted, strict=True):
+            same(everything(batch), each)
+
+
+@pytest.mark.filterwarnings("ignore:All 2 buffers")
+def test_rows_that_are_delivered_so_often_only_are_counted_in_memory_of_a_batch_s_own_too(make):
+    engine = filled(make, max_times_sampled=1)
+    with engine.loader("replay", batch_size=20, min_rows=1, buffers=2) as loader:
+        kept = [loader.next(timeout=0) for _ in range(10)]
+        with pytest.raises(conduit.errors.DataTimeout):
+            loader.next(timeout=0)
+        ids = np.concatenate([batch.ids for batch in kept])
+    assert len(set(ids.tolist())) == 200
+
+
+@pytest.mark.filterwarnings("ignore:All 2 buffers")
+def test_a_batch_that_is_refused_in_memory_of_its_own_is_passed_over_as_any_other(make):
+    engine = filled(make)
+    options = {"batch_size": 4, "seed": 1, "buffers": 2}
+    refusing = {**options, "transform": {"action": conduit.one_hot(197)}}
+
+    def delivered(loader, number):
+        try:
+            return everything(next(loader))["steps"].tolist() if number > 2 else kept.append(next(loader))
+        except conduit.errors.FieldError as error:
+            return error.value
+
+    outcomes = []
+    for keep in (False, True):
+        kept = []
+        with engine.loader("replay", **refusing) as loader:
+            outcomes.append([delivered(loader, number if keep else 3) for number in range(60)])
+            assert (loader.stats.allocated > 0) == keep
+    assert any(isinstance(outcome, int) for outcome in outcomes[0])
+    assert outcomes[1][3:] == outcomes[0][3:]

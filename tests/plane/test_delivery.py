@@ -229,7 +229,7 @@ def test_a_failed_call_takes_nothing_away_from_later_ones(make):
     writer = engine.writer("replay")
     fill(writer, 300)
     wanted = keys(engine.loader("replay", batch_size=32, seed=1), 3)
-    loader = engine.loader("replay", batch_size=32, seed=1, buffers=2)
+    loader = engine.loader("replay", batch_size=32, seed=1, buffers=2, on_busy="error")
     got = keys(loader, 1)
     held = [loader.next(), loader.next()]
     with pytest.raises(conduit.errors.BuffersBusy):
@@ -439,7 +439,7 @@ def test_without_torch_the_error_says_what_to_install_or_to_ask_for(make, monkey
         ({"batch_size": 2.0}, "batch_size of at least 1, got 2.0"),
         ({"batch_size": True}, "batch_size of at least 1, got True"),
         ({"format": "jax"}, "format 'torch' or 'numpy', got 'jax'"),
-        ({"on_busy": "block"}, "on_busy 'error' or 'wait', got 'block'"),
+        ({"on_busy": "block"}, "on_busy 'allocate', 'error' or 'wait', got 'block'"),
         ({"buffers": 1}, "at least 2 buffers.* got 1"),
         ({"seed": 0.5}, r"an int as seed, got 0\.5"),
         ({"timeout": -1}, "a timeout of at least 0 seconds, got -1"),

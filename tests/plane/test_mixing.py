@@ -135,7 +135,7 @@ def test_a_prioritised_table_beside_a_uniform_one(engine):
 
 
 def test_batches_that_are_held_stay_as_they_are_and_buffers_are_told_apart(engine):
-    with engine.mix({"replay": 1, "demos": 1}, batch_size=32, buffers=3) as loader:
+    with engine.mix({"replay": 1, "demos": 1}, batch_size=32, buffers=3, on_busy="error") as loader:
         held = [loader.next() for _ in range(3)]
         copies = [batch["action"].clone() for batch in held]
         with pytest.raises(conduit.errors.BuffersBusy):
@@ -146,6 +146,23 @@ def test_batches_that_are_held_stay_as_they_are_and_buffers_are_told_apart(engin
         del kept
         loader.next()
         assert all((batch["action"] == copy).all() for batch, copy in zip(held, copies, strict=False))
+
+
+def test_batches_beyond_the_buffers_have_memory_of_their_own_and_the_rows_they_would_have_had(engine):
+    options = {"tables": {"replay": 3, "demos": 1}, "batch_size": 32, "seed": 4}
+    with engine.mix(**options) as loader:
+        wanted = [
+            (batch["action"].tolist(), batch["source"].tolist()) for batch, _ in zip(loader, range(7), strict=False)
+        ]
+    with engine.mix(**options) as loader:
+        with pytest.warns(RuntimeWarning, match="All 3 buffers of a loader of table 'replay'"):
+            held = [loader.next() for _ in range(6)]
+        assert {name: stats.allocated for name, stats in loader.stats.items()} == {"replay": 3, "demos": 3}
+        del held[4]
+        held.append(loader.next())
+        del wanted[4]
+        assert [(batch["action"].tolist(), batch["source"].tolist()) for batch in held] == wanted
+        assert len({batch["action"].data_ptr() for batch in held}) == 6
 
 
 def test_a_table_without_rows_is_waited_for_and_named_and_nothing_is_lost(engine):

@@ -83,7 +83,7 @@ class DeviceLoader(Loader):
         else:
             self.residence = Registered(table, registration)
 
-    def _open_buffer(self, block: int, beside: Buffer | None) -> Buffer:  # noqa: ARG002 - nothing lies beside
+    def _open_buffer(self, beside: Buffer | None) -> Buffer:  # noqa: ARG002 - nothing lies beside
         if not self._chosen:
             self._choose()
         return DeviceBuffer(
@@ -93,7 +93,7 @@ class DeviceLoader(Loader):
             self._transforming,
             self.sampler,
             self._seed,
-            block,
+            self._block,
             self.residence,
             self._scratch.ages,
         )
