@@ -50,6 +50,7 @@ from conduit.plane.placement import Pool as Pool
 from conduit.plane.placement import Request as Request
 from conduit.plane.scanning import Scan as Scan
 from conduit.plane.steps import Steps as Steps
+from conduit.plane.table import TableHandle as TableHandle
 from conduit.plane.writer import Writer as Writer
 from conduit.sampling.prioritised import Prioritised as Prioritised
 from conduit.schema import Field as Field
@@ -102,6 +103,7 @@ __all__ = [
     "Statistics",
     "Steps",
     "Table",
+    "TableHandle",
     "Transform",
     "Transition",
     "Weights",

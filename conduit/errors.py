@@ -6,6 +6,7 @@
     ├── SchemaError(ValueError)           a schema cannot be built or read
     │   └── SchemaMismatch                two schemas that must be equal differ
     ├── FieldError(ValueError)            a value does not fit its field: key, dtype, shape
+    │   └── UnknownName(KeyError, AttributeError)  a name that leads to nothing here
     ├── ConfigError(ValueError)           an option is wrong, or options contradict each other
     │   └── CapacityError                 a capacity or page size that cannot work
     ├── SourceError(ValueError)           offline data that cannot be read, or do not fit
@@ -92,6 +93,12 @@ class FieldError(ConduitError, ValueError):
     def __init__(self, message: str, *, at: str | None = None, row_id: int | None = None, value: object = None) -> None:
         super().__init__(message, at=at)
         self.row_id, self.value = row_id, value
+
+
+class UnknownName(FieldError, KeyError, AttributeError):
+    """A name that leads to nothing here, by attribute or in brackets; the message has the nearest name that does."""
+
+    __str__ = Exception.__str__  # a KeyError shows its message as a key
 
 
 class ConfigError(ConduitError, ValueError):

@@ -79,6 +79,7 @@ KERNEL_MODULES = (
     "conduit.sampling.tree",
     "conduit.sampling.mass",
     "conduit.sampling.prioritised",
+    "conduit.sampling.anchors",
     "conduit.testing.rows",
     "conduit.testing.stepping",
 )

@@ -44,6 +44,7 @@ NAMES = {
     "Statistics",
     "Steps",
     "Table",
+    "TableHandle",
     "Transform",
     "Transition",
     "Weights",
@@ -75,7 +76,7 @@ MEMBERS = {
     ),
     "Client": (
         "checkpoint close consumer delete freeze limiter loader mix name policy recover reset scan schema "
-        "statistics tables thaw writer"
+        "statistics table tables thaw writer"
     ),
     "CommitEvery": "publish_every",
     "Consumer": "close next poll stats",
@@ -83,7 +84,7 @@ MEMBERS = {
     "Delivery": "close next",
     "Engine": (
         "adopt checkpoint close consumer create delete freeze limiter loader mix name policy recover reset "
-        "restore restored scan schema statistics tables thaw writer"
+        "restore restored scan schema statistics table tables thaw writer"
     ),
     "Episode": "max_length next_obs",
     "Field": "casting dtype item_bytes itemsize max_length name numpy_dtype observation ragged reward row_bytes shape",
@@ -116,6 +117,7 @@ MEMBERS = {
         "limiter max_length max_n_step max_stack max_times_sampled mean_episode mean_lengths num_envs page_rows priorities "
         "rollout_length schema statistics within_episodes writers"
     ),
+    "TableHandle": "capacity counts kind name nbytes rows sampleable schema",
     "Transform": "check_source dtype factor high is_affine is_cast is_clipped low offset",
     "Transition": "gamma n_step newest padding stack",
     "Weights": "arrays state_dict version",
@@ -156,6 +158,8 @@ CALLS = {
     ),
     "Client.policy": "name='policy'",
     "Client.scan": "table",
+    "Client.table": "name",
+    "TableHandle.sampleable": "window=None",
     "MixedLoader.next": "timeout=None",
     "MixedLoader.update_priorities": "batch priorities",
     "MixedLoader.valid": "batch",

@@ -18,7 +18,9 @@ from conduit.kernels.relabel import RELABELLED
 from conduit.kernels.rows import D_WORDS
 from conduit.kernels.windows import Transition, has_next, lanes
 from conduit.plane.transforming import Transforming
+from conduit.plane.views import Arrays
 from conduit.schema import Schema
+from conduit.store.appearance import never_raises
 from conduit.store.declaration import align
 from conduit.store.table import TableView
 from conduit.store.words import T_MAX_SAMPLED, T_SAMPLED
@@ -30,8 +32,11 @@ Maker = Callable[[Array], Any]
 """Makes what is handed out from a buffer's array: a tensor, or a view."""
 
 
-class Batch(Mapping[str, Any]):
+class Batch(Arrays):
     """One delivered batch: names to tensors (or arrays), and where the rows come from.
+
+    `batch["obs.camera"]` is `batch.obs.camera` too; a field that is called as something the batch has itself (ids, steps, keys,
+    items and so on) is reached by its name in brackets.
 
     Its memory stays valid and unchanged as long as anything made from it is alive: the batch, a tensor of it, a view of
     such a tensor. `release()` gives it back earlier.
@@ -83,7 +88,8 @@ class Batch(Mapping[str, Any]):
         return self._buffer.reward_names
 
     def __getitem__(self, name: str) -> Any:
-        return self._values[name]
+        value = self._values.get(name)
+        return self._find(name) if value is None else value
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -109,6 +115,7 @@ class Batch(Mapping[str, Any]):
         if self._buffer.turn == self._turn:  # else the memory is another batch's by now
             self._buffer.released = True
 
+    @never_raises
     def __repr__(self) -> str:
         inner = ", ".join(f"{name}: {tuple(value.shape)} {value.dtype}" for name, value in self._values.items())
         return f"Batch({inner})"

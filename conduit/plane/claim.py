@@ -14,7 +14,9 @@ from conduit.kernels.naming import shown
 from conduit.kernels.plan import FLAGS, Computed
 from conduit.kernels.windows import Rollout
 from conduit.plane.batch import Maker, as_bfloat16
+from conduit.plane.views import Arrays
 from conduit.store import queue
+from conduit.store.appearance import never_raises, place_of
 from conduit.store.endings import when_gone
 from conduit.store.queue import (
     Q_AGAIN,
@@ -219,12 +221,14 @@ class RolloutBatch(dict[str, Any]):
     reward_names: tuple[str, ...]
 
 
-class Claim(Mapping[str, Any]):
+class Claim(Arrays):
     """Consecutive ticks of one writer, for their claimer alone: {field name, "terminated", "truncated": [ticks, num_envs, *shape]}.
 
     Arrays are views of shared memory: read them only. They stay valid as long as anything made from the claim is alive, also
     after `ack`, and writers get the page only then. A ragged field is a list of one value [length, *shape[1:]] for each row,
     tick after tick.
+
+    `claim["obs.camera"]` is `claim.obs.camera` too, as in a `Batch`.
 
     As a context manager it is acknowledged on leaving, and given back on an exception. A claim that is dropped without either
     is given back.
@@ -282,7 +286,7 @@ class Claim(Mapping[str, Any]):
         if value is None:
             self._check()
             if name not in self._columns.names:
-                raise KeyError(name)
+                return self._find(name)
             value = self._values[name] = self._columns.deliver(self._hold, name, self._row, self._lead)
         return value
 
@@ -436,8 +440,10 @@ class Claim(Mapping[str, Any]):
             else:
                 self.give_back()
 
+    @never_raises
     def __repr__(self) -> str:
         return (
-            f"Claim(stream {self.stream}, ticks {self.first_tick} to {self.first_tick + self.ticks}, "
-            f"{self.num_envs} environments{'' if self._record.ended is None else f', {self._record.ended}'})"
+            f"Claim({place_of(self._columns.table)}, stream {self.stream}, ticks {self.first_tick} to {self.first_tick + self.ticks}, "
+            f"{self.num_envs} environment{'' if self.num_envs == 1 else 's'}, {self._record.ended or 'held'}: "
+            f"{', '.join(self)})"
         )

@@ -35,10 +35,12 @@ from conduit.plane.mixing import Counts, MixedLoader
 from conduit.plane.placement import HostPlacement, Placement, Pool
 from conduit.plane.scanning import Scan
 from conduit.plane.stream import OnFull
+from conduit.plane.table import TableHandle
 from conduit.plane.writer import Writer, writer_type
 from conduit.sampling.prioritised import Prioritised
 from conduit.schema import Schema
 from conduit.store import removal
+from conduit.store.appearance import filling_of, never_raises, state_in
 from conduit.store.loaders import NamedLoader, take_name
 from conduit.store.participants import Participants
 from conduit.store.segment import Segment
@@ -105,6 +107,10 @@ class Client:
             raise ConfigError(f"Expected a table of engine {self.name!r}, got {table!r}{hint(table, self._views)}")
         return self._views[table]
 
+    def table(self, name: str) -> TableHandle:
+        """One table, to be asked: how many rows it holds, how many a loader could draw now, how many bytes it takes."""
+        return TableHandle(self._view(name))
+
     def writer(
         self,
         table: str,
@@ -152,7 +158,8 @@ class Client:
                     f"Expected the schema of table {table!r} ({view.layout.schema.fingerprint}), got {schema.fingerprint}: "
                     f"{difference}"
                 )
-        writer = writer_type(view.layout.schema, rollouts=view.layout.table.rollout_length is not None)(
+        rollouts = view.layout.table.rollout_length is not None
+        writer = writer_type(view.layout.schema, rollouts=rollouts, vector=num_envs is not None)(
             view,
             num_envs=num_envs,
             autoreset=autoreset,
@@ -561,6 +568,13 @@ class Client:
 
     def _before_leaving(self) -> None:
         """What an owner does while it still has its seat."""
+
+    @never_raises
+    def __repr__(self) -> str:
+        state = state_in(self._segment, closed=self._closed, forked=self._participants.forked)
+        parts = [f"{name} {filling_of(view)}" for name, view in self._views.items()]
+        parts += [f"policy {name} version {slot.version}" for name, slot in self._slots.items()]
+        return f"{type(self).__name__}({self.name!r}, {state}: {', '.join(parts)})"
 
     def __enter__(self) -> Self:
         return self

@@ -22,6 +22,7 @@ from conduit.numbers import at_least
 from conduit.plane.batch import Format, torch_maker
 from conduit.plane.claim import Claim, Columns, Record
 from conduit.store import queue
+from conduit.store.appearance import filling_of, never_raises, place_of, state_of
 from conduit.store.endings import when_gone
 from conduit.store.queue import QueueView
 from conduit.store.soundness import damaged_page
@@ -188,6 +189,14 @@ class Consumer:
         self._closed = True
         for words in list(self._open):
             self._end(words, self._table.segment.seat, self._counts, queue.GIVEN_BACK)
+
+    @never_raises
+    def __repr__(self) -> str:
+        claims, rows, *_ = self._counts.tolist()
+        state = state_of(self._table, closed=self._closed)
+        return (
+            f"Consumer({place_of(self._table)}, {claims:,} claims of {rows:,} rows, {state}: {filling_of(self._table)})"
+        )
 
     def __iter__(self) -> Iterator[Claim]:
         return self

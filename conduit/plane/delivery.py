@@ -34,6 +34,7 @@ from conduit.plane.sharing import Share
 from conduit.plane.transforming import Transforming
 from conduit.sampling.prioritised import WEIGHTS, Prioritised, PrioritisedSampler
 from conduit.sampling.uniform import Uniform
+from conduit.store.appearance import filling_of, never_raises, place_of, state_of
 from conduit.store.loaders import NamedLoader
 from conduit.store.table import TableView
 from conduit.store.weights import PolicySlot
@@ -397,6 +398,14 @@ class Loader(Delivery):
         self._redrawn, self._last_job = self.stats.redrawn, None
         self._closed = True
         self._buffers = []
+
+    @never_raises
+    def __repr__(self) -> str:
+        name = "" if self._place is None else f"name={self._place.name!r}, "
+        return (
+            f"{type(self).__name__}({place_of(self._table)}, {name}batch_size={self.plan.batch_size}, {self.plan.window!r}, "
+            f"{self._batches:,} batches, {state_of(self._table, closed=self._closed)}: {filling_of(self._table)})"
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -14,7 +14,8 @@ from conduit.forking import renew_in_child
 from conduit.jit import entry
 from conduit.numbers import at_least
 from conduit.store import limiter as kernels
-from conduit.store.counting import Counts
+from conduit.store.appearance import never_raises, place_of, state_of
+from conduit.store.counting import Counts, counts_of
 from conduit.store.endings import when_gone
 from conduit.store.geometry import Geometry
 from conduit.store.limits import Limiter, Limits, checked_limiter
@@ -215,6 +216,15 @@ class RateLimiter:
                 f"Expected table {table.layout.name!r} to have a limiter: create it with limiter=conduit.SampleToInsertRatio(...)"
             )
         self._table = table
+
+    @never_raises
+    def __repr__(self) -> str:
+        limits, counts = limits_of(self._table), counts_of(self._table.address)
+        return (
+            f"RateLimiter({place_of(self._table)}, samples_per_insert={limits.samples_per_insert:g}, min_size={limits.min_size}, "
+            f"min_diff={limits.min_diff:g}, max_diff={limits.max_diff:g}, {state_of(self._table)}: {counts.inserted:,} inserted, "
+            f"{counts.sampled:,} sampled, {counts.size:,} there)"
+        )
 
     @property
     def counts(self) -> Counts:

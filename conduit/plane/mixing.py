@@ -26,6 +26,7 @@ from conduit.plane.delivery import Array, Delivery, Loader, LoaderStats
 from conduit.plane.sharing import Share
 from conduit.sampling.prioritised import WEIGHTS, Prioritised, PrioritisedSampler
 from conduit.sampling.uniform import Uniform
+from conduit.store.appearance import filling_of, never_raises, state_of
 from conduit.store.loaders import NamedLoader
 from conduit.store.table import TableView
 
@@ -306,6 +307,13 @@ class MixedLoader(Delivery):
     def stats(self) -> dict[str, LoaderStats]:
         """{table: counts since the loader was opened}."""
         return {name: part.stats for name, part in zip(self.tables, self._parts, strict=True)}
+
+    @never_raises
+    def __repr__(self) -> str:
+        state = state_of(self._views[0], closed=self._closed)
+        rows = ", ".join(f"{view.layout.name} {filling_of(view)}" for view in self._views)
+        engine = self._views[0].segment.name
+        return f"MixedLoader(engine {engine!r}, batch_size={self._batch_size}, batch {self.batch}, {state}: {rows})"
 
     def close(self) -> None:
         """Let the buffers, and the loader's name, go; batches that are still held stay valid. Idempotent."""

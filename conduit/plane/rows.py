@@ -15,8 +15,10 @@ from conduit.nesting import hint
 from conduit.numbers import at_least, whole
 from conduit.plane.stream import Form, Stream
 from conduit.plane.values import checked, checked_lengths, checked_observation, checked_values
+from conduit.plane.views import Nested, Put, Views, spread
 from conduit.schema import Schema
 from conduit.store import committing, interpreter
+from conduit.store.appearance import never_raises, place_of
 from conduit.store.words import W_BASE, W_BEYOND, W_BUSY, W_ENDS, W_LOCAL
 
 Array = np.ndarray[Any, Any]
@@ -65,34 +67,7 @@ def _check_names(form: type, schema: Schema, what: str) -> None:
             )
 
 
-class _Views:
-    """Field access by attribute (`rows.obs`) or by dotted name (`rows["obs.camera"]`)."""
-
-    __slots__ = ()
-
-    def _view(self, name: str) -> Array:
-        raise NotImplementedError
-
-    def _names(self) -> tuple[str, ...]:
-        raise NotImplementedError
-
-    def __getitem__(self, name: str) -> Array:
-        if name not in self._names():
-            raise FieldError(f"Expected a column of the rows, got {name!r}{hint(name, self._names())}", at=name)
-        return self._view(name)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        if name in self._names():
-            return self._view(name)
-        below = {n.removeprefix(f"{name}."): self._view(n) for n in self._names() if n.startswith(f"{name}.")}
-        if not below:
-            raise FieldError(f"Expected a column of the rows, got {name!r}{hint(name, self._names())}", at=name)
-        return below
-
-
-class _Staged(_Views):
+class _Staged(Views):
     """Uncommitted rows of a writer, from `_row` on."""
 
     __slots__ = ("__weakref__", "_lead", "_names_", "_number", "_ragged", "_row", "_rows", "_stream")
@@ -145,10 +120,16 @@ class _Staged(_Views):
         column = self._column(name)
         return column[self._row : self._row + self._rows].reshape((*self._lead, *column.shape[1:]))
 
+    def _putter(self) -> Put | None:
+        return self._set
+
     def _set(self, name: str, value: Any) -> None:
-        """Checked assignment of a whole field."""
+        """Checked assignment of a whole field, or of a nested value to all below a name."""
         view = self[name]
-        if name in self._ragged:
+        if isinstance(view, Nested):
+            for below, part in spread(name, self._names_, value).items():
+                self._set(below, part)
+        elif name in self._ragged:
             self._store(name, value)
         elif name in self._stream.schema:
             view[...] = checked(self._stream.schema[name], value, self._lead)
@@ -164,6 +145,11 @@ class _Staged(_Views):
     def _store(self, name: str, value: Any) -> None:
         """Checked storing of a ragged field's values."""
         raise NotImplementedError
+
+    @never_raises
+    def __repr__(self) -> str:
+        state = "open" if self._is_open() else "over" if self._number >= 0 else "not begun"
+        return f"{type(self).__name__}({place_of(self._stream.table)}, {state}: {', '.join(self._names_)})"
 
     def __setitem__(self, name: str, value: Any) -> None:
         self._set(name, value)
@@ -300,6 +286,10 @@ class StepBlock:
         """Number of the step in its stream."""
         return self._step.number
 
+    @never_raises
+    def __repr__(self) -> str:
+        return f"StepBlock({self._step!r})"
+
     def __enter__(self) -> Step:
         try:
             self._step.begin(self)
@@ -412,7 +402,7 @@ class Slab(_Staged):
             self.abort()
 
 
-class Bare(_Views):
+class Bare(Views):
     """A writer without checks: assign to whole-table columns at `row`, then `row = commit()`.
 
         with writer.bare() as bare:
@@ -494,6 +484,11 @@ class Bare(_Views):
         words = stream.words
         row = self.row if words[W_BEYOND // 8] else words[W_BASE // 8] + words[W_LOCAL // 8]
         stream.keep_final(row + env, checked_observation(stream.schema, observation), row + stream.envs)
+
+    @never_raises
+    def __repr__(self) -> str:
+        state = "open" if self._stream.words[W_BUSY // 8] == self._number else "closed"
+        return f"Bare({place_of(self._stream.table)}, {state}: {', '.join(self._names_)})"
 
     def close(self) -> None:
         """Hand the writer back to its other forms; idempotent."""

@@ -19,6 +19,7 @@ import numpy as np
 from conduit.errors import Overwritten
 from conduit.plane.steps import Array, Steps
 from conduit.schema import Schema
+from conduit.store.appearance import never_raises, place_of, state_of
 from conduit.store.soundness import check_links, check_pages, check_spans
 from conduit.store.table import Lease, TableView
 from conduit.store.words import (
@@ -70,6 +71,10 @@ class Scan:
         self._table = table
         self._streams = _take_stock(table)
         self.rows = sum(envs * (part.end - part.begin) for (_, envs), parts in self._streams.items() for part in parts)
+
+    @never_raises
+    def __repr__(self) -> str:
+        return f"Scan({place_of(self._table)}, {self.rows:,} rows, {self.missing:,} missing, {state_of(self._table)})"
 
     def __iter__(self) -> Iterator[Steps]:
         for (stream, envs), parts in self._streams.items():

@@ -36,6 +36,13 @@ class Steps:
     def __len__(self) -> int:
         return len(self.terminated)
 
+    def __repr__(self) -> str:
+        kinds = [
+            f"{name}: ragged" if isinstance(values, list) else f"{name}: {values.shape[1:]} {values.dtype}"
+            for name, values in self.columns.items()
+        ]
+        return f"Steps({len(self):,} steps, {len(self.places):,} final observations: {', '.join(kinds)})"
+
     def part(self, start: int, stop: int) -> Steps:
         """The steps [start, stop), as views."""
         low, high = np.searchsorted(self.places, (start, stop)).tolist()

@@ -45,6 +45,7 @@ from conduit.store.words import (
     W_ENVS,
     W_EPOCH,
     W_FINISHES,
+    W_FIRST_TICK,
     W_LOCAL,
     W_NEXT_STEP,
     W_OWNER,
@@ -59,6 +60,7 @@ from conduit.store.words import (
     W_STRICT,
     W_TABLE,
     W_TAIL,
+    W_TICK,
     W_TURNS,
     W_WORDS,
 )
@@ -209,6 +211,11 @@ class Stream:
     def number(self) -> int:
         """Number of the stream in the table; with its first row a writer may go on in a page, and stream, that ended."""
         return self.words[W_STREAM // 8]
+
+    @property
+    def ticks(self) -> int:
+        """Ticks that this writer has committed."""
+        return self.words[W_TICK // 8] - self.words[W_FIRST_TICK // 8]
 
     @property
     def closed(self) -> bool:

@@ -27,6 +27,7 @@ from conduit.plane.tally import Tally
 from conduit.plane.values import checked, checked_observation, checked_values, flags
 from conduit.schema import Schema
 from conduit.store import descriptions, interpreter, objects
+from conduit.store.appearance import never_raises, place_of, state_of
 from conduit.store.table import TableView
 from conduit.store.weights import PolicySlot
 from conduit.store.words import (
@@ -444,6 +445,15 @@ class Writer:
         """Publish, seal the page and end the stream; idempotent."""
         self._stream.close()
 
+    @never_raises
+    def __repr__(self) -> str:
+        stream = self._stream
+        envs = "" if self.num_envs is None else f"num_envs={self.num_envs}, "
+        return (
+            f"Writer({place_of(stream.table)}, {envs}autoreset={self.autoreset!r}, stream {stream.number}, "
+            f"{stream.ticks:,} ticks, {state_of(stream.table, closed=stream.closed)})"
+        )
+
     def __enter__(self) -> Self:
         return self
 
@@ -452,6 +462,7 @@ class Writer:
 
 
 @functools.cache
-def writer_type(schema: Schema, *, rollouts: bool) -> type[Writer]:
-    """Writer with the `append` of a schema, for a queue of rollouts or another table."""
-    return type("Writer", (Writer,), {"append": generate_append(schema, rollouts=rollouts), "__doc__": Writer.__doc__})
+def writer_type(schema: Schema, *, rollouts: bool, vector: bool) -> type[Writer]:
+    """Writer with the `append` of a schema, for a queue of rollouts or another table, with an axis of environments or without."""
+    append = generate_append(schema, rollouts=rollouts, vector=vector)
+    return type("Writer", (Writer,), {"append": append, "__doc__": Writer.__doc__})

@@ -203,6 +203,12 @@ class PrioritisedSampler:
         """Address of `batch`."""
         return self._uniform.batch_at
 
+    def __repr__(self) -> str:
+        return (
+            f"PrioritisedSampler(beta={self.beta:g}, batch {self.batch}, {self.candidates:,} candidate rows at the last draw, "
+            f"{self.ignored:,} updates ignored)"
+        )
+
     @property
     def beta(self) -> float:
         """Exponent of the importance weights."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from conduit.errors import UnknownName
 from conduit.jit import address, inner
 from conduit.kernels.cpu import J_FOLLOWING, J_GENERATIONS, J_PAGES, J_ROWS, J_TABLE, J_WINDOW, ask_for
 from conduit.kernels.philox import random_pair, scale_to
@@ -49,6 +50,8 @@ from conduit.store.words import (
 S_SEED, S_BATCH, S_LEAST, S_CANDIDATES, S_SNAPSHOT, S_PAGES, S_BITS = range(0, 56, 8)
 """Words of the sampler's state: seed, number of the batch, least number of candidates, candidates at the last look,
 address of the list of pages (kernels.resolve.E_*), pages listed, and room for one chunk's random bits."""
+S_WORDS = S_BITS // 8
+"""Words of the state, but for the random bits."""
 _TRIES = (1 << 19) - 1
 _TRIES_OF_COUNTED = 1 << 16
 """Where deliveries are counted, running dry is nothing unusual."""
@@ -200,7 +203,7 @@ class Uniform:
 
     def __init__(self, seed: int, pages: int, least: int = 1) -> None:
         self._snapshot = empty_list(pages)
-        self._state = np.zeros(S_BITS // 8 + _CHUNK, np.int64)
+        self._state = np.zeros(S_WORDS + _CHUNK, np.int64)
         self._state[S_SEED // 8] = np.uint64(seed % 2**64).astype(np.int64)
         self._state[S_LEAST // 8] = least
         self._state[S_SNAPSHOT // 8] = self._snapshot.ctypes.data
@@ -224,6 +227,27 @@ class Uniform:
 
     def finish(self, arrays: dict[str, np.ndarray[Any, Any]], first: int = 0, count: int | None = None) -> None:
         """Nothing is left to do for a batch of equal probabilities."""
+
+    @property
+    def beta(self) -> float:
+        """Rows that are drawn uniformly have no importance weights, and no exponent of them.
+
+        Raises:
+            UnknownName: Always, when it is set too.
+        """
+        raise UnknownName(
+            "Expected a loader opened with sampling=conduit.Prioritised(...), this one draws uniformly", at="beta"
+        )
+
+    @beta.setter
+    def beta(self, value: float) -> None:
+        raise UnknownName(
+            f"Expected a loader opened with sampling=conduit.Prioritised(...) to set beta={value!r}, this one draws uniformly",
+            at="beta",
+        )
+
+    def __repr__(self) -> str:
+        return f"Uniform(batch {self.batch}, {self.candidates:,} candidate rows at the last draw)"
 
     @property
     def candidates(self) -> int:

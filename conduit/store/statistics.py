@@ -25,6 +25,7 @@ from conduit.field import Field
 from conduit.jit import entry, inner, kernel
 from conduit.nesting import hint, with_parents
 from conduit.schema import Schema
+from conduit.store.appearance import never_raises, place_of, state_of
 from conduit.store.atomics import (
     copy_bytes,
     fence_acquire,
@@ -227,6 +228,10 @@ class Statistics:
     def __init__(self, table: TableView) -> None:
         self._table = table
         self._seats = table.segment.layout.spec.max_participants
+
+    @never_raises
+    def __repr__(self) -> str:
+        return f"Statistics({place_of(self._table)}, {state_of(self._table)}: {', '.join(self.fields)})"
 
     @property
     def fields(self) -> tuple[str, ...]:

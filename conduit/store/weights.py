@@ -24,6 +24,7 @@ from conduit.jit import entry
 from conduit.nesting import hint
 from conduit.schema import Field, dtype_name
 from conduit.store import protocol
+from conduit.store.appearance import never_raises, state_in
 from conduit.store.layout import WEIGHT_COPIES, TensorSpec, WeightsLayout
 from conduit.store.locks import LOCK_PUBLISHERS, try_lock, unlock
 from conduit.store.participants import Participants
@@ -76,6 +77,10 @@ class Weights:
         self.arrays = arrays
         self._specs = specs
 
+    def __repr__(self) -> str:
+        inner = ", ".join(f"{name}: {array.shape} {array.dtype}" for name, array in self.arrays.items())
+        return f"Weights(version {self.version}: {inner})"
+
     def state_dict(self) -> dict[str, Any]:
         """{name: torch tensor} sharing memory with `arrays`, for `module.load_state_dict`."""
         import torch  # actors without torch read `arrays`
@@ -116,6 +121,15 @@ class PolicySlot:
     def version(self) -> int:
         """Latest version published, 0 before the first; costs well under a microsecond."""
         return self._latest[0]
+
+    @never_raises
+    def __repr__(self) -> str:
+        seat = self._participants
+        state = state_in(self._segment, closed=seat.number < 0, forked=seat.forked)
+        return (
+            f"PolicySlot({self._layout.name!r} of engine {self._segment.name!r}, version {self.version}, held {self.held}, "
+            f"{len(self._layout.tensors)} arrays, {state})"
+        )
 
     def _check(self) -> None:
         self._participants.check()

@@ -95,7 +95,7 @@ def test_flags_that_a_step_does_not_assign_are_false_and_one_bool_stands_for_all
         ("action", lambda lead: np.full(lead, 1.5).tolist(), "Expected `int64`, got list"),
         ("terminated", lambda lead: np.zeros(lead, np.int8), "Expected `bool`, got `int8`"),
         ("truncated", lambda lead: [True], r"Expected shape .*, got \(1,\)"),
-        ("rewards", lambda lead: 1.0, "Expected a column of the rows, got 'rewards': did you mean `reward`"),
+        ("rewards", lambda lead: 1.0, "Expected the name of an array, got 'rewards': did you mean `reward`"),
     ],
     ids=["dtype", "shape", "list", "flag dtype", "flag shape", "unknown"],
 )
