@@ -7,15 +7,18 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import conduit
+from conduit.cli import checks
 from conduit.cli.checkpoints import look
+from conduit.demo import DemoResult
 from conduit.errors import CheckpointError
-from conduit.plane import inspect
+from conduit.plane import inspect, probe
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs" / "cli.md"
@@ -228,13 +231,14 @@ def test_status_shows_tables_pages_policies_and_writers(cast, engine_name):
     assert engine["bytes"] == (SHM / f"cdt.{os.getuid()}.{engine_name}").stat().st_size
     assert (engine["writers_alive"], engine["writers_dead"]) == (1, 0)
     by_pid = {one["pid"]: one for one in engine["participants"]}
-    assert by_pid[owner.pid]["rows"] == 0
+    assert (by_pid[owner.pid]["rows"], by_pid[owner.pid]["roles"]) == (0, ["owner"])
     assert by_pid[writer.pid] | {"since_ns": 0, "name": ""} == {
         "number": 1,
         "pid": writer.pid,
         "name": "",
         "alive": True,
         "since_ns": 0,
+        "roles": ["writer"],
         "rows": 400,
         "pages": 1,
         "leases": 0,
@@ -246,6 +250,7 @@ def test_status_shows_tables_pages_policies_and_writers(cast, engine_name):
     assert [field["name"] for field in table["fields"]] == ["obs", "action", "reward"]
     assert table["bytes_per_row"] == 16 + 8 + 4 + 2 + 16
     assert (table["rows_visible"], table["rows_written"], table["rows_evicted"]) == (400, 400, 0)
+    assert (table["writers_alive"], table["writers_dead"]) == (1, 0)
     pages = table["pages"]
     assert pages["open"] == 1
     assert (
@@ -255,8 +260,16 @@ def test_status_shows_tables_pages_policies_and_writers(cast, engine_name):
 
     text = ok("status", engine_name)
     assert re.search(rf"^{engine_name}  running$", text, re.MULTILINE)
-    assert "400 of" in text
-    assert "writers 1 alive, 0 dead; others 1; 2 of 128 seats taken" in text
+    assert re.search(r"^  replay +replay +400 +[\d,]+ +0 +1 alive$", text, re.MULTILINE)
+    assert "writers 1 alive, 0 dead; owner 1; 2 of 128 seats taken" in text
+    assert "obs float32[4]" not in text
+    everything = ok("status", engine_name, "--all")
+    assert everything.splitlines()[0] == text.splitlines()[0]
+    assert "400 of" in everything
+    assert "obs float32[4], action int64, reward float32" in everything
+    assert re.search(rf"^ +{owner.pid}  owner   alive", everything, re.MULTILINE)
+    assert re.search(rf"^ +{writer.pid}  writer  alive .* 400 ", everything, re.MULTILINE)
+    assert "obs float32[4], action int64" in ok("status", engine_name, "-v")
 
 
 def test_status_shows_what_waits_in_a_queue_and_who_has_claimed_what(engine_name):
@@ -275,7 +288,9 @@ def test_status_shows_what_waits_in_a_queue_and_who_has_claimed_what(engine_name
             "claims": [{"participant": 0, "pid": os.getpid(), "rows": 4}],
             "delivered_again": 0,
         }
-        text = ok("status", engine_name)
+        assert "q: 4 rows waiting, 2 in unfinished rollouts of 4 ticks, 4 claimed" in ok("status", engine_name)
+        text = ok("status", engine_name, "--all")
+        assert re.search(r"owner, writer, consumer +alive", text)
         assert re.search(r"queue +4 rows waiting, 2 in unfinished rollouts of 4 ticks, 4 claimed", text)
         assert re.search(rf"claims +4 rows by process {os.getpid()}", text)
         claim.ack()
@@ -296,7 +311,11 @@ def test_status_shows_what_a_limiter_is_against_and_a_frozen_table(engine_name):
             None,
         )
         assert found["limiter"]["inserting"].endswith("1 more sample frees it")
-        text = ok("status", engine_name)
+        brief = ok("status", engine_name)
+        assert "inserts wait" in brief
+        assert "t: frozen, it takes no rows" in brief
+        assert "t: inserting is blocked by max_diff" in brief
+        text = ok("status", engine_name, "--all")
         assert re.search(r"frozen +it takes no rows", text)
         assert re.search(r"limiter +1 samples per insert from 1 row on, range 0 to 4", text)
         assert "inserting is blocked by max_diff" in text
@@ -311,11 +330,11 @@ def test_rates_are_measured_over_the_interval_and_left_out_when_it_is_0(cast, en
     engine = one(engine_name, "--interval", "0.3")
     assert 10 < engine["tables"][0]["rows_per_s"] < 10_000
     assert [one["rows_per_s"] > 10 for one in engine["participants"] if one["pid"] == busy.pid] == [True]
-    assert re.search(r"written \([\d,]+/s\)", ok("status", engine_name))
+    assert re.search(r"written \([\d,]+/s\)", ok("status", engine_name, "--all"))
     engine = one(engine_name, "--interval", "0")
     assert engine["tables"][0]["rows_per_s"] is None
     assert {one["rows_per_s"] for one in engine["participants"]} == {None}
-    assert "/s)" not in ok("status", engine_name, "--interval", "0")
+    assert "/s)" not in ok("status", engine_name, "--interval", "0", "--all")
 
 
 def test_a_killed_writer_is_shown_dead_with_the_page_it_left(cast, engine_name):
@@ -326,13 +345,16 @@ def test_a_killed_writer_is_shown_dead_with_the_page_it_left(cast, engine_name):
     assert (engine["writers_alive"], engine["writers_dead"]) == (0, 1)
     (dead,) = [one for one in engine["participants"] if not one["alive"]]
     assert (dead["pid"], dead["pages"], dead["rows"]) == (writer.pid, 1, 40)
-    assert "writers 0 alive, 1 dead" in ok("status", engine_name)
+    assert (engine["tables"][0]["writers_alive"], engine["tables"][0]["writers_dead"]) == (0, 1)
+    text = ok("status", engine_name)
+    assert "writers 0 alive, 1 dead" in text
+    assert "0 alive, 1 dead\n" in text
     with conduit.attach(engine_name) as client:
         assert client.recover() <= 1  # the seat it left may have been taken, and its page with it
     engine = one(engine_name)
     assert engine["writers_dead"] == 0
     assert engine["tables"][0]["pages_recovered"] == 1
-    assert "1 page of dead writers" in ok("status", engine_name)
+    assert "1 page of dead writers" in ok("status", engine_name, "--all")
 
 
 def test_an_engine_whose_owner_was_killed_is_orphaned_and_then_dead(cast, engine_name):
@@ -399,7 +421,8 @@ def test_wide_schemas_and_long_names_keep_to_80_columns(engine_name):
     table = conduit.Table(schema, capacity=64, max_stack=4, max_n_step=3)
     weights = {f"layer{i}.weight": np.zeros(1) for i in range(30)}
     with conduit.Engine.create(name, {"replay-of-everything": table}, policies={"the-policy": weights}):
-        text = ok("status", name)
+        brief, text = ok("status", name), ok("status", name, "--all")
+    assert "replay-of-everything" in brief
     assert "obs.camera_number_11 uint8[84, 84, 4]" in " ".join(text.split())
     assert "stacks up to 4, up to 3 steps" in " ".join(text.split())
 
@@ -550,6 +573,15 @@ def test_optional_packages_that_are_broken_do_not_make_the_doctor_unhappy(tmp_pa
     assert checks["triton"]["found"] == "its import fails: ZeroDivisionError: division by zero"
 
 
+def test_kernels_that_are_kept_nowhere_are_a_warning_with_the_remedy(monkeypatch):
+    monkeypatch.setattr(checks, "trial", lambda _backing: probe.Outcome(True, "written"))
+    monkeypatch.setattr(probe, "kernel_cache", lambda: probe.KernelCache((), 0, 0))
+    cache = next(one for one in checks.of_engine() if one.name == "kernel cache")
+    assert (cache.status, cache.required) == ("warning", False)
+    assert "every process compiles its kernels anew" in cache.found
+    assert "NUMBA_CACHE_DIR" in cache.remedy
+
+
 def test_a_compiler_that_is_switched_off_is_what_the_doctor_reports(light):
     document = ok("doctor", "--json", code=1, env=light | {"NUMBA_DISABLE_JIT": "1"})
     numba = checks_of(document)["numba"]
@@ -589,6 +621,7 @@ def test_every_key_and_state_is_documented(cast, engine_name, light):
     bench = json.loads(run("bench", "--seconds", "0", "--json").stdout)
     documents[-1]["checks"] = [one | {"details": {}} for one in documents[-1]["checks"]]
     documents.append(bench)
+    documents.append(json.loads(DemoResult(*[None] * len(fields(DemoResult))).to_json()))
     keys = {"conduit", "interval_s", "engines", "removed", "why", *inspect.State.__args__}
 
     def gather(value):

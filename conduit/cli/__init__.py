@@ -1,7 +1,10 @@
 """The command `conduit`: demo, status, import, export, checkpoint, checkpoints, clean, doctor, bench.
 
+    ending    how every command ends: an exit code, and one line where it is an error
     output    numbers and sizes as text, JSON, the console
+    looking   looks at engines, with rates
     status    what engines look like
+    watching  the same again and again
     doctor    what this machine offers and lacks
     checks    the checks that the doctor makes of the machine
     packages  those of other packages
@@ -12,7 +15,7 @@
 
 Each command imports what it needs when it runs. With `--json` standard output holds one JSON document and nothing else;
 its keys are documented in docs/cli.md and stay. Exit codes: 0 done; 1 the answer is no (each command says which question);
-2 an error, in one line on standard error; 130 interrupted.
+2 an error, in one line on standard error; 130 interrupted; 141 nobody reads the output any more.
 """
 
 from __future__ import annotations
@@ -23,15 +26,26 @@ from typing import Annotated
 
 import typer
 
-from conduit.errors import ConduitError
+from conduit.cli.ending import ended
+from conduit.cli.output import say
 
 app = typer.Typer(
     name="conduit",
     help="Conduit: an experience data plane for reinforcement learning.",
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+_WATCH_EVERY = 2.0
+
+
+def _path(text: str) -> Path:
+    if not text:
+        raise typer.BadParameter("Expected a path, got ''")
+    return Path(text)
+
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
 
@@ -47,7 +61,7 @@ def root(
         _version(json)
         raise typer.Exit
     if context.invoked_subcommand is None:
-        sys.stdout.write(context.get_help() + "\n")
+        say(context.get_help() + "\n")
         raise typer.Exit(2)
 
 
@@ -60,7 +74,7 @@ def _version(json: bool) -> None:
 
         write_json(versions())
     else:
-        sys.stdout.write(f"conduit {conduit.__version__}\n")
+        say(f"conduit {conduit.__version__}\n")
 
 
 @app.command()
@@ -69,7 +83,9 @@ def demo(
     actors: Annotated[int, typer.Option(min=1, help="Actor processes.")] = 2,
     envs: Annotated[int, typer.Option(min=1, help="Environments per actor.")] = 8,
     minutes: Annotated[float, typer.Option(help="When to give up.")] = 3.0,
-    plot: Annotated[Path, typer.Option(help="Where the picture of the run goes.")] = Path("conduit-demo.png"),
+    plot: Annotated[Path, typer.Option(parser=_path, metavar="FILE", help="Where the picture of the run goes.")] = Path(
+        "conduit-demo.png"
+    ),
     no_plot: Annotated[bool, typer.Option("--no-plot", help="Save no picture; matplotlib is not needed then.")] = False,
     no_display: Annotated[
         bool, typer.Option("--no-display", help="Show nothing while it runs, nor the verdict.")
@@ -100,26 +116,43 @@ def status(
     interval: Annotated[
         float, typer.Option(min=0.0, max=3600.0, help="Seconds to measure rates over; 0: no rates.")
     ] = 0.5,
+    everything: Annotated[
+        bool, typer.Option("--all", "-v", help="Each table's pages, memory and fields, and each participant.")
+    ] = False,
+    watch: Annotated[
+        float | None,
+        typer.Option(
+            metavar="[SECONDS]",
+            min=0.05,
+            max=3600.0,
+            help=f"Look again and again until Ctrl-C, every {_WATCH_EVERY:g} seconds unless told otherwise.",
+            show_default=False,
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Show engines: tables, pages by state, writers alive and dead, rows per second.
+    """Show engines: rows, capacity, writers alive and dead, rows per second, what limiters hold back.
 
     Looking takes no seat in an engine and changes nothing.
     """
+    from conduit.cli.looking import as_json, look
     from conduit.cli.output import write_json
-    from conduit.cli.status import as_json, look, show
+    from conduit.cli.status import show
 
-    seen = look(name, interval)
-    if json:
-        write_json(as_json(seen, interval))
+    if watch is not None:
+        from conduit.cli.watching import watch as go_on
+
+        go_on(name, watch, everything=everything, json=json)
+    elif json:
+        write_json(as_json(look(name, interval), interval))
     else:
-        show(seen)
+        show(look(name, interval), everything=everything)
 
 
 @app.command()
 def checkpoint(
     name: Annotated[str, typer.Argument(help="A running engine.")],
-    path: Annotated[Path, typer.Argument(help="Folder of numbered checkpoints.")],
+    path: Annotated[Path, typer.Argument(parser=_path, metavar="FOLDER", help="Folder of numbered checkpoints.")],
     keep: Annotated[int, typer.Option(min=1, help="Checkpoints to keep there, the new one included.")] = 2,
     json: Json = False,
 ) -> None:
@@ -131,12 +164,14 @@ def checkpoint(
     if json:
         write_json(as_json([made])[0])
     else:
-        sys.stdout.write(told(made))
+        say(told(made))
 
 
 @app.command()
 def checkpoints(
-    path: Annotated[Path, typer.Argument(help="A checkpoint, or a folder of checkpoints.")],
+    path: Annotated[
+        Path, typer.Argument(parser=_path, metavar="PATH", help="A checkpoint, or a folder of checkpoints.")
+    ],
     verify: Annotated[bool, typer.Option("--verify", help="Read every file and compare its digest.")] = False,
     json: Json = False,
 ) -> None:
@@ -197,7 +232,7 @@ def import_(
     if json:
         write_json(loaded)
     else:
-        sys.stdout.write(told_of_loaded(table, loaded))
+        say(told_of_loaded(table, loaded))
 
 
 @app.command()
@@ -216,7 +251,7 @@ def export(
     if json:
         write_json(saved)
     else:
-        sys.stdout.write(told_of_saved(path, saved))
+        say(told_of_saved(path, saved))
 
 
 @app.command()
@@ -265,8 +300,31 @@ def bench(
 
 def main() -> None:
     """Run the command line; the entry point of the script `conduit`."""
+    sys.exit(ended(lambda: _run(sys.argv[1:])))
+
+
+def _run(arguments: list[str]) -> int:
+    command = typer.main.get_command(app)
     try:
-        app()
-    except ConduitError as error:
-        sys.stderr.write(f"conduit: {' '.join(str(error).split())}\n")
-        sys.exit(2)
+        with command.make_context("conduit", _spelt_out(arguments)) as context:
+            command.invoke(context)
+    except typer.Exit as end:
+        return end.exit_code
+    return 0
+
+
+def _spelt_out(arguments: list[str]) -> list[str]:
+    """`--watch` with the number of seconds that it has without one: options of typer take a value always or never."""
+    spelt = []
+    for one, after in zip(arguments, [*arguments[1:], ""], strict=True):
+        alone = one == "--watch" and not _is_number(after)
+        spelt.append(f"--watch={_WATCH_EVERY}" if alone else one)
+    return spelt
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

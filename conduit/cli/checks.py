@@ -29,6 +29,7 @@ _ENLARGE = (
     "docker run --shm-size=8g (compose: shm_size: 8gb); Kubernetes: an emptyDir with medium: Memory on /dev/shm; "
     'elsewhere: mount -o remount,size=8G /dev/shm; or create engines with backing="memfd"'
 )
+_KEEP = "name a folder that can be written, on a disk that stays: export NUMBA_CACHE_DIR=..."
 _CORE = (
     "numpy",
     "numba",
@@ -198,11 +199,9 @@ def of_kernel() -> Iterator[Check]:
 
 
 def of_compiler() -> Iterator[Check]:
-    """numba: its cache, the atomic instructions, the futex call."""
+    """numba, the atomic instructions, the futex call."""
     cache = probe.compiles()
-    remedy = "name a folder that can be written: export NUMBA_CACHE_DIR=..."
-    if "NUMBA_DISABLE_JIT" in cache.found:
-        remedy = "unset NUMBA_DISABLE_JIT"
+    remedy = "unset NUMBA_DISABLE_JIT" if "NUMBA_DISABLE_JIT" in cache.found else "another numba: pip install -U numba"
     status: Status = "ok" if cache.works else "broken"
     yield Check("compiler", "numba", status, True, cache.found, None if cache.works else remedy)
     if cache.works:
@@ -217,7 +216,12 @@ def of_engine() -> Iterator[Check]:
     yield _tried("engine", "memfd backing", False, lambda: trial("memfd"), "set XDG_RUNTIME_DIR to a folder of yours")
     seconds = time.perf_counter() - began
     cache = probe.kernel_cache()
-    where = os.path.commonpath(cache.folders) if cache.folders else "nowhere"
+    if not cache.folders:
+        found = f"kept nowhere: every process compiles its kernels anew, here in {seconds:.1f} s"
+        nothing = {"folder": None, "loaded": 0, "compiled": 0, "seconds": round(seconds, 3)}
+        yield Check("engine", "kernel cache", "warning", False, found, _KEEP, nothing)
+        return
+    where = os.path.commonpath(cache.folders)
     found = f"{counted(cache.loaded, 'kernel')} loaded from {where}"
     if cache.compiled:
         found = f"{cache.compiled} of {counted(cache.compiled + cache.loaded, 'kernel')} compiled now, in {seconds:.1f} s; kept in {where}"

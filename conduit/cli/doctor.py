@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
@@ -22,7 +23,12 @@ def examine(*, quiet: bool) -> list[Check]:
     """
     from rich.console import Console
 
-    with Console(stderr=True, quiet=quiet).status("trying out this machine"), Imports() as imports:
+    with (
+        Console(stderr=True, quiet=quiet).status("trying out this machine"),
+        Imports() as imports,
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")  # what there is to warn of is a check's outcome
         found = [*checks.of_machine(), *checks.of_shared_memory(), *checks.of_kernel(), *checks.of_compiler()]
         if not any(one.fatal for one in found if one.group == "compiler"):
             found += checks.of_engine()

@@ -2,34 +2,60 @@
 
 from __future__ import annotations
 
+import io
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import msgspec
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 
+def say(text: str) -> None:
+    """Write to standard output, at once.
+
+    Raises:
+        OSError: It cannot be written; names it.
+    """
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, "standard output") from error
+
+
 def write_json(document: Any) -> None:
     """Write one JSON document, indented, to standard output; dataclasses become objects."""
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n")
+    say(msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n")
+
+
+def write_line(document: Any) -> None:
+    """Write one JSON document on a line of its own: one of several."""
+    say(msgspec.json.encode(document).decode() + "\n")
+
+
+def console(file: TextIO | None = None) -> Console:
+    """What standard output, or a file, is to rich: 80 columns wide, without colours, where it is no terminal."""
+    from rich.console import Console
+
+    return Console(file=file, highlight=False, emoji=False)
 
 
 def draw(*parts: RenderableType) -> None:
-    """Print to standard output, 80 columns wide where that is no terminal, and then without blanks at lines' ends."""
-    from rich.console import Console
-
-    console = Console(highlight=False, emoji=False)
-    if console.is_terminal:
-        console.print(*parts, sep="\n")
+    """Print to standard output; without blanks at lines' ends where that is no terminal."""
+    screen = console()
+    if screen.is_terminal:
+        screen.print(*parts, sep="\n")
         return
-    with console.capture() as captured:
-        console.print(*parts, sep="\n")
-    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+    text = io.StringIO()
+    console(text).print(*parts, sep="\n")
+    say("".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines()))
 
 
 def size(count: float) -> str:

@@ -1,22 +1,17 @@
-"""`conduit status` and `conduit clean`: engines as a person reads them at 80 columns, and as a machine does."""
+"""`conduit status` and `conduit clean` as a person reads them at 80 columns: engines in brief or with all that is known."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-import msgspec
-
+from conduit.cli.looking import Seen
 from conduit.cli.output import counted, draw, duration, rate, size
-from conduit.errors import EngineNotFound
-from conduit.plane import inspect
 from conduit.plane.inspect import (
     Cleaned,
     EngineStatus,
     LimiterStatus,
-    ParticipantStatus,
     PolicyStatus,
     QueueStatus,
     TableStatus,
@@ -37,98 +32,36 @@ _STYLES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """An engine and what moved in it.
-
-    Attributes:
-        engine: The later look.
-        rows_per_s: Rows written per second between two looks, by table name; empty where it was not measured.
-        rows_per_s_by: The same by participant: (seat, pid, joined at).
-    """
-
-    engine: EngineStatus
-    rows_per_s: dict[str, float]
-    rows_per_s_by: dict[tuple[int, int, int], float]
-
-
-def look(name: str | None, interval: float) -> list[Seen]:
-    """Look at one engine or at all, twice with `interval` seconds between, or once when it is 0.
-
-    Raises:
-        EngineNotFound: Nothing has this name.
-    """
-    before = [inspect.inspect(name)] if name is not None else _all()
-    if not any(one.in_use for one in before) or interval == 0:
-        return [Seen(one, {}, {}) for one in before]
-    time.sleep(interval)
-    return [_seen(one) for one in before]
-
-
-def _all() -> list[EngineStatus]:
-    found = []
-    for name in inspect.engines():
-        try:
-            found.append(inspect.inspect(name))
-        except EngineNotFound:
-            continue
-    return found
-
-
-def _seen(before: EngineStatus) -> Seen:
-    try:
-        after = inspect.inspect(before.name)
-    except EngineNotFound:
-        return Seen(before, {}, {})
-    if after.created_ns != before.created_ns or not after.in_use:
-        return Seen(after, {}, {})
-    seconds = after.at - before.at
-    tables = {one.name: one.rows_written for one in before.tables}
-    seats = {_key(one): one.rows for one in before.participants}
-    return Seen(
-        after,
-        {one.name: max(0, one.rows_written - tables[one.name]) / seconds for one in after.tables},
-        {_key(one): (one.rows - seats[_key(one)]) / seconds for one in after.participants if _key(one) in seats},
-    )
-
-
-def _key(participant: ParticipantStatus) -> tuple[int, int, int]:
-    return participant.number, participant.pid, participant.since_ns
-
-
-def as_json(seen: Sequence[Seen], interval: float) -> dict[str, Any]:
-    """The document of `conduit status --json`."""
-    return {"interval_s": interval, "engines": [_engine_as_json(one) for one in seen]}
-
-
-def _engine_as_json(seen: Seen) -> dict[str, Any]:
-    document: dict[str, Any] = msgspec.to_builtins(seen.engine)
-    del document["at"]  # a moment of the monotonic clock means nothing to another process
-    writers = [one for one in seen.engine.participants if one.writes]
-    document["writers_alive"] = sum(one.alive for one in writers)
-    document["writers_dead"] = sum(not one.alive for one in writers)
-    for table in document["tables"]:
-        table["rows_per_s"] = seen.rows_per_s.get(table["name"])
-    for entry, participant in zip(document["participants"], seen.engine.participants, strict=True):
-        entry["rows_per_s"] = seen.rows_per_s_by.get(_key(participant))
-    return document
-
-
-def show(seen: Sequence[Seen]) -> None:
+def show(seen: Sequence[Seen], *, everything: bool) -> None:
     """Print engines for people."""
+    draw(drawn(seen, everything=everything))
+
+
+def drawn(seen: Sequence[Seen], *, everything: bool) -> RenderableType:
+    """Engines for people.
+
+    Args:
+        seen: What was looked at.
+        everything: With each table's pages, memory and fields, and each participant, instead of a line for each table.
+    """
+    from rich.console import Group
     from rich.padding import Padding
 
     lines: list[RenderableType] = [] if seen else ["No engines of this user."]
     for index, one in enumerate(seen):
         lines += [""] * (index > 0) + [_head(one.engine)]
-        parts = [_table(table, one.rows_per_s.get(table.name)) for table in one.engine.tables]
+        parts: list[RenderableType] = []
+        if everything:
+            parts += [_table(table, one.rows_per_s.get(table.name)) for table in one.engine.tables]
+        elif one.engine.tables:
+            parts.append(_tables(one))
         if one.engine.policies:
             parts.append(_policies(one.engine.policies))
         if one.engine.max_participants:
-            parts.append(_participants(one))
+            parts.append(_participants(one) if everything else _roles(one))
         for part in parts:
             lines += ["", Padding(part, (0, 0, 0, 2), expand=False)]
-    draw(*lines)
+    return Group(*lines)
 
 
 def _head(engine: EngineStatus) -> RenderableType:
@@ -158,6 +91,53 @@ def _remarks(engine: EngineStatus) -> list[str]:
     elif engine.state == "dead":
         remarks.append(f"Remove it: conduit clean {name}")
     return remarks
+
+
+def _tables(seen: Seen) -> RenderableType:
+    """A line for each table, and below them what keeps one from taking or giving rows."""
+    from rich.console import Group
+    from rich.markup import escape
+
+    tables = seen.engine.tables
+    limited = any(one.limiter is not None for one in tables)
+    columns: list[tuple[str, Literal["left", "right"]]] = [
+        ("table", "left"),
+        ("kind", "left"),
+        ("rows", "right"),
+        ("capacity", "right"),
+        ("rows/s", "right"),
+        ("writers", "left"),
+    ]
+    if limited:
+        columns.append(("limiter", "left"))
+    grid = _columns(*columns)
+    notes = []
+    for one in tables:
+        dead = f", [red]{one.writers_dead} dead[/]" if one.writers_dead else ""
+        grid.add_row(
+            escape(one.name),
+            one.kind,
+            f"{one.rows_visible:,}",
+            f"{one.capacity:,}",
+            rate(seen.rows_per_s.get(one.name)).removesuffix("/s"),
+            f"{one.writers_alive} alive{dead}",
+            *([_held_back(one.limiter)] if limited else []),
+        )
+        if one.frozen:
+            notes.append(f"{one.name}: frozen, it takes no rows until it is thawed")
+        if one.limiter is not None:
+            notes += [f"{one.name}: {why}" for why in (one.limiter.sampling, one.limiter.inserting) if why]
+        if one.queue is not None:
+            notes.append(f"{one.name}: {_queue(one.queue)[0][1]}")
+    return Group(grid, *map(escape, notes))
+
+
+def _held_back(limiter: LimiterStatus | None) -> str:
+    """What a limiter lets through, in a word or two."""
+    if limiter is None:
+        return "-"
+    waiting = [what for what, why in (("samples", limiter.sampling), ("inserts", limiter.inserting)) if why]
+    return f"[yellow]{' and '.join(waiting)} wait[/]" if waiting else "open"
 
 
 def _table(table: TableStatus, rows_per_s: float | None) -> RenderableType:
@@ -254,24 +234,34 @@ def _policies(policies: Sequence[PolicyStatus]) -> RenderableType:
     return grid
 
 
-def _participants(seen: Seen) -> RenderableType:
-    from rich.console import Group
-    from rich.markup import escape
-
-    engine = seen.engine
-    everyone = engine.participants
+def _roles(seen: Seen) -> str:
+    """How many participants there are of each kind, in a line."""
+    everyone = seen.engine.participants
     writers = [one for one in everyone if one.writes]
     alive = sum(one.alive for one in writers)
-    others = len(everyone) - len(writers)
-    summary = (
-        f"writers {alive} alive, {len(writers) - alive} dead; others {others}; "
-        f"{len(everyone)} of {counted(engine.max_participants, 'seat')} taken"
+    parts = []
+    for role in ("owner", "loader", "consumer", "launcher"):
+        of_it = [one.alive for one in everyone if role in one.roles]
+        dead = len(of_it) - sum(of_it)
+        if of_it:
+            parts.append(f"{role} {len(of_it)}" + (f" ({dead} dead)" if dead else ""))
+    others = sum(not one.roles for one in everyone)
+    parts += [f"other {others}"] if others else []
+    seats = f"{len(everyone)} of {counted(seen.engine.max_participants, 'seat')} taken"
+    return "; ".join(
+        part for part in (f"writers {alive} alive, {len(writers) - alive} dead", ", ".join(parts), seats) if part
     )
+
+
+def _participants(seen: Seen) -> RenderableType:
+    from rich.console import Group
+
+    everyone = seen.engine.participants
     if not everyone:
-        return summary
+        return _roles(seen)
     grid = _columns(
         ("pid", "right"),
-        ("process", "left"),
+        ("role", "left"),
         ("state", "left"),
         ("attached", "right"),
         ("rows", "right"),
@@ -279,20 +269,20 @@ def _participants(seen: Seen) -> RenderableType:
         ("pages", "right"),
         ("leases", "right"),
     )
+    grid.columns[1].no_wrap = False
     now = time.time_ns()
     for one in everyone:
-        speed = seen.rows_per_s_by.get(_key(one)) if one.writes else None
         grid.add_row(
             str(one.pid),
-            escape(one.name),
+            ", ".join(one.roles) or "-",
             "alive" if one.alive else "[red]dead[/]",
             duration((now - one.since_ns) / 1e9),
             f"{one.rows:,}" if one.writes else "-",
-            rate(speed).removesuffix("/s"),
+            rate(seen.rate_of(one) if one.writes else None).removesuffix("/s"),
             f"{one.pages:,}" if one.writes else "-",
             f"{one.leases:,}" if one.leases else "-",
         )
-    return Group(summary, grid)
+    return Group(_roles(seen), grid)
 
 
 def _columns(*columns: tuple[str, Literal["left", "right"]]) -> Table:

@@ -26,7 +26,7 @@ from pathlib import Path
 from conduit.demo.crew import ActorFailed
 from conduit.demo.display import choose
 from conduit.demo.learner import Interrupt, Learner
-from conduit.demo.plot import draw
+from conduit.demo.plot import check_place, draw
 from conduit.demo.record import DemoResult
 from conduit.demo.settings import Settings
 from conduit.errors import ConfigError, MissingExtra
@@ -63,7 +63,7 @@ def run(
         settings: Other hyperparameters; `actors` and `envs` take the place of its own.
 
     Raises:
-        ConfigError: An argument is out of range, or the folder of `plot` is not there.
+        ConfigError: An argument is out of range, or `plot` cannot be written there.
         MissingExtra: A package of the extra `demo` is not installed.
         ActorFailed: An actor died several times before it had done anything.
         ConduitError: The engine cannot be made, such as for want of shared memory.
@@ -75,8 +75,8 @@ def run(
     for package in ("gymnasium", "torch", *(["matplotlib"] if plot is not None else [])):
         if importlib.util.find_spec(package) is None:
             raise MissingExtra(f"Expected {package} to be installed: pip install 'conduit-rl[demo]'")
-    if plot is not None and not Path(plot).absolute().parent.is_dir():
-        raise ConfigError(f"Expected plot to lie in a folder that exists, got {str(plot)!r}")
+    if plot is not None:
+        check_place(Path(plot))
 
     shown = choose(shown=display, stream=sys.stderr if json else sys.stdout)
     with Interrupt() as interrupt:

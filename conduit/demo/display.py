@@ -30,7 +30,7 @@ class View:
         seconds, limit: Since the run began, and at most.
         training: Whether the first update has begun.
         rows, episodes, updates, version: Counts until now.
-        rows_per_second, batches_per_second: Lately.
+        rows_per_s, batches_per_s: Lately.
         batch_microseconds: Mean time of a `loader.next()`, or None before the first.
         waited_share: Part of the learner's time that it waited for experience, 0 to 1.
         recent_return: Mean return of the actors' last episodes, or None before the first.
@@ -47,8 +47,8 @@ class View:
     episodes: int
     updates: int
     version: int
-    rows_per_second: float
-    batches_per_second: float
+    rows_per_s: float
+    batches_per_s: float
     batch_microseconds: float | None
     waited_share: float
     recent_return: float | None
@@ -132,7 +132,7 @@ def _line(view: View) -> str:
     returns = "" if view.recent_return is None else f"  return {view.recent_return:5.1f}"
     greedy = f"  greedy {view.evaluations[-1]:5.1f}" if view.evaluations else ""
     return (
-        f"{head}  {view.rows_per_second:>6,.0f} rows/s  {view.batches_per_second:>6,.0f} batches/s"
+        f"{head}  {view.rows_per_s:>6,.0f} rows/s  {view.batches_per_s:>6,.0f} batches/s"
         f"  waited {view.waited_share:5.1%}{returns}{greedy}"
     )
 
@@ -172,12 +172,10 @@ class Live(Display):
         for _ in range(2):
             counts.add_column(justify="right", min_width=16)
         counts.add_column()
-        counts.add_row(
-            "in", f"{view.rows_per_second:,.0f} rows/s", f"{view.rows:,} steps", f"{view.episodes:,} episodes"
-        )
+        counts.add_row("in", f"{view.rows_per_s:,.0f} rows/s", f"{view.rows:,} steps", f"{view.episodes:,} episodes")
         counts.add_row(
             "out",
-            f"{view.batches_per_second:,.0f} batches/s",
+            f"{view.batches_per_s:,.0f} batches/s",
             f"{view.updates:,} updates",
             "" if view.batch_microseconds is None else f"{view.batch_microseconds:.0f} us to deliver a batch",
         )

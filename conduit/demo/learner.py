@@ -194,7 +194,7 @@ class Learner:
 
     def _view(self) -> View:
         history = self.history
-        rows_per_second, batches_per_second = history.rates()
+        rows_per_s, batches_per_s = history.rates()
         return View(
             engine=self._name,
             seed=self._seed,
@@ -205,8 +205,8 @@ class Learner:
             episodes=len(history.episodes),
             updates=self._updates,
             version=self._version,
-            rows_per_second=rows_per_second,
-            batches_per_second=batches_per_second,
+            rows_per_s=rows_per_s,
+            batches_per_s=batches_per_s,
             batch_microseconds=self._batch_microseconds,
             waited_share=history.waited_share(),
             recent_return=history.recent_return,
@@ -232,8 +232,8 @@ class Learner:
             episodes=len(history.episodes),
             updates=self._updates,
             versions=self._version,
-            rows_per_second=(self._rows - first.rows) / training,
-            batches_per_second=self._updates / training,
+            rows_per_s=(self._rows - first.rows) / training,
+            batches_per_s=self._updates / training,
             waited_share=history.waited_share(),
             batch_microseconds=self._batch_microseconds,
             restarts=self._crew.restarts,

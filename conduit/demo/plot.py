@@ -10,6 +10,7 @@ import numpy as np
 
 from conduit.demo.record import DemoResult, History, Scored
 from conduit.demo.settings import ENVIRONMENT, SOLVED_AT
+from conduit.errors import ConfigError
 
 _INK = "#1b1f24"
 _FAINT = "#9aa4af"
@@ -20,6 +21,31 @@ _WAIT = "#e0912f"
 _MEAN_OVER = 40
 
 Array = np.ndarray[Any, Any]
+
+
+def check_place(path: Path) -> None:
+    """Refuse a path that no picture can be written to, before a run is spent on it.
+
+    Raises:
+        ConfigError: The folder is not there or takes no file, or the ending stands for no kind of picture.
+    """
+    if path.suffix not in {"", ".png"}:
+        from matplotlib.backend_bases import FigureCanvasBase
+
+        kinds = FigureCanvasBase.get_supported_filetypes()
+        if path.suffix[1:].lower() not in kinds:
+            raise ConfigError(f"Expected plot to end in one of .{', .'.join(sorted(kinds))}, got {str(path)!r}")
+    try:
+        if not path.absolute().parent.is_dir():
+            raise ConfigError(f"Expected plot to lie in a folder that exists, got {str(path)!r}")
+        new = not path.exists()
+        path.open("ab").close()
+        if new:
+            path.unlink()
+    except OSError as error:
+        raise ConfigError(
+            f"Expected plot to be a file that can be written, got {str(path)!r}: {error.strerror}"
+        ) from error
 
 
 def draw(history: History, result: DemoResult, path: Path) -> None:

@@ -112,7 +112,7 @@ class DemoResult:
         episodes: Episodes that actors finished.
         updates: Gradient steps.
         versions: Versions of the weights published.
-        rows_per_second, batches_per_second: Over the time since the first update, evaluations included.
+        rows_per_s, batches_per_s: Over the time since the first update, evaluations included.
         waited_share: Part of that time that the learner waited for experience, 0 to 1.
         batch_microseconds: Mean time of a `loader.next()`, or None without one.
         restarts: Actors that died and were started again.
@@ -130,8 +130,8 @@ class DemoResult:
     episodes: int
     updates: int
     versions: int
-    rows_per_second: float
-    batches_per_second: float
+    rows_per_s: float
+    batches_per_s: float
     waited_share: float
     batch_microseconds: float | None
     restarts: int
@@ -142,8 +142,8 @@ class DemoResult:
         return asdict(self)
 
     def to_json(self) -> str:
-        """One JSON object."""
-        return msgspec.json.encode(self).decode()
+        """One JSON object, indented."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
 
     @property
     def verdict(self) -> str:
@@ -165,7 +165,7 @@ class DemoResult:
         ]
         if self.batch_microseconds is not None:
             lines.append(
-                f"{self.rows_per_second:,.0f} rows/s in, {self.batches_per_second:,.0f} batches/s out, "
+                f"{self.rows_per_s:,.0f} rows/s in, {self.batches_per_s:,.0f} batches/s out, "
                 f"{self.batch_microseconds:.0f} us per batch; the learner waited for experience {self.waited_share:.1%} of the time."
             )
         if self.restarts:

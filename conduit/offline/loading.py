@@ -69,15 +69,18 @@ def open_source(source: Given, schema: Schema | None, columns: Mapping[str, str]
     if not isinstance(source, str | os.PathLike):
         return _of_minari(source, schema, columns)
     path = Path(source)
-    if not path.exists():
-        if isinstance(source, str) and not path.suffix:
-            return _of_minari(source, schema, columns)
-        raise SourceError(f"Expected a file or directory, got {str(path)!r}, which does not exist")
-    if path.is_dir() and any(
-        path.joinpath(*place).exists() for place in (("metadata.json",), ("data", "metadata.json"))
-    ):
-        return _of_minari(path, schema, columns)
-    every = sorted(path.iterdir()) if path.is_dir() else [path]
+    try:
+        if not path.exists():
+            if isinstance(source, str) and not path.suffix:
+                return _of_minari(source, schema, columns)
+            raise SourceError(f"Expected a file or directory, got {str(path)!r}, which does not exist")
+        if path.is_dir() and any(
+            path.joinpath(*place).exists() for place in (("metadata.json",), ("data", "metadata.json"))
+        ):
+            return _of_minari(path, schema, columns)
+        every = sorted(path.iterdir()) if path.is_dir() else [path]
+    except OSError as error:
+        raise SourceError(f"Expected to be able to read {str(path)!r}: {error}") from error
     files = [file for file in every if file.suffix in _ENDINGS]
     kinds = {_ENDINGS[file.suffix] for file in files}
     if len(kinds) != 1:

@@ -78,8 +78,11 @@ def save(
         parquet.package()
     target = Path(path)
     scan = client.scan(table)
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise SourceError(f"Expected a path that does not exist yet, or an empty directory, got {str(target)!r}")
+    try:
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise SourceError(f"Expected a path that does not exist yet, or an empty directory, got {str(target)!r}")
+    except OSError as error:
+        raise SourceError(f"Expected to be able to write {str(target)!r}: {error}") from error
     making = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     rows = files = 0
     episode = -1

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conduit.errors import CheckpointError, ConfigError
-from conduit.store.checkpoint import MANIFEST, Manifest, candidates, numbered, read_manifest
+from conduit.store.checkpoint import Manifest, candidates, is_checkpoint, numbered, read_manifest
 from conduit.store.files import FileReader
 from conduit.store.limits import Limits
 from conduit.store.names import Backing
@@ -179,9 +179,12 @@ def checkpoints(
         path: A checkpoint, or a folder of checkpoints.
         verify: Read every file and compare its digest, instead of only the manifest.
         progress: Called with bytes done and bytes in all, of each checkpoint that is verified.
+
+    Raises:
+        CheckpointError: The path cannot be looked at.
     """
     root = Path(path)
-    found = [root] if (root / MANIFEST).exists() else numbered(root)
+    found = [root] if is_checkpoint(root) else numbered(root)
     return [_look(one, verify, progress) for one in found]
 
 

@@ -173,6 +173,7 @@ class Client:
             pools=(Pool("host", "host", "cpu", self._segment.layout.size),),
         )
         self._writers.add(writer)
+        self._participants.play("writer")
         return writer
 
     def loader(
@@ -287,6 +288,7 @@ class Client:
             raise ConfigError(f"Expected an int as seed, got {seed!r}")
         if name is None:
             yield None, start or 0
+            self._participants.play("loader")
             return
         place = take_name(self._segment, view.check_open(), name, view.layout.name, start)
         try:
@@ -294,6 +296,7 @@ class Client:
         except BaseException:
             place.release()
             raise
+        self._participants.play("loader")
 
     def mix(
         self,
@@ -415,6 +418,7 @@ class Client:
             view, format=format, timeout=timeout, partial=partial, batch_transforms=batch_transforms, rename=rename
         )
         self._consumers.add(consumer)
+        self._participants.play("consumer")
         return consumer
 
     def statistics(self, table: str) -> Statistics:
@@ -532,6 +536,7 @@ class Client:
             The checkpoint's own folder, `path/0000000001` and so on.
 
         Raises:
+            CheckpointError: The folder cannot be written.
             NoSpace: The disk is full; earlier checkpoints are as they were.
             Busy: Somebody else is making one in this folder.
             ConfigError: Bad options.

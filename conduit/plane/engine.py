@@ -32,6 +32,7 @@ class Engine(Client):
 
     def __init__(self, segment: Segment) -> None:
         super().__init__(segment)
+        self._participants.play("owner")
         self._restored: Restored | None = None
         watching.own(segment)
         # a forked child must not remove its parent's segment at exit

@@ -44,7 +44,7 @@ from conduit.store.layout import (
 )
 from conduit.store.locks import LOCK_CREATOR, LOCK_PUBLISHERS, held
 from conduit.store.names import SHM_DIRECTORY, Backing, find, note_path, open_segment, shm_name
-from conduit.store.participants import LINE_NAME, LINE_PID, LINE_ROWS, LINE_SINCE
+from conduit.store.participants import LINE_NAME, LINE_PID, LINE_ROLES, LINE_ROWS, LINE_SINCE, ROLES
 from conduit.store.queue import count_rows
 from conduit.store.segment import HEADER_CLOSED, HEADER_PID, HEADER_TIME, read_layout, remove_if_dead
 from conduit.store.soundness import limits_of_words
@@ -239,10 +239,7 @@ def _look(name: str, fd: int, backing: Backing, layout: SegmentLayout) -> Engine
 def _participants(fd: int, layout: SegmentLayout, hazards: Words, blocks: list[Words]) -> tuple[ParticipantStatus, ...]:
     count = layout.spec.max_participants
     lines = _read(fd, layout.participants, count * LINE // 8).reshape(count, -1)
-    filling = np.zeros(OWNER_MASK + 1, np.int64)
-    for states in (pages[:, PAGE_STATE // 8] for pages in blocks):
-        owned = states[np.isin(states & KIND_MASK, (INIT, OPEN))]
-        filling += np.bincount((owned >> OWNER_SHIFT) & OWNER_MASK, minlength=OWNER_MASK + 1)
+    filling = sum((_filling(pages) for pages in blocks), np.zeros(OWNER_MASK + 1, np.int64))
     found = []
     for number in np.flatnonzero(lines[:, LINE_PID]).tolist():
         line = lines[number]
@@ -253,12 +250,20 @@ def _participants(fd: int, layout: SegmentLayout, hazards: Words, blocks: list[W
                 line[LINE_NAME:].tobytes().split(b"\0")[0].decode("utf-8", "replace"),
                 held(fd, number, 1),
                 int(line[LINE_SINCE]),
+                tuple(role for bit, role in enumerate(ROLES) if line[LINE_ROLES] >> bit & 1),
                 int(line[LINE_ROWS]),
                 int(filling[number]),
                 int(np.count_nonzero(hazards[number])),
             )
         )
     return tuple(found)
+
+
+def _filling(pages: Words) -> Words:
+    """How many of these pages each participant fills, by number."""
+    states = pages[:, PAGE_STATE // 8]
+    owned = states[np.isin(states & KIND_MASK, (INIT, OPEN))]
+    return np.bincount((owned >> OWNER_SHIFT) & OWNER_MASK, minlength=OWNER_MASK + 1)
 
 
 def _counts(fd: int, layout: TableLayout, control: Words, pages: Words, seats: int) -> Counts:
@@ -334,6 +339,8 @@ def _table(
     row_bytes += 8 if layout.table.max_times_sampled is not None else 0
     page_arenas = sum(arena.page_bytes for arena in layout.arenas.values())
     values = int(live[:, PAGE_ARENA // 8].clip(0, page_arenas).sum())
+    filling = _filling(pages)
+    alive = [one.alive for one in participants if filling[one.number]]
     leased = np.unique(hazards[(hazards > layout.page_base) & (hazards <= layout.page_base + layout.pages)])
     return TableStatus(
         name=layout.name,
@@ -356,6 +363,8 @@ def _table(
         rows_visible=counts.size,
         rows_written=counts.inserted,
         rows_evicted=counts.evicted,
+        writers_alive=sum(alive),
+        writers_dead=len(alive) - sum(alive),
         pages_recovered=int(control[TABLE_RECOVERED // 8]),
         priorities_raised=int(control[TABLE_CLIPPED // 8]),
         priorities_lowered=int(control[TABLE_CLIPPED // 8 + 1]),

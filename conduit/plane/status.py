@@ -28,6 +28,7 @@ class ParticipantStatus:
         name: Command name of the process when it joined, at most 15 characters.
         alive: The kernel's word: a stopped process is alive.
         since_ns: When it joined, nanoseconds since the epoch.
+        roles: What it has done since: "owner", "writer", "loader", "consumer", "launcher", those that are so in this order.
         rows: Rows it has written since, in all tables.
         pages: Pages that it is filling now, in all tables.
         leases: Pages that it holds now against being overwritten.
@@ -38,14 +39,15 @@ class ParticipantStatus:
     name: str
     alive: bool
     since_ns: int
+    roles: tuple[str, ...]
     rows: int
     pages: int
     leases: int
 
     @property
     def writes(self) -> bool:
-        """Whether it has written rows or is about to."""
-        return self.rows > 0 or self.pages > 0
+        """Whether it has opened a writer."""
+        return "writer" in self.roles
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,7 @@ class TableStatus:
         rows_visible: Committed rows that are in the table now, halo copies not counted.
         rows_written: Rows ever committed.
         rows_evicted: Rows whose page was reused.
+        writers_alive, writers_dead: Participants that fill a page of it now.
         pages_recovered: Pages taken back from dead writers.
         priorities_raised, priorities_lowered: Priorities that were too small, or too large, for the table to tell them from others
             and were stored as the least or the largest there is (conduit.Priorities).
@@ -173,6 +176,8 @@ class TableStatus:
     rows_visible: int
     rows_written: int
     rows_evicted: int
+    writers_alive: int
+    writers_dead: int
     pages_recovered: int
     priorities_raised: int
     priorities_lowered: int

@@ -201,10 +201,29 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def numbered(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, oldest first."""
-    if not folder.is_dir():
-        return []
-    return sorted(one for one in folder.iterdir() if _NUMBER.fullmatch(one.name))
+    """The checkpoints in a folder, oldest first.
+
+    Raises:
+        CheckpointError: The folder cannot be read.
+    """
+    try:
+        if not folder.is_dir():
+            return []
+        return sorted(one for one in folder.iterdir() if _NUMBER.fullmatch(one.name))
+    except OSError as error:
+        raise unreadable(error, folder) from error
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a manifest lies at this path.
+
+    Raises:
+        CheckpointError: It cannot be looked at.
+    """
+    try:
+        return (path / MANIFEST).exists()
+    except OSError as error:
+        raise unreadable(error, path) from error
 
 
 def candidates(path: Path) -> list[Path]:
@@ -213,7 +232,7 @@ def candidates(path: Path) -> list[Path]:
     Raises:
         CheckpointError: There is none.
     """
-    if (path / MANIFEST).exists() or _NUMBER.fullmatch(path.name):
+    if is_checkpoint(path) or _NUMBER.fullmatch(path.name):
         return [path]
     found = numbered(path)
     if not found:
@@ -270,7 +289,8 @@ def new_checkpoint(folder: Path, keep: int) -> Iterator[tuple[Path, Path]]:
         The temporary folder to fill, and the path that it will have.
 
     Raises:
-        ConfigError: `keep` is below 1, or the folder is a file. Busy: Somebody else is making one there.
+        ConfigError: `keep` is below 1, or the folder is a file. Busy: Somebody else is making one there. OSError: The file
+            system refuses.
     """
     keep = at_least("a number of checkpoints to keep", keep, 1)
     if folder.exists() and not folder.is_dir():

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from conduit.errors import CheckpointError, NoSpace
+from conduit.errors import CheckpointError, ConduitError, NoSpace
 from conduit.store.workers import Job, Workers
 
 Array = np.ndarray[Any, Any]
@@ -60,18 +60,22 @@ def as_bytes(array: Array) -> Array:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def no_space(error: OSError, where: Path) -> OSError:
-    """What to raise for a failed write: NoSpace when the disk is full, else the error itself."""
-    if error.errno not in _FULL:
+_SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
+def unwritable(error: OSError, where: Path) -> OSError | CheckpointError:
+    """What to raise for a failed write: NoSpace when the disk is full, the error itself where it is this process's lack."""
+    if error.errno in _SHORT or isinstance(error, ConduitError):
         return error
+    if error.errno not in _FULL:
+        return CheckpointError(
+            f"Expected to be able to write a checkpoint in {where}, got {error}: name a folder on a disk that this user may write to"
+        )
     space = os.statvfs(where)
     return NoSpace(
         f"Expected room for a checkpoint in {where}, got {space.f_bavail * space.f_frsize:,} bytes free when it was full: "
         "free some, or keep fewer checkpoints; those that were there are as they were"
     )
-
-
-_SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def unreadable(error: OSError, path: Path) -> OSError | CheckpointError:

@@ -28,8 +28,11 @@ from conduit.store.segment import Segment
 from conduit.store.settling import settle_table
 from conduit.store.words import HAZARDS_PER_PARTICIPANT, P_HAZARDS, P_NUMBER
 
-LINE_PID, LINE_SINCE, LINE_ROWS, LINE_NAME = 0, 1, 2, 4
+LINE_PID, LINE_SINCE, LINE_ROWS, LINE_ROLES, LINE_NAME = 0, 1, 2, 3, 4
 """Words of a participant's line; its process name takes the last 96 bytes."""
+
+ROLES = ("owner", "writer", "loader", "consumer", "launcher")
+"""What a participant has done since it joined; each is a bit of LINE_ROLES, and nothing depends on them."""
 
 _SECOND_LOOK = 0.005
 """Seconds before a joiner that found every seat taken looks once more."""
@@ -99,6 +102,7 @@ class Participants:
         self.seat = segment.seat
         # threads of a process share the lock descriptor, so the kernel's lock does not keep them apart
         self._recovering = threading.Lock()
+        self._playing = threading.Lock()
         self._last_look = 0.0
         self.forked = False
         self._refusal: tuple[type[ConduitError], str] | None = None
@@ -135,7 +139,7 @@ class Participants:
             self._recover(number)
             line = self._lines[number]
             line[LINE_SINCE] = time.time_ns()
-            line[LINE_ROWS] = 0
+            line[LINE_ROWS] = line[LINE_ROLES] = 0
             name = Path("/proc/self/comm").read_bytes().strip()[:95]
             line.view(np.uint8)[LINE_NAME * 8 :] = np.frombuffer(name.ljust(96, b"\0"), np.uint8)
             line[LINE_PID] = os.getpid()
@@ -150,6 +154,12 @@ class Participants:
     def add(self, writing: Writing) -> None:
         """Tell something that writes of a fork and of the engine's end; it is not kept alive."""
         self._writing.add(writing)
+
+    def play(self, role: str) -> None:
+        """Say on this participant's line that it has this one of ROLES, for those who look."""
+        if self.number >= 0:
+            with self._playing:
+                self._lines[self.number, LINE_ROLES] |= 1 << ROLES.index(role)
 
     def forget(self) -> None:
         """In a forked child: the seat is the parent's."""

@@ -32,7 +32,7 @@ from conduit.store.checkpoint import (
 from conduit.store.counting import counts_over
 from conduit.store.cut import TableCut, cut_table
 from conduit.store.filenames import check_name, safe
-from conduit.store.files import FileSet, as_bytes, no_space
+from conduit.store.files import FileSet, as_bytes, unwritable
 from conduit.store.layout import WEIGHT_COPIES, WeightsLayout
 from conduit.store.loaders import known_loaders
 from conduit.store.segment import Segment
@@ -125,7 +125,8 @@ def save(
         The checkpoint's own folder.
 
     Raises:
-        ConfigError: `extra` holds something else than bytes. NoSpace: The disk is full. Busy: Somebody else makes one there. Closed: The engine has closed.
+        ConfigError: `extra` holds something else than bytes. CheckpointError: The folder cannot be written.
+            NoSpace: The disk is full. Busy: Somebody else makes one there. Closed: The engine has closed.
     """
     if not isinstance(extra, Mapping):
         raise ConfigError(f"Expected extra as {{name: bytes}}, got {type(extra).__name__}")
@@ -136,11 +137,13 @@ def save(
                 "torch.save it into an io.BytesIO and pass its getvalue()"
             )
         check_name(name, "part of `extra`")
-    with new_checkpoint(folder, keep) as (making, final):
-        try:
+    try:
+        with new_checkpoint(folder, keep) as (making, final):
             _fill(segment, views, making, extra, version, progress)
-        except OSError as error:
-            raise no_space(error, folder) from error
+    except OSError as error:
+        if (raised := unwritable(error, folder)) is error:
+            raise
+        raise raised from error
     return final
 
 

@@ -722,12 +722,30 @@ def test_a_full_disk_leaves_the_last_good_checkpoint_and_full_memory_restores_no
     assert lines[4:] == ["[]"]
 
 
-def test_a_full_file_system_error_is_told_as_no_space():
-    from conduit.store.files import no_space
+def test_a_full_file_system_error_is_told_as_no_space_and_others_as_a_folder_that_takes_no_checkpoint():
+    from conduit.store.files import unwritable
 
-    assert isinstance(no_space(OSError(28, "full"), Path("/tmp")), NoSpace)
-    other = OSError(5, "broken")
-    assert no_space(other, Path("/tmp")) is other
+    assert isinstance(unwritable(OSError(28, "full"), Path("/tmp")), NoSpace)
+    told = unwritable(OSError(5, "broken"), Path("/tmp"))
+    assert isinstance(told, CheckpointError)
+    assert "in /tmp, got [Errno 5] broken: name a folder" in str(told)
+    for others in (OSError(24, "too many open files"), Busy("somebody else")):
+        assert unwritable(others, Path("/tmp")) is others
+
+
+@pytest.mark.parametrize("below", ["file/below", "n" * 300, "file"], ids=["below a file", "long", "file"])
+def test_a_folder_that_takes_no_checkpoint_is_named(engine_name, tmp_path, below):
+    (tmp_path / "file").touch()
+    schema = conduit.Schema.from_example({"obs": np.zeros(2, np.float32), "action": 0})
+    engine = conduit.Engine.create(engine_name, {"replay": conduit.Table(schema, 100)})
+    with engine, pytest.raises((CheckpointError, ConfigError), match=below[-40:]):
+        engine.checkpoint(tmp_path / below)
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_path_that_cannot_be_looked_at_is_no_folder_of_checkpoints(tmp_path):
+    with pytest.raises(CheckpointError, match="File name too long"):
+        checkpoints(tmp_path / ("n" * 300))
 
 
 # -- limiters
