@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from conduit.errors import MissingExtra
+
 Array = np.ndarray[Any, Any]
 
 
@@ -19,6 +21,26 @@ def _is_bfloat16(value: Any) -> bool:
     if kind is None:
         return str(dtype) == "torch.bfloat16"
     return kind == "V" and str(dtype) == "bfloat16"
+
+
+def import_torch(what: str, instead: str = "") -> Any:
+    """The package torch, for what cannot be done without it.
+
+    Args:
+        what: What needs it, as the caller wrote it.
+        instead: What would do without it, or "".
+
+    Raises:
+        MissingExtra: torch is not installed.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        also = f", or {instead}" if instead else ""
+        raise MissingExtra(
+            f"Expected torch to be installed for {what}: pip install 'conduit-rl[torch]'{also}"
+        ) from error
+    return torch
 
 
 def as_array(value: Any) -> Array:

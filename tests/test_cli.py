@@ -560,7 +560,7 @@ def test_a_required_package_that_cannot_be_imported_is_reported_and_ends_with_1(
     checks = checks_of(document)
     assert not document["healthy"]
     assert (checks["torch"]["status"], checks["torch"]["found"]) == ("broken", found)
-    assert "pip install torch" in checks["torch"]["remedy"]
+    assert "install it anew: pip install 'conduit-rl[torch]'" in checks["torch"]["remedy"]
 
 
 def test_optional_packages_that_are_broken_do_not_make_the_doctor_unhappy(tmp_path):

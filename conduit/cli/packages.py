@@ -59,8 +59,8 @@ _PROGRAMS = {
     "matplotlib": _PLAIN.format("matplotlib"),
 }
 _REMEDIES = {
-    "torch": "pip install torch",
-    "triton": "pip install triton",
+    "torch": "pip install 'conduit-rl[torch]'; actors, and format=\"numpy\", do without",
+    "triton": "pip install 'conduit-rl[gpu]', for batches on a GPU",
     "ucxx": "pip install ucxx-cu12 (or ucxx-cu13); one node does not need it",
     "gymnasium": "pip install 'conduit-rl[gym]'",
     "matplotlib": "pip install 'conduit-rl[demo]'",
@@ -119,7 +119,8 @@ class Imports:
     def checks(self) -> Iterator[Check]:
         """Wait for the imports, two minutes at most for each, and judge them."""
         torch = self._finish("torch")
-        yield _of_package("torch", torch, required=True)
+        # who has it means to use it
+        yield _of_package("torch", torch, required=torch.status != "missing")
         yield _of_cuda(torch)
         yield _of_package("triton", self._finish("triton"))
         yield _of_package("ucxx", self._finish("ucxx"))

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 import conduit
+from conduit.arrays import import_torch
 from conduit.errors import CapacityError, ConduitError, ConfigError, SourceError
 from conduit.offline import minari
 from conduit.offline.columns import Part, behind
@@ -233,8 +234,7 @@ def _given(dtype: str, values: Any) -> Any:
     """Values as a writer takes them: bits of bfloat16, for which numpy has no dtype, as tensors."""
     if dtype != "bfloat16":
         return values
-    import torch
-
+    torch = import_torch("loading fields of bfloat16")
     if isinstance(values, list):
         return [_given(dtype, value) for value in values]
     return torch.from_numpy(values.view(np.int16).copy()).view(torch.bfloat16)

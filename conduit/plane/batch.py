@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from conduit.errors import MissingExtra
+from conduit.arrays import import_torch
 from conduit.jit import entry
 from conduit.kernels import cpu, deliveries, goals, resolve
 from conduit.kernels.describing import Summed, describe_window
@@ -136,13 +136,7 @@ def torch_maker() -> Maker:
     Raises:
         MissingExtra: torch is not installed.
     """
-    try:
-        import torch  # writers never need it
-    except ImportError as error:
-        raise MissingExtra(
-            'Expected torch to be installed for format="torch": pip install torch, or use format="numpy"'
-        ) from error
-    maker: Maker = torch.from_numpy
+    maker: Maker = import_torch('format="torch"', 'ask for format="numpy"').from_numpy
     return maker
 
 

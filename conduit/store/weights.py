@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from conduit.arrays import as_array
+from conduit.arrays import as_array, import_torch
 from conduit.clock import Deadline
 from conduit.errors import Busy, Closed, ConfigError, FieldError, WaitTimeout
 from conduit.jit import entry
@@ -82,9 +82,12 @@ class Weights:
         return f"Weights(version {self.version}: {inner})"
 
     def state_dict(self) -> dict[str, Any]:
-        """{name: torch tensor} sharing memory with `arrays`, for `module.load_state_dict`."""
-        import torch  # actors without torch read `arrays`
+        """{name: torch tensor} sharing memory with `arrays`, for `module.load_state_dict`.
 
+        Raises:
+            MissingExtra: torch is not installed.
+        """
+        torch = import_torch("Weights.state_dict()", "read Weights.arrays")
         tensors = {name: torch.from_numpy(array) for name, array in self.arrays.items()}
         for spec in self._specs:
             if spec.dtype == "bfloat16":

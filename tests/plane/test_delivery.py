@@ -424,7 +424,7 @@ def test_writing_and_reading_numpy_batches_never_imports_torch(make):
 def test_without_torch_the_error_says_what_to_install_or_to_ask_for(make, monkeypatch):
     engine = make()
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(MissingExtra, match=r"pip install torch, or use format=\"numpy\""):
+    with pytest.raises(MissingExtra, match=r"pip install 'conduit-rl\[torch\]', or ask for format=\"numpy\""):
         engine.loader("replay", batch_size=1)
     engine.loader("replay", batch_size=1, format="numpy")
 

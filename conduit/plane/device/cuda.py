@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from conduit.errors import ConfigError, DeviceError, LostDevice, MissingDevice, MissingExtra, NoPinnedMemory
+from conduit.arrays import import_torch
+from conduit.errors import ConfigError, DeviceError, LostDevice, MissingDevice, NoPinnedMemory
 from conduit.plane.device.interface import Device, Event, Stream, Tensor
 
 _PORTABLE, _MAPPED = 1, 2
@@ -95,10 +96,7 @@ class CudaDevice(Device):
     """
 
     def __init__(self, place: str) -> None:
-        try:
-            import torch
-        except ImportError as error:
-            raise MissingExtra(f'Expected torch to be installed for device="{place}": pip install torch') from error
+        torch = import_torch(f'device="{place}"')
         kind, _, number = place.partition(":")
         if kind != "cuda" or (number and not number.isdecimal()):
             raise ConfigError(f"Expected device 'cpu', 'cuda' or 'cuda:0' and so on, got {place!r}")
