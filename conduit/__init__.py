@@ -3,12 +3,12 @@
 Actors write steps straight into shared memory, learners pull ready batches. The layers, each importing only what stands
 above it:
 
-    errors  numbers  field  arrays  nesting  schema  clock  forking  jit      what everything shares
+    errors  numbers  field  arrays  nesting  schema  clock  alarms  forking  jit    what everything shares
     store        where rows are: segment, words, protocol, participants, leases, weights
     kernels      how rows become batches: plans, CPU kernels, the slow reference
     sampling     which windows a batch is made of
     plane        the engine and its control points: ingestion (Writer), placement, delivery (Loader, Consumer)
-    offline  demo  cli    what stands on top; they use the plane, never the store
+    offline  launching  demo  cli    what stands on top; they use the plane, never the store
 
 Importing this package starts no thread, sets no environment variable, and does not import torch.
 """
@@ -33,6 +33,9 @@ from conduit.kernels.windows import Episode as Episode
 from conduit.kernels.windows import Rollout as Rollout
 from conduit.kernels.windows import Sequence as Sequence
 from conduit.kernels.windows import Transition as Transition
+from conduit.launching.actor import Actor as Actor
+from conduit.launching.actors import Actors as Actors
+from conduit.launching.launch import launch as launch
 from conduit.plane.attaching import attach as attach
 from conduit.plane.batch import Batch as Batch
 from conduit.plane.claim import Claim as Claim
@@ -70,6 +73,8 @@ from conduit.store.weights import Weights as Weights
 __version__ = "0.1.0"
 
 __all__ = [
+    "Actor",
+    "Actors",
     "Batch",
     "BatchTransform",
     "Claim",
@@ -116,6 +121,7 @@ __all__ = [
     "errors",
     "gae",
     "hindsight",
+    "launch",
     "normalise",
     "normalise_advantages",
     "one_hot",

@@ -28,6 +28,7 @@
     ├── Busy(BlockingIOError)             it would have to wait, and waiting was not asked for
     ├── Overwritten(LookupError)          the rows asked for have been replaced by newer ones
     ├── ParticipantsFull(OSError)         every participant slot of the engine is taken
+    ├── ActorError(RuntimeError)          an actor that `launch` started died, or could not be started
     ├── MissingExtra(ImportError)         an optional package is not installed
     └── DeviceError(RuntimeError)         the GPU that was asked for cannot be used
         ├── MissingDevice                 there is no such GPU, or no driver for it
@@ -204,6 +205,45 @@ class ParticipantsFull(ConduitError, OSError):
     """Every participant slot of the engine is taken; ``errno`` is EUSERS."""
 
     errno = _errno.EUSERS
+
+
+class ActorError(ConduitError, RuntimeError):
+    """An actor that `conduit.launch` started died; its own traceback is the cause, and stands in ``error.traceback``.
+
+    Args:
+        message: As of all errors.
+        at: As of all errors.
+        index: Kept as ``error.index``.
+        attempt: Kept as ``error.attempt``.
+        pid: Kept as ``error.pid``.
+        exitcode: Kept as ``error.exitcode``.
+        traceback: Kept as ``error.traceback``.
+        restarted: Kept as ``error.restarted``.
+
+    Attributes:
+        index: Which actor, from 0.
+        attempt: How often it had been started before.
+        pid: Process id that it had.
+        exitcode: Its exit status, or minus the number of the signal that killed it.
+        traceback: The formatted traceback of the exception that ended it; empty where there was none, as after a signal.
+        restarted: Whether it was started again; False when it failed for good.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        at: str | None = None,
+        index: int = 0,
+        attempt: int = 0,
+        pid: int = 0,
+        exitcode: int = 0,
+        traceback: str = "",
+        restarted: bool = False,
+    ) -> None:
+        super().__init__(message, at=at)
+        self.index, self.attempt, self.pid, self.exitcode = index, attempt, pid, exitcode
+        self.traceback, self.restarted = traceback, restarted
 
 
 class MissingExtra(ConduitError, ImportError):

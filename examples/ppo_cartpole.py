@@ -5,8 +5,6 @@ and writes it where the learner will read it; the learner claims the rollout as 
 and publishes. The same algorithm in one process over plain numpy arrays is examples/reference/ppo_cartpole_numpy.py.
 """
 
-import contextlib
-import multiprocessing
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -86,12 +84,12 @@ class Agent:
             self.optimizer.step()
 
 
-def play(engine: str, seed: int, settings: Settings) -> None:
-    """The actor's process: one rollout with each version of the weights, until the engine closes."""
+def play(_: conduit.Actor, engine: str, seed: int, settings: Settings) -> None:
+    """The actor's process: one rollout with each version of the weights, until it is told to stop where it waits."""
     torch.set_num_threads(1)
     agent, envs = Agent(seed, settings), make_envs(settings.envs)
     obs, _ = envs.reset(seed=seed)
-    with contextlib.suppress(conduit.errors.Closed), conduit.attach(engine) as client:
+    with conduit.attach(engine) as client:
         policy = client.policy()
         with client.writer("rollouts", num_envs=settings.envs, autoreset="next_step", policy=policy) as writer:
             while True:
@@ -134,11 +132,11 @@ def train(seed: int, steps: int, settings: Settings | None = None) -> Iterator[t
     with (
         conduit.Engine.create(name, {"rollouts": table}, policies={"policy": agent.network.state_dict()}) as engine,
         engine.consumer("rollouts", timeout=120) as consumer,
+        conduit.launch(play, 1, args=(name, seed, settings)) as actors,
     ):
-        context = multiprocessing.get_context("spawn")
-        context.Process(target=play, args=(name, seed, settings), daemon=True).start()
         for step in range(per_rollout, steps + 1, per_rollout):
             engine.policy().publish(agent.network.state_dict())
+            actors.check()
             with consumer.next() as rollout:
                 agent.learn(with_advantages(agent, rollout), 1 - step / steps)
             if step % settings.evaluate_every == 0:

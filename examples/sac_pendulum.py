@@ -4,12 +4,10 @@
 same algorithm in one process over plain numpy arrays is examples/reference/sac_pendulum_numpy.py.
 """
 
-import contextlib
 import copy
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 
 import gymnasium
@@ -92,16 +90,16 @@ class Agent(nn.Module):
         follow(self.targets, self.critics, self.settings.target_rate)
 
 
-def play(engine: str, seed: int, settings: Settings) -> None:
+def play(actor: conduit.Actor, engine: str, seed: int, settings: Settings) -> None:
     """The actor's process: a step after the other with the newest weights, as fast as the limiter allows."""
     torch.set_num_threads(1)
     agent, env = Agent(seed, settings), gymnasium.make(NAME)
-    with contextlib.suppress(conduit.errors.Closed), conduit.attach(engine) as client:
+    with conduit.attach(engine) as client:
         policy = client.policy()
         with client.writer("replay", policy=policy, timeout=60.0) as writer:
             env.action_space.seed(seed)
             obs, _ = env.reset(seed=seed)
-            while True:
+            while not actor.stopping:
                 if (weights := policy.poll()) is not None:
                     agent.policy.load_state_dict(weights.state_dict())
                 action = agent.act(obs[None])[0] if policy.held else env.action_space.sample()
@@ -133,8 +131,11 @@ def train(seed: int, steps: int, checkpoints: str | None = None) -> Iterator[tup
     settings = Settings()
     agent = Agent(seed, settings)
     engine, updates = begin(agent, checkpoints)
-    with engine, engine.loader("replay", batch_size=settings.batch_size, name="learner", timeout=120) as loader:
-        get_context("spawn").Process(target=play, args=(engine.name, seed + updates, settings), daemon=True).start()
+    with (
+        engine,
+        engine.loader("replay", batch_size=settings.batch_size, name="learner", timeout=120) as loader,
+        conduit.launch(play, 1, args=(engine.name, seed + updates, settings)),  # a wait for rows raises what it died of
+    ):
         for step in range(settings.warmup + updates + 1, steps + 1):
             agent.learn(loader.next())
             engine.policy().publish(agent.policy.state_dict())

@@ -36,6 +36,7 @@ BUILTINS = {
     "Busy": BlockingIOError,
     "Overwritten": LookupError,
     "ParticipantsFull": OSError,
+    "ActorError": RuntimeError,
     "MissingExtra": ImportError,
     "DeviceError": RuntimeError,
     "MissingDevice": RuntimeError,

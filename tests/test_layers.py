@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "conduit"
 
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"errors", "numbers", "schema", "field", "arrays", "nesting", "clock", "forking", "jit"}),
+    frozenset({"errors", "numbers", "schema", "field", "arrays", "nesting", "clock", "alarms", "forking", "jit"}),
     frozenset({"store"}),
     frozenset({"kernels"}),
     frozenset({"transport"}),
@@ -26,7 +26,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"schedule"}),
     frozenset({"placement"}),
     frozenset({"plane"}),
-    frozenset({"cluster", "integrations", "observe", "offline", "demo", "cli"}),
+    frozenset({"cluster", "integrations", "observe", "offline", "launching", "demo", "cli"}),
 )
 """From what everything stands on to what stands on everything. Members of one layer may import each other."""
 

@@ -11,6 +11,8 @@ import conduit
 ROOT = Path(__file__).resolve().parents[1]
 
 NAMES = {
+    "Actor",
+    "Actors",
     "Batch",
     "BatchTransform",
     "Claim",
@@ -57,6 +59,7 @@ NAMES = {
     "errors",
     "gae",
     "hindsight",
+    "launch",
     "normalise",
     "normalise_advantages",
     "one_hot",
@@ -68,6 +71,8 @@ NAMES = {
 }
 
 MEMBERS = {
+    "Actor": "attempt count index seed stopping wait",
+    "Actors": "abort check close failures join kill running status",
     "Batch": "episodes get ids items keys nest release reward_names steps transform values versions",
     "BatchTransform": "bound check_device extended outputs run run_on_device",
     "Claim": (
@@ -181,6 +186,9 @@ CALLS = {
     "hindsight": (
         "function *goal='obs.desired_goal' *achieved='obs.achieved_goal' *reward=None *strategy='future' "
         "*ratio=0.8 *outcome='next' *max_length=None"
+    ),
+    "launch": (
+        "function count *args=() *kwargs=None *restarts=3 *per=60.0 *grace=5.0 *env=None *stdout=None *stderr=None *on_death=None"
     ),
     "normalise": "*eps=1e-08 *update=False *dtype='float32'",
     "normalise_advantages": "*eps=1e-08 *name='advantages'",

@@ -2,10 +2,10 @@
 
 The job is split by process and purpose:
 
-    settings   hyperparameters; the plan and the report that cross to an actor and back
+    settings   hyperparameters; the report that comes from an actor
     network    the Q network in numpy, environments, greedy evaluation; no torch
     actor      the process of one actor
-    crew       starts, hears, restarts and ends actors
+    crew       launches actors, hears them, kills those that hang
     agent      the Q network in torch, and its update
     learner    the main loop, and when it ends
     record     what happened, and the result
@@ -23,7 +23,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from conduit.demo.crew import ActorFailed
 from conduit.demo.display import choose
 from conduit.demo.learner import Interrupt, Learner
 from conduit.demo.plot import check_place, draw
@@ -32,7 +31,7 @@ from conduit.demo.settings import Settings
 from conduit.errors import ConfigError, MissingExtra
 from conduit.numbers import at_least, real
 
-__all__ = ["ActorFailed", "DemoResult", "Settings", "run"]
+__all__ = ["DemoResult", "Settings", "run"]
 
 
 def run(
@@ -65,7 +64,7 @@ def run(
     Raises:
         ConfigError: An argument is out of range, or `plot` cannot be written there.
         MissingExtra: A package of the extra `demo` is not installed.
-        ActorFailed: An actor died several times before it had done anything.
+        ActorError: An actor died too often.
         ConduitError: The engine cannot be made, such as for want of shared memory.
     """
     for what, value, least in (("actors", actors, 1), ("envs", envs, 1), ("seed", seed, 0)):

@@ -1,4 +1,4 @@
-"""What the demo is made of: its hyperparameters, and the plan and the report that cross to an actor's process and back.
+"""What the demo is made of: its hyperparameters, and the report that comes from an actor's process.
 
 The settings were tuned together. What holds them together is the number of rows per update, so the counts per policy
 version are derived: other numbers of actors and environments keep the ratio.
@@ -94,43 +94,17 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class ActorPlan:
-    """What an actor's process is told, as JSON on its command line.
-
-    Attributes:
-        engine: Name of the engine to attach to.
-        learner: Process id of the learner; the actor ends when it does.
-        report_fd: File descriptor for reports, one JSON document a line.
-        seed: Of environments and exploration; another one for each actor and each restart.
-        envs: Environments.
-        ticks, warmup_ticks: Steps per environment with each version, and with the first.
-        explore_versions: Versions over which the chance of a random action falls from 1.
-        floors: Where it ends, per environment.
-        patience: Seconds to wait for a new version.
-    """
-
-    engine: str
-    learner: int
-    report_fd: int
-    seed: tuple[int, ...]
-    envs: int
-    ticks: int
-    warmup_ticks: int
-    explore_versions: int
-    floors: tuple[float, ...]
-    patience: float
-
-
-@dataclass(frozen=True, slots=True)
 class Report:
     """What an actor tells the learner when it has done its steps with one version.
 
     Attributes:
+        attempt: How often the actor had been started before.
         version: The version of the weights.
         rows: Rows written with it, without those that only close an episode.
         returns: Returns of the episodes that ended meanwhile.
     """
 
+    attempt: int
     version: int
     rows: int
     returns: tuple[float, ...]

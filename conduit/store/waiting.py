@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from conduit import alarms
 from conduit.clock import Deadline
 from conduit.jit import entry
 from conduit.store import events
@@ -32,6 +33,9 @@ def wait_for(
 
     Returns:
         What `attempt` returned, or None when the deadline passed.
+
+    Raises:
+        ActorError: An alarm (`conduit/alarms.py`) has it that waiting is of no use.
     """
     timespec = np.zeros(2, np.int64)
     sleep = entry(events.wait)
@@ -41,5 +45,6 @@ def wait_for(
         result = attempt()
         if result is not None or deadline.passed():
             return result
+        alarms.look()
         timespec[1] = int(min(SLICE, deadline.left()) * 1e9)
         sleep(event, seen, timespec.ctypes.data)

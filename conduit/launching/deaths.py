@@ -1,0 +1,83 @@
+"""What ended an actor, in words: the error that its owner is told."""
+
+from __future__ import annotations
+
+from signal import SIGKILL, Signals
+
+from conduit.errors import ActorError
+from conduit.launching.report import TERMINATED, Report
+
+
+class RemoteTraceback(Exception):
+    """Stands as the cause of an `ActorError`, so that the actor's own traceback is printed with it."""
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.args[0]}"""'
+
+
+def make_error(
+    index: int, attempt: int, pid: int, exitcode: int, report: Report | None, what: str, *, restarted: bool
+) -> ActorError:
+    """The error about one death.
+
+    Args:
+        index: Which actor.
+        attempt: How often it had been started before.
+        pid: Of its process.
+        exitcode: As of `ActorError`.
+        report: What its process left.
+        what: What happened and what follows, as the sentence's end.
+        restarted: As of `ActorError`.
+    """
+    error = ActorError(
+        f"Actor {index} (pid {pid}) {what}",
+        index=index,
+        attempt=attempt,
+        pid=pid,
+        exitcode=exitcode,
+        traceback=report.traceback if report else "",
+        restarted=restarted,
+    )
+    if report:
+        error.__cause__ = RemoteTraceback(report.traceback)
+    return error
+
+
+def again(error: ActorError) -> ActorError:
+    """The same error as another object: an exception gathers the frames it is raised through, and may be raised often."""
+    copy = ActorError(*error.args)
+    vars(copy).update(vars(error))
+    copy.__cause__ = error.__cause__
+    return copy
+
+
+def describe(exitcode: int, report: Report | None, *, killed: bool) -> str:
+    """What happened to a process; `killed` where Conduit killed it."""
+    if report and report.stage == "main":
+        return (
+            f"could not import the program's main module, which raised {report.error}. Every actor imports it, so what starts a job "
+            "must stand under `if __name__ == '__main__':`"
+        )
+    if report and report.stage == "load":
+        return f"could not load its function and arguments: {report.error}"
+    if report:
+        return f"raised {report.error}"
+    if exitcode == -SIGKILL and killed:
+        return f"was killed as it was asked for (exit code {exitcode})"
+    if exitcode == -SIGKILL:
+        return (
+            f"was killed by SIGKILL (exit code {exitcode}), which Conduit did not send: as the kernel does when memory runs out "
+            "(`dmesg`, or memory.events of its cgroup, says so)"
+        )
+    if exitcode < 0:
+        return f"was killed by {_signal(-exitcode)} (exit code {exitcode})"
+    if exitcode == TERMINATED:
+        return f"was told to end by SIGTERM, which Conduit did not send (exit code {exitcode})"
+    return f"ended with exit code {exitcode} and no exception"
+
+
+def _signal(number: int) -> str:
+    try:
+        return Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
