@@ -172,10 +172,10 @@ class Files(Source):
 
     def _missing(self, part: Part, wanted: str, column: str) -> str:
         """What is there instead of a column."""
+        remedy = f"name the column that has it by columns={{{wanted!r}: ...}}"
         if column in part.skipped:
-            return part.skipped[column]
-        near = hint(column, sorted(part.names))
-        return f"no such column{near}; name the column that has it by columns={{{wanted!r}: ...}}"
+            return f"{part.skipped[column]}; {remedy}"
+        return f"no such column{hint(column, sorted(part.names))}; {remedy}"
 
     def _checked_finals(self, part: Part) -> dict[str, Kind]:
         """How each column of final observations is read."""

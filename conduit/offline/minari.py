@@ -108,7 +108,8 @@ class MinariSource(Source):
                 path = self._stored.get(field.name, field.name)
                 got = skipped.get(path) or f"nothing of the name{hint(path, names)}"
                 raise SourceError(
-                    f"Expected a value for the field {field.name!r} ({field}), got {got} - in {where} of {self._name}"
+                    f"Expected a value for the field {field.name!r} ({field}), got {got}; name what has it by "
+                    f"columns={{{field.name!r}: ...}} - in {where} of {self._name}"
                 )
             kind = _kind(field.name, columns[field.name], self._name)
             if field.ragged or not fits(kind, field):

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import inspect
 import keyword
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
+from conduit.errors import FieldError
+from conduit.plane.habits import explained
 from conduit.plane.values import MISSING
 from conduit.schema import Schema
 
@@ -27,14 +30,20 @@ def generate_append(schema: Schema, *, rollouts: bool, vector: bool) -> Callable
     """
     # names of fields never begin with "_", so the method's own ones do
     plain = not any("." in name or keyword.iskeyword(name) for name in schema.names)
+    flat = [
+        "try:",
+        "    _flat = _self._schema.flatten(_rest)",
+        "except _FieldError as _error:",
+        "    raise _explained(_error, _rest) from None",
+    ]
     if plain:
         arguments = "".join(f"{name}=_missing, " for name in schema.names)
         values = "".join(f"{name}, " for name in schema.names)
-        head = ["if _rest: _self._schema.flatten(_rest)"]
+        head = ["if _rest:", *(f"    {line}" for line in flat)]
     else:
         arguments = ""
         values = "".join(f"_flat[{name!r}], " for name in schema.names)
-        head = ["_flat = _self._schema.flatten(_rest)"]
+        head = flat
     given = "None" if "priority" in schema.names else "priority"
     option = "" if given == "None" else "priority=None, "
     test = "" if given == "None" else "priority is not None or "
@@ -47,13 +56,19 @@ def generate_append(schema: Schema, *, rollouts: bool, vector: bool) -> Callable
         f"if {test}_self._append(_self._words, _values) < -1:",
         f"    _self._append_exactly(_values, {given})",
     ]
-    scope = {"_missing": MISSING}
+    scope = {"_missing": MISSING, "_FieldError": FieldError, "_explained": _explainer(schema)}
     exec("\n    ".join(lines), scope)  # noqa: S102 - made of the schema's checked names only
     method: Callable[..., None] = scope["append"]
     options = ["terminated", "truncated", "final", *(item.partition("=")[0] for item in option.split(", ") if item)]
     method.__doc__ = _documentation(schema, options, vector)
     method.__signature__ = _signature(schema, options)  # type: ignore[attr-defined]
     return method
+
+
+def _explainer(schema: Schema) -> Callable[[FieldError, Mapping[str, Any]], FieldError]:
+    """What says more of names that are no fields here and that steps have elsewhere."""
+    known = {part for name in schema.names for part in (name, name.partition(".")[0])}
+    return lambda error, given: explained(error, (name for name in given if name not in known))
 
 
 def _documentation(schema: Schema, options: list[str], vector: bool) -> str:

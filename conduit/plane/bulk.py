@@ -15,6 +15,7 @@ import numpy as np
 from conduit.errors import ConfigError, FieldError
 from conduit.field import Field
 from conduit.jit import entry
+from conduit.plane.habits import explained
 from conduit.plane.stream import Stream
 from conduit.plane.values import checked, checked_observation
 from conduit.store import staging, writing
@@ -50,7 +51,10 @@ class Bulk:
             raise ConfigError(
                 f"Expected a schema without ragged fields, got {', '.join(schema.ragged_names)}: use writer.append"
             )
-        flat = schema.flatten(columns)
+        try:
+            flat = schema.flatten(columns)
+        except FieldError as error:
+            raise explained(error, (name for name in columns if name not in schema)) from None
         first = flat[schema.names[0]]
         if not getattr(first, "shape", ()):
             raise FieldError(f"Expected columns as arrays [ticks, ...], got {first!r}", at=schema.names[0])

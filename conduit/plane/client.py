@@ -576,7 +576,7 @@ class Client:
 
     @never_raises
     def __repr__(self) -> str:
-        state = state_in(self._segment, closed=self._closed, forked=self._participants.forked)
+        state = "closed" if self._closed else state_in(self._segment, self._participants)
         parts = [f"{name} {filling_of(view)}" for name, view in self._views.items()]
         parts += [f"policy {name} version {slot.version}" for name, slot in self._slots.items()]
         return f"{type(self).__name__}({self.name!r}, {state}: {', '.join(parts)})"

@@ -34,7 +34,9 @@ def checked(field: Field, value: Any, lead: tuple[int, ...], at: str | None = No
     Raises:
         FieldError: Wrong dtype, shape or range, with the path.
     """
-    return _converted(field, value, (*lead, *field.shape), field.name if at is None else at)
+    return _converted(
+        field, value, (*lead, *field.shape), field.name if at is None else at, lead if at is None else None
+    )
 
 
 def checked_ragged(field: Field, value: Any, at: str | None = None) -> Array:
@@ -132,7 +134,18 @@ def _checked_part(field: Field, value: Any, lead: tuple[int, ...], at: str) -> A
     return checked_values(field, value, lead[0], at)
 
 
-def _converted(field: Field, value: Any, shape: tuple[int, ...], at: str) -> Array:
+def _about_envs(shape: tuple[int, ...], lead: tuple[int, ...] | None, inner: tuple[int, ...]) -> str:
+    """What a shape that does not fit says about num_envs, where the field's own shape is right and an axis is too much or lacks."""
+    if lead == () and len(shape) == len(inner) + 1 and shape[1:] == inner:
+        return f": are these {shape[0]} environments? Open the writer with num_envs={shape[0]} and their autoreset mode"
+    if lead is not None and len(lead) == 1 and shape == inner:
+        return f": the writer has num_envs={lead[0]}, so that values have an axis of {lead[0]} in front; open one without for one environment"
+    if lead is not None and len(lead) == 1 and shape[1:] == inner:
+        return f": the writer has num_envs={lead[0]}"
+    return ""
+
+
+def _converted(field: Field, value: Any, shape: tuple[int, ...], at: str, lead: tuple[int, ...] | None = None) -> Array:
     if value is MISSING:
         raise FieldError("Expected a value for every field of the schema, got none for this one", at=at)
     has_dtype = hasattr(value, "dtype")
@@ -146,7 +159,10 @@ def _converted(field: Field, value: Any, shape: tuple[int, ...], at: str) -> Arr
     if array.dtype.kind not in "biuf":
         raise FieldError(f"Expected `{field.dtype}` of shape {shape}, got {_kind(value)}", at=at)
     if array.shape != shape:
-        raise FieldError(f"Expected shape {shape}, got {array.shape}", at=at)
+        about = _about_envs(array.shape, lead, field.shape)
+        raise FieldError(
+            f"Expected shape {shape}, got {array.shape}{f' of {array.dtype}' if about else ''}{about}", at=at
+        )
     if has_dtype and name == field.dtype:
         return array
     if name == "bfloat16":  # an array of its bits
@@ -192,7 +208,7 @@ def flags(value: Any, num_envs: int | None, name: str) -> Array:
     lead = () if num_envs is None else (num_envs,)
     if value is False:
         return np.zeros(num_envs or 1, bool)
-    return checked(_FLAG, value, lead, at=name).reshape(-1)
+    return _converted(_FLAG, value, lead, name, lead).reshape(-1)
 
 
 _FLAG = Field("flag", "bool")

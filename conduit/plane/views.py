@@ -13,6 +13,7 @@ import numpy as np
 
 from conduit.errors import FieldError, UnknownName
 from conduit.nesting import Nesting, hint, with_parents
+from conduit.plane.habits import explained
 
 Array = np.ndarray[Any, Any]
 
@@ -145,7 +146,10 @@ class Views:
     def __getitem__(self, name: str) -> Any:
         if name in self._names():
             return self._view(name)
-        return find(name, self._names(), self._view, self._putter())
+        try:
+            return find(name, self._names(), self._view, self._putter())
+        except UnknownName as error:
+            raise explained(error, (name,)) from None
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from conduit.store.counting import counts_of
 
 if TYPE_CHECKING:
+    from conduit.store.participants import Participants
     from conduit.store.segment import Segment
     from conduit.store.table import TableView
 
@@ -33,20 +34,24 @@ def never_raises(tell: Tell) -> Tell:
 
 
 def state_of(table: TableView, *, closed: bool = False) -> str:
-    """Whether a handle of a table can be used: "open", "closed", "engine closed" or "forked".
+    """Whether a handle of a table can be used: "open", "closed", "engine closed", "owner gone" or "forked".
 
     Args:
         table: The table.
         closed: Whether the handle itself was closed.
     """
     seat = table.participants
-    return state_in(table.segment, closed=closed or seat is None, forked=seat is not None and seat.forked)
+    if closed or seat is None:
+        return "closed"
+    return state_in(table.segment, seat)
 
 
-def state_in(segment: Segment, *, closed: bool, forked: bool) -> str:
-    """The same of a handle of an engine."""
-    if closed or forked:
-        return "closed" if closed else "forked"
+def state_in(segment: Segment, seat: Participants) -> str:
+    """The same of a handle of an engine, by its process's seat."""
+    if seat.number < 0:
+        return "closed"
+    if seat.forked or seat.has_lost_owner:
+        return "forked" if seat.forked else "owner gone"
     return "engine closed" if segment.closed else "open"
 
 

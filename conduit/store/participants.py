@@ -198,6 +198,11 @@ class Participants:
         """
         return bool(self.seat[P_NUMBER // 8] >= 0)
 
+    @property
+    def has_lost_owner(self) -> bool:
+        """Whether this client has ended with its engine's owner."""
+        return self._refusal is not None and self._refusal[0] is OwnerGone
+
     def check(self) -> None:
         """Refuse use in a forked child, and without an owner.
 

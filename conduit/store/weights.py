@@ -127,8 +127,7 @@ class PolicySlot:
 
     @never_raises
     def __repr__(self) -> str:
-        seat = self._participants
-        state = state_in(self._segment, closed=seat.number < 0, forked=seat.forked)
+        state = state_in(self._segment, self._participants)
         return (
             f"PolicySlot({self._layout.name!r} of engine {self._segment.name!r}, version {self.version}, held {self.held}, "
             f"{len(self._layout.tensors)} arrays, {state})"

@@ -66,6 +66,21 @@ for batch in loader:
 reveal_type(loader.stats.waited_s)  # is float
 reveal_type(loader.plan.fingerprint)  # is str
 
+prioritised = client.loader("replay", batch_size=256, sampling=conduit.Prioritised(beta=0.4))
+for step in range(100):
+    prioritised.sampler.beta = min(1.0, 0.4 + 0.6 * step / 100)
+reveal_type(prioritised.sampler.beta)  # is float
+reveal_type(prioritised.sampler.batch)  # is int
+prioritised.sampler.beta = "1"  # error: assignment
+mixed = client.mix({"replay": 0.75, "demos": 0.25}, batch_size=64)
+mixed.samplers["replay"].beta = 0.5
+
+table_now = client.table("replay")
+reveal_type(table_now)  # is conduit.plane.table.TableHandle
+reveal_type(table_now.rows)  # is int
+reveal_type(table_now.sampleable(conduit.Transition(n_step=3)))  # is int
+table_now.sampleable("transitions")  # error: arg-type
+
 consumer = client.consumer("rollouts", partial="drop")
 reveal_type(consumer)  # is conduit.plane.consuming.Consumer
 client.consumer("rollouts", partial="keep")  # error: arg-type
