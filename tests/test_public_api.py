@@ -142,7 +142,7 @@ CALLS = {
         "statistics=() kind='replay' mean_lengths=None rollout_length=None limiter=None max_times_sampled=None "
         "writers=None mean_episode=None within_episodes=False"
     ),
-    "Engine.create": "name tables *policies=None *backing='shm' *max_participants=128",
+    "Engine.create": "name tables *policies=None *backing='shm' *max_participants=128 *exist_ok=False *replace=False",
     "Engine.adopt": "name",
     "Engine.restore": "path name=None *limiter=None *backing='shm' *max_participants=None *progress=None",
     "Client.checkpoint": "path *keep=2 *extra=None *progress=None",

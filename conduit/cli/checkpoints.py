@@ -16,7 +16,7 @@ from conduit.plane.checkpointing import Checkpoint, checkpoints
 
 def make(name: str, folder: Path, keep: int, *, quiet: bool) -> Checkpoint:
     """Make a checkpoint of a running engine; it takes a seat in it meanwhile."""
-    with attach(name) as client, bar(f"checkpoint of {name}", shown=not quiet) as tell:
+    with attach(name, on_owner_exit="stay") as client, bar(f"checkpoint of {name}", shown=not quiet) as tell:
         path = client.checkpoint(folder, keep=keep, progress=tell)
     return checkpoints(path)[0]
 

@@ -36,7 +36,7 @@ def bring(name: str, table: str, source: str, columns: Sequence[str], *, freeze:
         if field in pairs:
             raise ConfigError(f"Expected each field once, got --column {field}={pairs[field]} and --column {text}")
         pairs[field] = column
-    with attach(name) as client, bar(f"into {table}", shown=not quiet) as tell:
+    with attach(name, on_owner_exit="stay") as client, bar(f"into {table}", shown=not quiet) as tell:
         return load(client, table, source, columns=pairs or None, progress=tell, freeze=freeze)
 
 
@@ -55,7 +55,7 @@ def take(name: str, table: str, path: str, format_: str, *, quiet: bool) -> Save
     """
     if format_ not in FORMATS:
         raise ConfigError(f"Expected --format {', '.join(FORMATS)}, got {format_!r}")
-    with attach(name) as client, bar(f"out of {table}", shown=not quiet) as tell:
+    with attach(name, on_owner_exit="stay") as client, bar(f"out of {table}", shown=not quiet) as tell:
         if format_ == "minari":
             return save_minari(client, table, path, progress=tell)
         return save(client, table, Path(path), format="npz" if format_ == "npz" else "parquet", progress=tell)

@@ -81,15 +81,9 @@ def _head(engine: EngineStatus) -> RenderableType:
 
 
 def _remarks(engine: EngineStatus) -> list[str]:
-    name = engine.name
     remarks = [f"{engine.problem[0].upper()}{engine.problem[1:]}."] if engine.problem else []
-    if engine.state == "orphaned":
-        remarks.append(f'The owner has died. Take it over with conduit.Engine.adopt("{name}").')
-    elif engine.state == "dead" and engine.tables:
-        remarks.append(f'No live process holds it. Go on with it: conduit.Engine.adopt("{name}").')
-        remarks.append(f"Or remove it: conduit clean {name}")
-    elif engine.state == "dead":
-        remarks.append(f"Remove it: conduit clean {name}")
+    if engine.state == "dead" and not engine.max_participants:  # it cannot be adopted
+        remarks.append(f"Remove it: conduit clean {engine.name}")
     return remarks
 
 

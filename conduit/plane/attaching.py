@@ -8,7 +8,7 @@ from conduit.clock import Deadline
 from conduit.errors import ConfigError, EngineNotFound, OwnerGone
 from conduit.plane.client import Client
 from conduit.store import segment as segments
-from conduit.store.locks import LOCK_CREATOR, held
+from conduit.store.leftovers import fate_of, told
 from conduit.store.segment import Segment
 from conduit.store.watching import OnOwnerExit
 
@@ -20,12 +20,12 @@ def _attach_open(name: str, on_owner_exit: OnOwnerExit) -> Segment:
     if segment.closed:
         segment.release_locks()
         raise EngineNotFound(f"Expected a running engine named {name!r}, but it is just closing")
-    if on_owner_exit == "raise" and not held(segment.lock_fd, LOCK_CREATOR, 1):
+    fate = fate_of(segment.lock_fd)
+    if on_owner_exit == "raise" and fate != "running":
         segment.release_locks()
         raise OwnerGone(
-            f"Expected a running engine named {name!r}, but its owner is dead: go on with it by conduit.Engine.adopt({name!r}) "
-            f"or conduit.Engine.create({name!r}, ..., exist_ok=True), begin anew with replace=True, or attach with "
-            "on_owner_exit='stay' to work without an owner"
+            f"Expected a running engine named {name!r}, but {told(name, fate)}, or attach with on_owner_exit='stay' to work "
+            "without an owner"
         )
     return segment
 

@@ -11,12 +11,13 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from conduit.errors import ConfigError, EngineExists
+from conduit.errors import ConfigError, EngineExists, EngineNotFound, Leftover
 from conduit.plane.client import Client
 from conduit.store import segment as segments
 from conduit.store import watching
 from conduit.store.declaration import Table
-from conduit.store.layout import specify
+from conduit.store.layout import SegmentSpec, check_same, specify
+from conduit.store.leftovers import told
 from conduit.store.locks import LOCK_CREATOR, try_lock
 from conduit.store.names import Backing
 from conduit.store.segment import Segment
@@ -47,8 +48,14 @@ class Engine(Client):
         policies: Mapping[str, Mapping[str, Any]] | None = None,
         backing: Backing = "shm",
         max_participants: int = 128,
+        exist_ok: bool = False,
+        replace: bool = False,
     ) -> Engine:
         """Create an engine: allocate its memory in full and become its owner.
+
+        A name whose engine's owner died is taken until somebody adopts the engine or removes it. With `exist_ok` or `replace` a
+        program that is started again after a kill needs no other line. Of several that try at once one gets the name; the others
+        are told that its owner is alive.
 
         Args:
             name: 1 to 100 letters, digits, ".", "-", "_"; unique among this user's engines.
@@ -57,17 +64,38 @@ class Engine(Client):
             backing: "shm" (named, outlives a killed owner) or "memfd" (not bounded by /dev/shm; new attaches need the
                 owner's process alive).
             max_participants: Processes that can be attached at a time.
+            exist_ok: Adopt an engine of this name whose owner is dead, with its rows, weights and limits in force, if it was made
+                with these tables, policies and max_participants.
+            replace: Put the new engine in the place of one whose owner is dead; its rows are gone, and clients that stayed
+                attached to it are told that it closed.
 
         Raises:
-            EngineExists: A living engine has this name. Leftover: a dead one.
+            EngineExists: An engine of this name has an owner that lives. Leftover: one whose owner is dead, without `exist_ok`
+                and `replace`.
             NoSpace: Memory, the limit of a control group, or /dev/shm has too little room; nothing is touched or left behind.
+            SchemaMismatch, ConfigError: With `exist_ok`: the dead owner's engine is of other tables; names the first difference.
             ConfigError, CapacityError: Bad options.
         """
+        if exist_ok and replace:
+            raise ConfigError(
+                "Expected exist_ok=True, to go on with a dead owner's engine, or replace=True, to begin anew; got both"
+            )
         for option, given in (("tables", tables), ("policies", policies)):
             if given is not None and not isinstance(given, Mapping):
                 raise ConfigError(f"Expected {{name: ...}} as {option}, got {type(given).__name__}")
         specs = {slot: describe(example) for slot, example in (policies or {}).items()}
-        segment = segments.create(name, specify(dict(tables), specs, max_participants), backing)
+        spec = specify(dict(tables), specs, max_participants)
+        while True:
+            try:
+                segment = segments.create(name, spec, backing, replace=replace)
+                break
+            except Leftover:
+                if not exist_ok:
+                    raise
+            try:
+                return cls._take_over(name, spec)
+            except EngineNotFound:
+                continue  # it was removed meanwhile
         try:
             return cls(segment)
         except BaseException:
@@ -82,12 +110,21 @@ class Engine(Client):
             EngineExists: Its owner is alive.
             EngineNotFound, BadSegment, AccessDenied: As `attach`.
         """
+        return cls._take_over(name)
+
+    @classmethod
+    def _take_over(cls, name: str, spec: SegmentSpec | None = None) -> Engine:
+        """`adopt`, of an engine that was made with a specification."""
         segment = segments.attach(name)
         if not try_lock(segment.lock_fd, LOCK_CREATOR):
             segment.release_locks()
-            raise EngineExists(
-                f"Expected engine {name!r} to have lost its owner, but the owner is alive: attach instead"
-            )
+            raise EngineExists(f"Expected the owner of engine {name!r} to be dead, but {told(name, 'running')}")
+        try:
+            if spec is not None:
+                check_same(name, segment.layout.spec, spec)
+        except BaseException:
+            segment.release_locks()
+            raise
         engine = cls(segment)
         segment.take_over()
         engine.recover()

@@ -37,16 +37,20 @@ from conduit.schema import Field
 from conduit.store.counting import Counts, counts_over
 from conduit.store.declaration import row_stride
 from conduit.store.layout import (
+    HEADER_CLOSED,
+    HEADER_PID,
+    HEADER_TIME,
     MAGIC,
     SegmentLayout,
     TableLayout,
     WeightsLayout,
 )
+from conduit.store.leftovers import fate_of, remove_if_dead, told
 from conduit.store.locks import LOCK_CREATOR, LOCK_PUBLISHERS, held
 from conduit.store.names import SHM_DIRECTORY, Backing, find, note_path, open_segment, shm_name
 from conduit.store.participants import LINE_NAME, LINE_PID, LINE_ROLES, LINE_ROWS, LINE_SINCE, ROLES
 from conduit.store.queue import count_rows
-from conduit.store.segment import HEADER_CLOSED, HEADER_PID, HEADER_TIME, read_layout, remove_if_dead
+from conduit.store.segment import read_layout
 from conduit.store.soundness import limits_of_words
 from conduit.store.words import (
     FREE,
@@ -205,24 +209,23 @@ def _read(fd: int, offset: int, count: int) -> Words:
 def _look(name: str, fd: int, backing: Backing, layout: SegmentLayout) -> EngineStatus:
     at = time.monotonic()
     header = _read(fd, 0, HEADER_CLOSED // 8 + 1)
-    owner_alive = held(fd, LOCK_CREATOR, 1)
+    fate = fate_of(fd)
     hazards = _read(fd, layout.hazards, layout.hazard_count).reshape(-1, HAZARDS_PER_PARTICIPANT)
     blocks = {
         one.name: _read(fd, one.blocks, one.pages * LINE // 8).reshape(-1, LINE // 8) for one in layout.tables.values()
     }
     participants = _participants(fd, layout, hazards, list(blocks.values()))
-    in_use = owner_alive or held(fd)
-    state: State = "running" if owner_alive else "orphaned" if in_use else "dead"
-    if header[HEADER_CLOSED // 8] and in_use:
+    state: State = fate
+    if header[HEADER_CLOSED // 8] and fate != "dead":
         state = "closing"
     return EngineStatus(
         name,
         state,
-        None,
+        told(name, fate) if state in ("orphaned", "dead") else None,
         backing,
         layout.size,
-        in_use,
-        owner_alive,
+        fate != "dead",
+        fate == "running",
         at,
         int(header[HEADER_PID // 8]),
         int(header[HEADER_TIME // 8]),

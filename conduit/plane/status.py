@@ -9,8 +9,8 @@ from conduit.schema import Field
 
 State = Literal["running", "orphaned", "dead", "closing", "starting", "damaged", "denied"]
 """running   its owner lives
-orphaned  its owner is dead, other processes still work in it; `Engine.adopt` takes it over
-dead      no live process holds it; `clean` removes it, `Engine.adopt` goes on with it
+orphaned  its owner is dead, other processes are attached to it; `Engine.adopt` takes it over
+dead      its owner is dead, no process is attached to it; `clean` removes it, `Engine.adopt` goes on with it
 closing   its owner has closed it and is removing it
 starting  its memory is being allocated
 damaged   truncated, foreign, unreadable, no file, or of another layout version
@@ -216,7 +216,7 @@ class EngineStatus:
     Attributes:
         name: Engine name.
         state: See `State`.
-        problem: What is wrong, for the states dead, damaged and denied where there is more to say; else None.
+        problem: What is wrong, and what helps, for the states orphaned, dead, damaged and denied; else None.
         backing: "shm" or "memfd".
         bytes: Length of the segment; 0 where it cannot be seen.
         in_use: Whether any live process holds it, as owner or participant.

@@ -22,37 +22,41 @@ from conduit.errors import (
     AccessDenied,
     BadSegment,
     ConfigError,
-    EngineExists,
     EngineNotFound,
-    Leftover,
     NoSpace,
 )
-from conduit.forking import LockFile
 from conduit.store.allocation import allocate, check_room, fill_and_allocate
-from conduit.store.layout import HEADER_BYTES, MAGIC, VERSION, SegmentLayout, SegmentSpec, lay_out, read_spec
-from conduit.store.locks import LOCK_CREATOR, LOCK_SPAN, Locks, held, open_file, try_lock
+from conduit.store.layout import (
+    HEADER_BYTES,
+    HEADER_CLOSED,
+    HEADER_DIGEST,
+    HEADER_MAGIC,
+    HEADER_PID,
+    HEADER_SIZE,
+    HEADER_SPEC,
+    HEADER_TERM,
+    HEADER_TIME,
+    HEADER_UUID,
+    HEADER_VERSION,
+    MAGIC,
+    VERSION,
+    SegmentLayout,
+    SegmentSpec,
+    lay_out,
+    read_spec,
+)
+from conduit.store.leftovers import free_name, is_unfinished
+from conduit.store.locks import LOCK_CREATOR, Locks, open_file, try_lock
 from conduit.store.names import (
     SHM_DIRECTORY,
     Backing,
-    alone_with_notes,
-    exists,
-    leads_to,
     note_memfd,
-    note_path,
     open_segment,
     shm_name,
     status_of,
     unlink_segment,
 )
 from conduit.store.words import FREE, GENERATION_SHIFT, LINE, PAGE_STATE
-
-HEADER_MAGIC, HEADER_VERSION, HEADER_SIZE, HEADER_SPEC, HEADER_UUID, HEADER_PID, HEADER_TIME = 0, 8, 16, 24, 32, 48, 56
-HEADER_CLOSED, HEADER_DIGEST, HEADER_TERM = 64, 72, 80
-"""Byte offsets of the header's words: `closed` is 1 once the engine has closed, `digest` covers the specification,
-`term` counts the owners that have taken it over."""
-
-_GRACE = 0.1
-"""Seconds that a segment without lock and header is waited for: its creator may be between making and locking it."""
 
 
 class Segment:
@@ -144,54 +148,13 @@ class Segment:
         self._locks.close()
 
 
-def _has_header(fd: int) -> bool:
-    return os.pread(fd, 8, HEADER_MAGIC) not in (b"", bytes(8))
-
-
-def _unfinished(fd: int) -> bool:
-    """True when a segment has no header and no process is about to write one."""
-    end = time.monotonic() + _GRACE
-    while not _has_header(fd) and not held(fd):
-        if time.monotonic() > end:
-            return True
-        time.sleep(_GRACE / 100)
-    return False
-
-
-def _require_free_name(name: str) -> None:
-    """Refuse a name that is taken; a segment whose creator died before it was finished holds nothing and is removed.
-
-    Raises:
-        EngineExists, Leftover: The name is taken by a living or by a dead engine.
-    """
-    end = time.monotonic() + _GRACE
-    while True:
-        try:
-            fd = open_segment(name)
-        except EngineNotFound:
-            return
-        try:
-            begun, alive = _has_header(fd), held(fd)
-        finally:
-            os.close(fd)
-        if begun or time.monotonic() > end:
-            break
-        time.sleep(_GRACE / 100)  # it is being made, or removed: soon it is there or gone
-    if not begun and remove_if_dead(name)[0]:
-        return
-    if alive:
-        raise EngineExists(
-            f"Expected the name {name!r} to be free, but an engine of this name is running: "
-            "attach to it with conduit.attach, or choose another name"
-        )
-    raise Leftover(
-        f"Expected the name {name!r} to be free, but an engine of this name died and left its segment: "
-        f"go on with it by conduit.Engine.adopt({name!r}), or remove it by `conduit clean {name}`"
-    )
-
-
 def create(
-    name: str, spec: SegmentSpec, backing: Backing = "shm", fill: Callable[[Segment], Iterator[None]] | None = None
+    name: str,
+    spec: SegmentSpec,
+    backing: Backing = "shm",
+    fill: Callable[[Segment], Iterator[None]] | None = None,
+    *,
+    replace: bool = False,
 ) -> Segment:
     """Create a segment of fully allocated memory, zeroed.
 
@@ -200,6 +163,7 @@ def create(
         spec: What is in it.
         backing: Where its memory comes from.
         fill: What fills it before anybody can attach (allocation.fill_and_allocate); when it raises, nothing is left behind.
+        replace: Put it in the place of a segment whose owner is dead.
 
     Raises:
         EngineExists, Leftover: The name is taken by a living or by a dead engine.
@@ -211,7 +175,7 @@ def create(
         raise ConfigError(f"Expected backing 'shm' or 'memfd', got {backing!r}")
     layout = lay_out(spec)
     while True:
-        _require_free_name(name)
+        free_name(name, backing, layout.size, replace=replace)
         check_room(layout.size, name, backing)
         fd, locks = _create_files(name, backing)
         if fd < 0:
@@ -341,7 +305,7 @@ def read_layout(fd: int, name: str) -> SegmentLayout:
     header = os.pread(fd, HEADER_BYTES, 0)
     where = f"segment of engine {name!r}"
     if header[:8] in (b"", bytes(8)):
-        if not _unfinished(fd):
+        if not is_unfinished(fd):
             raise EngineNotFound(f"Expected a running engine named {name!r}, but it is only being created: try again")
         raise BadSegment(
             f"Expected a whole {where}, got {size} bytes without a header: its creator died; run `conduit clean {name}`"
@@ -376,39 +340,3 @@ def read_layout(fd: int, name: str) -> SegmentLayout:
             f"Expected {total:,} bytes in the {where}, got {size:,}: it was truncated; run `conduit clean {name}`"
         )
     return layout
-
-
-def remove_if_dead(name: str) -> tuple[bool, str]:
-    """Remove a segment that no live process holds.
-
-    Returns:
-        Whether it was removed, and why or why not.
-    """
-    try:
-        fd = open_segment(name)
-    except EngineNotFound:
-        if not note_path(name).exists():
-            return False, "no such engine"
-        with alone_with_notes():
-            if exists(name):
-                return False, "a live process holds it"
-            note_path(name).unlink(missing_ok=True)
-        return True, "its memfd went with the process that made it; only the note of it was left"
-    try:
-        lock = LockFile(f"/proc/self/fd/{fd}")
-    except BaseException:
-        os.close(fd)
-        raise
-    try:
-        # holding every lock byte means that nobody lives in it and nobody can join while the name goes
-        if not try_lock(lock.fd, 0, LOCK_SPAN):
-            return False, "a live process holds it"
-        # another `clean` may have removed it, and a new engine may have the name: its locks are on another file
-        if not leads_to(name, fd):
-            return False, "it was removed meanwhile"
-        size = os.fstat(fd).st_size
-        unlink_segment(name)
-        return True, f"no live process holds it; {size:,} bytes freed"
-    finally:
-        os.close(fd)
-        lock.close()

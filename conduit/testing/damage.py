@@ -35,9 +35,9 @@ from conduit.plane import inspect
 from conduit.plane.client import Client
 from conduit.plane.engine import Engine
 from conduit.plane.writer import Writer
-from conduit.store.layout import HEADER_BYTES, SegmentLayout
+from conduit.store.layout import HEADER_BYTES, HEADER_DIGEST, SegmentLayout
 from conduit.store.names import SHM_DIRECTORY, open_segment, shm_name
-from conduit.store.segment import HEADER_DIGEST, read_layout
+from conduit.store.segment import read_layout
 from conduit.store.words import LINE, META_BYTES, TABLE_CONTROL_BYTES
 
 PATIENCE = 20.0
@@ -412,7 +412,7 @@ def work_in(name: str, kind: str) -> list[str]:
     attempt(lambda: inspect.inspect(name))
     engine = attempt(lambda: Engine.adopt(name))
     if engine is not None:
-        client = attempt(lambda: conduit.attach(name))
+        client = attempt(lambda: conduit.attach(name, on_owner_exit="stay"))
         if client is not None:
             for part in _work(client, kind):
                 attempt(part)

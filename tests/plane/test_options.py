@@ -107,9 +107,9 @@ def test_a_bad_option_of_an_engine_is_refused_and_nothing_is_made(engine_name, o
 
 def test_a_second_engine_of_the_same_name_is_refused(make):
     engine = make()
-    with pytest.raises(EngineExists, match=r"is running: attach to it"):
+    with pytest.raises(EngineExists, match=r"its owner is alive; attach to it"):
         conduit.Engine.create(engine.name, {"t": Table(CARTPOLE, 100)})
-    with pytest.raises(EngineExists, match="the owner is alive: attach instead"):
+    with pytest.raises(EngineExists, match="its owner is alive; attach to it"):
         conduit.Engine.adopt(engine.name)
 
 

@@ -16,7 +16,7 @@ import conduit
 from conduit import forking
 from conduit.errors import Busy
 from conduit.forking import LockFile
-from conduit.store import loaders, segment
+from conduit.store import leftovers, loaders, segment
 from conduit.store.locks import held
 from conduit.store.names import open_segment, shm_name
 from conduit.testing.torture import small_table
@@ -209,8 +209,8 @@ def test_a_lock_goes_with_its_holder_although_its_forked_child_lives(engine_name
             segment.allocate = leave_child_behind
             conduit.Engine.create(engine_name, {"replay": small_table()})
         elif kind == "clean":
-            segment.leads_to = leave_child_behind
-            segment.remove_if_dead(engine_name)
+            leftovers.leads_to = leave_child_behind
+            leftovers.remove_if_dead(engine_name)
         else:
             segment.allocate = leave_child_behind
             from conduit.store import names

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import signal
 import time
 import weakref
@@ -12,7 +13,7 @@ import pytest
 
 import conduit
 from conduit.errors import Closed, EngineExists, EngineNotFound, Leftover, Overwritten
-from conduit.store import participants, segment
+from conduit.store import leftovers, participants, segment
 from conduit.store.names import note_path, shm_name
 from conduit.store.words import OPEN, P_NUMBER
 from conduit.testing import rows
@@ -48,7 +49,7 @@ def test_clients_that_stay_go_on_when_the_engines_process_is_killed_and_another_
         with pytest.raises(EngineExists, match="attach to it") as refused:
             conduit.Engine.create(engine_name, {"replay": BIG})
         assert not isinstance(refused.value, Leftover)
-        with pytest.raises(EngineExists, match="the owner is alive"):
+        with pytest.raises(EngineExists, match="its owner is alive"):
             conduit.Engine.adopt(engine_name)
         writer.do(attach, engine_name, "stay")
         writer.do(write_rows, 150)
@@ -60,7 +61,11 @@ def test_clients_that_stay_go_on_when_the_engines_process_is_killed_and_another_
                 pass
             with pytest.raises(EngineExists):
                 conduit.Engine.create(engine_name, {"replay": BIG})
-            assert segment.remove_if_dead(engine_name) == (False, "a live process holds it")
+            kept, why = leftovers.remove_if_dead(engine_name)
+            assert not kept
+            assert re.match(
+                rf"its owner is dead, and other processes are attached to it; .*adopt\('{engine_name}'\)", why
+            )
             with conduit.Engine.adopt(engine_name) as adopted:
                 assert adopted._views["replay"].rows_visible() == 300
                 writer.do(write_rows, 10)
@@ -86,11 +91,11 @@ def test_a_dead_engine_without_clients_is_a_leftover_that_can_be_adopted_or_remo
                 assert check_proving_rows(engine._views["replay"]) == 60
                 fill(engine, 5)
         else:
-            removed, why = segment.remove_if_dead(engine_name)
+            removed, why = leftovers.remove_if_dead(engine_name)
             assert removed
-            assert "no live process holds it" in why
+            assert re.fullmatch(r"its owner is dead, and no process is attached to it; [\d,]+ bytes freed", why)
         assert not segment_path(engine_name).exists()
-    assert segment.remove_if_dead(engine_name) == (False, "no such engine")
+    assert leftovers.remove_if_dead(engine_name) == (False, "no such engine")
 
 
 def test_an_engine_whose_owner_died_while_closing_can_be_adopted(engine_name):
@@ -206,7 +211,7 @@ def _sweep(own, name, seconds):
     end = time.monotonic() + seconds
     count = 0
     while time.monotonic() < end:
-        segment.remove_if_dead(name)
+        leftovers.remove_if_dead(name)
         count += 1
     return count
 
@@ -216,17 +221,17 @@ def test_clean_leaves_an_engine_alone_that_took_the_name_of_the_one_it_meant(eng
         owner.do(create, engine_name, BIG)
         owner.kill()
     made = []
-    original = segment.try_lock
+    original = leftovers.try_lock
 
     def replaced_meanwhile(fd, byte, length=1):
         if not made:
             made.append(None)
-            assert segment.remove_if_dead(engine_name)[0]
+            assert leftovers.remove_if_dead(engine_name)[0]
             made[0] = conduit.Engine.create(engine_name, {"replay": BIG})
         return original(fd, byte, length)
 
-    monkeypatch.setattr(segment, "try_lock", replaced_meanwhile)
-    assert segment.remove_if_dead(engine_name) == (False, "it was removed meanwhile")
+    monkeypatch.setattr(leftovers, "try_lock", replaced_meanwhile)
+    assert leftovers.remove_if_dead(engine_name) == (False, "it was removed meanwhile")
     monkeypatch.undo()
     with made[0] as engine:
         assert engine._segment.is_current()
@@ -261,7 +266,7 @@ def test_a_creator_killed_halfway_does_not_stand_in_the_way(engine_name, point, 
     if backing == "shm" and "seat" in point:  # the segment was whole already
         with pytest.raises(Leftover):
             conduit.Engine.create(engine_name, {"replay": small_table()}, backing=backing)
-        assert segment.remove_if_dead(engine_name)[0]
+        assert leftovers.remove_if_dead(engine_name)[0]
     with conduit.Engine.create(engine_name, {"replay": small_table()}, backing=backing):
         pass
 
@@ -278,7 +283,7 @@ def test_a_creator_killed_at_any_moment_does_not_stand_in_the_way(engine_name):
         try:
             conduit.Engine.create(engine_name, {"replay": BIG}).close()
         except Leftover:
-            assert segment.remove_if_dead(engine_name)[0]
+            assert leftovers.remove_if_dead(engine_name)[0]
             conduit.Engine.create(engine_name, {"replay": BIG}).close()
         assert not segment_path(engine_name).exists()
 
@@ -330,7 +335,7 @@ def test_a_memfd_engine_is_attached_by_name_and_goes_with_its_owner(engine_name)
             conduit.Engine.create(engine_name, {"replay": BIG}, backing="memfd")
         with pytest.raises(EngineExists):
             conduit.Engine.create(engine_name, {"replay": BIG})
-        assert segment.remove_if_dead(engine_name) == (False, "a live process holds it")
+        assert leftovers.remove_if_dead(engine_name) == (False, "its owner is alive")
         writer.do(attach, engine_name, "stay")
         writer.do(write_rows, 100)
         with conduit.attach(engine_name, on_owner_exit="stay") as reader:
@@ -344,7 +349,7 @@ def test_a_memfd_engine_is_attached_by_name_and_goes_with_its_owner(engine_name)
                 conduit.attach(engine_name)
             with pytest.raises(EngineNotFound):
                 conduit.Engine.adopt(engine_name)
-    removed, why = segment.remove_if_dead(engine_name)
+    removed, why = leftovers.remove_if_dead(engine_name)
     assert removed
     assert "its memfd went with the process" in why
     assert not note_path(engine_name).exists()

@@ -28,7 +28,7 @@ from conduit.errors import (
     NoSpace,
     WaitTimeout,
 )
-from conduit.store import segment
+from conduit.store import layout, leftovers
 from conduit.store.declaration import Table
 from conduit.store.layout import HEADER_BYTES, MAGIC, lay_out, specify
 from conduit.store.locks import LOCK_CREATOR, held, try_lock
@@ -174,7 +174,7 @@ def test_an_attach_gives_up_at_its_deadline(engine_name):
 
 def test_a_second_engine_of_the_name_is_refused_and_the_first_goes_on(engine):
     for _ in range(3):
-        with pytest.raises(EngineExists, match=r"is running: attach to it.*another name") as refused:
+        with pytest.raises(EngineExists, match=r"its owner is alive; attach to it.*another name") as refused:
             conduit.Engine.create(engine.name, {"replay": small_table()})
         assert not isinstance(refused.value, Leftover)
     with conduit.attach(engine.name):
@@ -203,10 +203,10 @@ def test_a_segment_that_is_being_made_is_waited_for(engine_name):
                 conduit.attach(engine_name)
         with pytest.raises(EngineExists):
             conduit.Engine.create(engine_name, {"replay": small_table()})
-        assert segment.remove_if_dead(engine_name) == (False, "a live process holds it")
+        assert leftovers.remove_if_dead(engine_name) == (False, "its owner is alive")
     finally:
         os.close(fd)
-    assert segment.remove_if_dead(engine_name)[0]
+    assert leftovers.remove_if_dead(engine_name)[0]
 
 
 def test_an_attach_between_the_creators_first_two_steps_waits(engine_name):
@@ -235,13 +235,13 @@ def overwrite(name: str, offset: int, content: bytes) -> None:
 @pytest.mark.parametrize(
     ("offset", "content", "message"),
     [
-        (segment.HEADER_MAGIC, b"\x7fELF\2\1\1\0", "another file's content.*choose another name"),
-        (segment.HEADER_VERSION, struct.pack("<q", 99), r"layout version \d+ .* got 99: run the same version"),
-        (segment.HEADER_SIZE, struct.pack("<q", 4096), "got 4,096: it is damaged; run `conduit clean"),
-        (segment.HEADER_SPEC, struct.pack("<q", 10), "a damaged one: run `conduit clean"),
-        (segment.HEADER_SPEC, struct.pack("<q", 1 << 60), "a damaged one"),
-        (segment.HEADER_SPEC, struct.pack("<q", -5), "a damaged one"),
-        (segment.HEADER_DIGEST, struct.pack("<q", 1), "a damaged one"),
+        (layout.HEADER_MAGIC, b"\x7fELF\2\1\1\0", "another file's content.*choose another name"),
+        (layout.HEADER_VERSION, struct.pack("<q", 99), r"layout version \d+ .* got 99: run the same version"),
+        (layout.HEADER_SIZE, struct.pack("<q", 4096), "got 4,096: it is damaged; run `conduit clean"),
+        (layout.HEADER_SPEC, struct.pack("<q", 10), "a damaged one: run `conduit clean"),
+        (layout.HEADER_SPEC, struct.pack("<q", 1 << 60), "a damaged one"),
+        (layout.HEADER_SPEC, struct.pack("<q", -5), "a damaged one"),
+        (layout.HEADER_DIGEST, struct.pack("<q", 1), "a damaged one"),
         (HEADER_BYTES + 20, b"?", "a damaged one"),
     ],
     ids=["foreign", "other version", "wrong size", "short spec", "huge spec", "negative spec", "digest", "spec"],
@@ -259,7 +259,7 @@ def test_a_damaged_or_foreign_segment_is_refused_and_named(dead_engine, offset, 
     assert len(list(Path("/proc/self/fd").iterdir())) == files
     with pytest.raises(Leftover):
         conduit.Engine.create(dead_engine, {"replay": small_table()})
-    assert segment.remove_if_dead(dead_engine)[0]
+    assert leftovers.remove_if_dead(dead_engine)[0]
 
 
 @pytest.mark.parametrize("size", [1, 8, 100, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + 10, 100_000])
@@ -268,7 +268,7 @@ def test_a_truncated_segment_is_refused_and_never_mapped(dead_engine, size):
     with pytest.raises(BadSegment, match=r"truncated|damaged|run `conduit clean") as refused:
         conduit.attach(dead_engine)
     assert dead_engine in str(refused.value)
-    assert segment.remove_if_dead(dead_engine)[0]
+    assert leftovers.remove_if_dead(dead_engine)[0]
 
 
 def test_one_byte_too_few_is_truncated_and_says_by_how_much(dead_engine):
@@ -421,7 +421,7 @@ if os.getuid() != 0:
     sys.exit(77)
 import conduit
 from conduit import errors
-from conduit.store import names, segment
+from conduit.store import leftovers, names
 from conduit.testing.torture import small_table
 
 name = sys.argv[1]
@@ -446,7 +446,7 @@ print(list(names.find()))
 with conduit.Engine.create(name, {"replay": small_table()}) as own:
     with conduit.attach(name) as client:
         print(client._segment.identity == own._segment.identity, list(names.find()) == [(name, "shm")])
-print(list(names.find()), segment.remove_if_dead(name))
+print(list(names.find()), leftovers.remove_if_dead(name))
 """,
         engine.name,
     )
@@ -463,7 +463,7 @@ def test_a_user_who_may_not_open_the_segment_is_told_that_it_is_private(engine):
         NOBODY
         + """
 os.getuid = lambda: uid  # looks under the other user's name
-for call in (conduit.attach, conduit.Engine.adopt, segment.remove_if_dead):
+for call in (conduit.attach, conduit.Engine.adopt, leftovers.remove_if_dead):
     try:
         call(name)
     except errors.AccessDenied as error:
@@ -660,7 +660,7 @@ def test_a_note_that_leads_to_something_else_is_not_believed(engine_name, tmp_pa
             note_path(engine_name).write_text(target)
             with pytest.raises(EngineNotFound):
                 conduit.attach(engine_name)
-            assert segment.remove_if_dead(engine_name)[0]
+            assert leftovers.remove_if_dead(engine_name)[0]
             assert not note_path(engine_name).exists()
     finally:
         os.close(fd)
