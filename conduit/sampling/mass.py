@@ -54,6 +54,12 @@ _TRIES = (1 << 19) - 1
 
 
 @inner
+def _bound(whole, rest, size, stratum):  # type: ignore[no-untyped-def]
+    """Where one of `size` equal slices of a mass of whole * size + rest begins."""
+    return whole * stratum + np.int64(np.uint64(rest * stratum) // np.uint64(size))
+
+
+@inner
 def _try_again(state, job, at, entries, listed, total, attempt):  # type: ignore[no-untyped-def]
     """Draw the slot at address `at` from the whole mass until a row anchors the window; False when none is found.
 
@@ -113,17 +119,22 @@ def draw(state, job, slots, count, attempt):  # type: ignore[no-untyped-def]
     after_at, entry_at = peek_i64(job + J_FOLLOWING), peek_i64(job + J_GENERATIONS)
     first = second = np.uint64(0)
     computed = -1
+    high = behind = 0
     # blocks, then rows, then windows, of all slots each: what a later stage reads has been asked for by the one before
     for i in range(count):
         slot = peek_i64(slots + 8 * i)
         if slot >> 1 != computed:
             computed = slot >> 1
             first, second = random_pair(seed, batch, lane(slot, attempt, 0))
-        low, high = 0, total
+        low = 0
         if stratified:
+            # slots mostly follow each other, and a division costs as much as the search of a block
             stratum = slot - begin
-            low = whole * stratum + rest * stratum // size
-            high = whole * (stratum + 1) + rest * (stratum + 1) // size
+            low = high if stratum == behind else _bound(whole, rest, size, stratum)
+            behind = stratum + 1
+            high = _bound(whole, rest, size, behind)
+        else:
+            high = total
         position = low + scale_to(second if slot & 1 else first, max(1, high - low))
         entry_ = locate(entries, listed, np.int64(position * density), position)
         page = peek_i64(entry_ + E_PAGE)
