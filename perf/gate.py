@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import gc
 import json
 import sys
@@ -57,9 +58,11 @@ class HotPath:
 Build = Callable[[contextlib.ExitStack], HotPath]
 
 
-def _writing(workload: Workload, count: int) -> Build:
+def writing(workload: Workload, count: int, rows: int = _ROWS) -> Build:
+    """Ticks of a workload through `append`, beside a plain ring."""
+
     def build(stack: contextlib.ExitStack) -> HotPath:
-        load = workload.sized(_ROWS)
+        load = workload.sized(rows)
         data = subjects.rows_of(load, ticks(load, count, np.random.default_rng(0)))
         client, _ = stack.enter_context(subjects.engine(load))
         writer = stack.enter_context(
@@ -73,7 +76,7 @@ def _writing(workload: Workload, count: int) -> Build:
     return build
 
 
-def _taking(workload: Workload, size: int, count: int, scale: bool) -> Callable[[], None]:
+def taking(workload: Workload, size: int, count: int, scale: bool) -> Callable[[], None]:
     """Let numpy take as many rows of the same fields, twice the observation, into reused arrays."""
     rng = np.random.default_rng(1)
     columns = [np.ones((workload.rows, *part.shape), part.dtype) for part in workload.parts]
@@ -92,59 +95,70 @@ def _taking(workload: Workload, size: int, count: int, scale: bool) -> Callable[
     return run
 
 
-def _loader(stack: contextlib.ExitStack, workload: Workload, size: int, **options: Any) -> Any:
-    table = {"priorities": options.pop("priorities")} if "priorities" in options else {}
-    client, _ = stack.enter_context(subjects.engine(workload, **table))
+def loader_of(
+    stack: contextlib.ExitStack,
+    workload: Workload,
+    size: int,
+    *,
+    table: Mapping[str, Any] | None = None,
+    format: str = "numpy",  # noqa: A002 - the word of the loader's own option
+    **options: Any,
+) -> Any:
+    """A loader of batches of `size` rows, over a table of which three quarters are filled; `table` is what it has besides."""
+    client, _ = stack.enter_context(subjects.engine(workload, **(table or {})))
     writer = stack.enter_context(
         client.writer(subjects.TABLE, num_envs=workload.num_envs, autoreset="next_step" if workload.num_envs else None)
     )
     append = subjects.append_loop(writer, workload)
     rows = workload.rows * 3 // 4 // workload.lanes
     append(subjects.rows_of(workload, ticks(workload, rows, np.random.default_rng(2))))
-    return stack.enter_context(client.loader(subjects.TABLE, batch_size=size, seed=0, format="numpy", **options))
+    return stack.enter_context(client.loader(subjects.TABLE, batch_size=size, seed=0, format=format, **options))
 
 
 def _small_batch(stack: contextlib.ExitStack) -> HotPath:
     load, count = CARTPOLE.sized(_ROWS), 24
-    loader = _loader(stack, load, 256)
+    loader = loader_of(stack, load, 256)
 
     def run() -> None:
         for _ in range(count):
             loader.next()
 
-    return HotPath(run, _taking(load, 256, count, scale=False))
+    return HotPath(run, taking(load, 256, count, scale=False))
 
 
 def _pixel_batch(stack: contextlib.ExitStack) -> HotPath:
     load, size = SMALL_PIXELS, 16
     transform = {"obs": subjects.conduit.scale(1 / 255, dtype="float32")}
-    loader = _loader(stack, load, size, transform=transform)
+    loader = loader_of(stack, load, size, transform=transform)
 
     def run() -> None:
         for _ in range(16):
             loader.next()
 
-    return HotPath(run, _taking(load, size, 6, scale=True))
+    return HotPath(run, taking(load, size, 6, scale=True))
 
 
-def _prioritised(stack: contextlib.ExitStack) -> tuple[Any, Workload]:
-    load = CARTPOLE.sized(_ROWS)
-    rule = subjects.conduit.Priorities(alpha=0.6, eps=1e-6)
-    return _loader(stack, load, 256, priorities=rule, sampling=subjects.conduit.Prioritised(), buffers=4), load
+def _prioritised(stack: contextlib.ExitStack, load: Workload) -> Any:
+    table = {"priorities": subjects.conduit.Priorities(alpha=0.6, eps=1e-6)}
+    return loader_of(stack, load, 256, table=table, sampling=subjects.conduit.Prioritised(), buffers=4)
 
 
-def _prioritised_sample(stack: contextlib.ExitStack) -> HotPath:
-    loader, load = _prioritised(stack)
+def prioritised_sample(stack: contextlib.ExitStack, rows: int = _ROWS) -> HotPath:
+    """Batches of 256 by priority, with weights."""
+    load = CARTPOLE.sized(rows)
+    loader = _prioritised(stack, load)
 
     def run() -> None:
         for _ in range(16):
             loader.next()
 
-    return HotPath(run, _taking(load, 256, 24, scale=False))
+    return HotPath(run, taking(load, 256, 24, scale=False))
 
 
-def _prioritised_update(stack: contextlib.ExitStack) -> HotPath:
-    loader, load = _prioritised(stack)
+def prioritised_update(stack: contextlib.ExitStack, rows: int = _ROWS) -> HotPath:
+    """Priorities of 256 rows."""
+    load = CARTPOLE.sized(rows)
+    loader = _prioritised(stack, load)
     ids = [loader.next().ids.copy() for _ in range(96)]
     values = np.random.default_rng(3).random(256)
 
@@ -152,16 +166,16 @@ def _prioritised_update(stack: contextlib.ExitStack) -> HotPath:
         for one in ids:
             loader.update_priorities(one, values)
 
-    return HotPath(run, _taking(load, 256, 24, scale=False))
+    return HotPath(run, taking(load, 256, 24, scale=False))
 
 
 PATHS: Mapping[str, Build] = {
-    "append": _writing(STEP_97B, 1024),
-    "vector append": _writing(SLAB_97B, 256),
+    "append": writing(STEP_97B, 1024),
+    "vector append": writing(SLAB_97B, 256),
     "small batch": _small_batch,
     "pixel batch": _pixel_batch,
-    "prioritised sample": _prioritised_sample,
-    "prioritised update": _prioritised_update,
+    "prioritised sample": prioritised_sample,
+    "prioritised update": prioritised_update,
 }
 
 
@@ -191,6 +205,17 @@ def ratio(path: HotPath, seconds: float = SECONDS, *, slowed: float = 1.0) -> fl
         if collecting:
             gc.enable()
     return best[0] * slowed / best[1]
+
+
+def least(build: Build, seconds: float = 0.25) -> float:
+    """The lesser ratio of two, of a path built anew."""
+    with contextlib.ExitStack() as stack:
+        path = build(stack)
+        return min(ratio(path, seconds) for _ in range(2))
+
+
+FIGURES: Mapping[str, Callable[[], float]] = {name: functools.partial(least, build) for name, build in PATHS.items()}
+"""For perf.sides."""
 
 
 def kind() -> str:

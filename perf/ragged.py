@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
-from itertools import cycle, pairwise
+from itertools import count, cycle, pairwise
 
 import numpy as np
 
@@ -14,59 +15,70 @@ from perf.rooflines import memcpy
 
 LONGEST, SHORTEST, BATCH = 4000, 200, 64
 _BUFFERS = 3
+_numbers = count()
 
 
-def packed_batch_ratio(seconds: float = 8.0, rows: int = 8192) -> tuple[float, str]:
-    """Time of a packed batch of 64 int32 rows of 200 to 4,000 tokens, over that of a memcpy of its bytes.
+def packing(stack: contextlib.ExitStack, rows: int = 8192) -> tuple[Method, Method, int]:
+    """Packed batches of 64 int32 rows of 200 to 4,000 tokens, as torch tensors, and a memcpy of their bytes.
 
-    Its bytes are the values, `cu_seqlens` and `position_ids` of the batch, as torch tensors. The memcpy reads as many bytes in
-    one piece from random places of the same table (which is larger than any cache) and writes to as many buffers in turn as
-    the loader has. The text also tells of a memcpy that repeats one copy, whose source is in the cache. All run interleaved,
-    burst by burst.
+    Their bytes are the values, `cu_seqlens` and `position_ids`. The memcpy reads as many bytes in one piece from random places of
+    the same table (which is larger than any cache) and writes to as many buffers in turn as the loader has.
 
     Args:
-        seconds: Cap of the measurement.
+        stack: Closes the engine.
         rows: Rows of the table.
 
     Returns:
-        The median ratio, and its spread with both times as text.
+        A batch, the memcpy, and its bytes.
     """
     schema = conduit.Schema(
         [conduit.Field("tokens", "int32", (LONGEST,), ragged=True), conduit.Field("reward", "float32")]
     )
     table = conduit.Table(schema, capacity=rows, mean_lengths={"tokens": (SHORTEST + LONGEST) / 2})
     rng = np.random.default_rng(0)
-    with conduit.Engine.create(f"perf-ragged-{os.getpid()}", {"replay": table}) as engine:
-        written = []
-        with engine.writer("replay") as writer:
-            for _ in range(rows):
-                written.append(rng.integers(SHORTEST, LONGEST + 1))
-                first = rng.integers(0, 1 << 20)
-                writer.append(tokens=np.arange(first, first + written[-1], dtype=np.int32), reward=np.float32(0))
-        # responses have no next observation: what is wanted of them is listed
-        outputs = ("tokens", "reward", "terminated", "truncated")
-        with engine.loader("replay", batch_size=BATCH, ragged="pack", buffers=_BUFFERS, fields=outputs) as loader:
-            for _ in range(20):
-                _check(loader.next())
-            held: list[conduit.Batch | None] = [None]
+    name = f"perf-ragged-{os.getpid()}-{next(_numbers)}"
+    engine = stack.enter_context(conduit.Engine.create(name, {"replay": table}))
+    with engine.writer("replay") as writer:
+        for length in rng.integers(SHORTEST, LONGEST + 1, rows):
+            first = rng.integers(0, 1 << 20)
+            writer.append(tokens=np.arange(first, first + length, dtype=np.int32), reward=np.float32(0))
+    # responses have no next observation: what is wanted of them is listed
+    outputs = ("tokens", "reward", "terminated", "truncated")
+    loader = stack.enter_context(
+        engine.loader("replay", batch_size=BATCH, ragged="pack", buffers=_BUFFERS, fields=outputs)
+    )
+    for _ in range(20):
+        _check(loader.next())
+    held: list[conduit.Batch | None] = [None]
+    stack.callback(held.clear)
 
-            def batch() -> None:
-                held[0] = loader.next()
+    def batch() -> None:
+        held[0] = loader.next()
 
-            sizes = [sum(loader.next()[name].nbytes for name in _PARTS) for _ in range(200)]
-            size = int(np.mean(sizes))
-            result = compare(
-                [
-                    Method("packed batch", batch),
-                    _memcpy_from(engine._views["replay"].arenas["tokens"], size),
-                    memcpy(size, "repeated memcpy"),
-                ],
-                clock="thread",
-                seconds=seconds,
-                precision=0.005,
-                least_rounds=200,
-            )
-            held[0] = None
+    size = int(np.mean([sum(loader.next()[name].nbytes for name in _PARTS) for _ in range(200)]))
+    return Method("packed batch", batch), _memcpy_from(engine._views["replay"].arenas["tokens"], size), size
+
+
+def packed_batch_ratio(seconds: float = 8.0) -> tuple[float, str]:
+    """Time of a packed batch over that of a memcpy of its bytes (`packing`).
+
+    The text also tells of a memcpy that repeats one copy, whose source is in the cache. All run interleaved, burst by burst.
+
+    Args:
+        seconds: Cap of the measurement.
+
+    Returns:
+        The median ratio, and its spread with both times as text.
+    """
+    with contextlib.ExitStack() as stack:
+        batch, copy, size = packing(stack)
+        result = compare(
+            [batch, copy, memcpy(size, "repeated memcpy")],
+            clock="thread",
+            seconds=seconds,
+            precision=0.005,
+            least_rounds=200,
+        )
     ratio, cached = (
         Spread.of(result.costs["packed batch"] / result.costs[name]) for name in ("memcpy", "repeated memcpy")
     )
@@ -77,17 +89,22 @@ def packed_batch_ratio(seconds: float = 8.0, rows: int = 8192) -> tuple[float, s
 
 
 def _memcpy_from(arenas: np.ndarray, size: int) -> Method:
-    """A memcpy of `size` bytes from a random place of the values in a random page."""
+    """A memcpy of `size` bytes from a random place of the values in a random page that has been filled."""
     targets = [np.zeros(size, np.uint8) for _ in range(_BUFFERS)]
     copy = ctypes.CDLL(None).memcpy
     copy.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
     copy.restype = ctypes.c_void_p
     rng = np.random.default_rng(1)
-    used = len(arenas) - 2
+    ends = {page: int(np.flatnonzero(arena)[-1]) for page, arena in enumerate(arenas) if arena.any()}
+    filled = [page for page, end in ends.items() if end > size // 4]
     arguments = cycle(
         [
-            (targets[i % _BUFFERS].ctypes.data, arenas[rng.integers(used)].ctypes.data + 4 * int(place), size)
-            for i, place in enumerate(rng.integers(0, arenas[0].nbytes // 4 - size // 4, 999))
+            (
+                targets[i % _BUFFERS].ctypes.data,
+                arenas[page].ctypes.data + 4 * int(share * (ends[page] - size // 4)),
+                size,
+            )
+            for i, (page, share) in enumerate(zip(rng.choice(filled, 999).tolist(), rng.random(999), strict=True))
         ]
     )
 
@@ -109,8 +126,9 @@ def _check(batch: conduit.Batch) -> None:
     if not SHORTEST * BATCH <= len(tokens) == starts[-1] == len(places):
         raise AssertionError("the batch's parts do not fit each other")
     for start, end in pairwise(starts):
-        count = np.arange(end - start)
-        if not (np.array_equal(tokens[start:end] - tokens[start], count) and np.array_equal(places[start:end], count)):
+        places_in = np.arange(end - start)
+        counts = np.array_equal(tokens[start:end] - tokens[start], places_in)
+        if not (counts and np.array_equal(places[start:end], places_in)):
             raise AssertionError("a row is not what was written")
 
 

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from perf.measure import Spread, rate
-from perf.peers.cases import CASES
 from perf.plots import plot
-from perf.verdicts import Verdict, costs, verdicts
+from perf.verdicts import Verdict, costs, least_bytes, verdicts
+
+OTHERS = Path(__file__).with_name("other_machines.md")
+"""What was found on processors of other kinds; written by hand, and taken up as it is."""
 
 GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Writing", ("write",)),
@@ -34,7 +36,7 @@ def write(result: Mapping[str, Any], folder: Path) -> None:
     pictures = plot(result, rows, folder / "benchmarks")
     parts = [_head(result), _losses(result, rows), _against(rows), _pictures(pictures)]
     parts += [_rates(result, title, kinds) for title, kinds in GROUPS]
-    parts += [_visible(result), _memory(result), _cold(result), _refusals(result), _how(result)]
+    parts += [_visible(result), _memory(result), _cold(result), _refusals(result), OTHERS.read_text(), _how(result)]
     (folder / "benchmarks.md").write_text("\n\n".join(part.strip() for part in parts if part) + "\n")
 
 
@@ -116,7 +118,7 @@ def _losses(result: Mapping[str, Any], rows: list[Verdict]) -> str:
         lines.append(f"* Cold start: a learner's first batch takes {ours:.1f} s; sooner: {named}.")
     for case, held in result["memory"].items():
         if "conduit" in held:
-            less = {name: value for name, value in held.items() if _least(case) <= value < 0.97 * held["conduit"]}
+            less = {name: value for name, value in held.items() if least_bytes(case) <= value < 0.97 * held["conduit"]}
             if less:
                 named = ", ".join(f"{name} {value:,.0f}" for name, value in less.items())
                 where = result["cases"][case]["workload"] if case in result["cases"] else case
@@ -150,7 +152,13 @@ def _against(rows: list[Verdict]) -> str:
         "Median of paired ratios, one per round, with quartiles. The share of memcpy is bytes that must be written or delivered "
         "at least, per second, over what one memcpy of as many bytes (at least 1 MiB) moves in the same round."
     )
-    return "## Conduit against the best of the others\n\n" + text + "\n\n" + table(heads, lines)
+    kept = "\n".join(
+        f"* {row.title}: {row.beside[0]} keeps the caller's arrays and copies nothing, which is not what this row is about; it is held "
+        f"against those that copy. Conduit, which copies, takes in {times(row.beside[1])} times as many rows as {row.beside[0]}."
+        for row in rows
+        if row.beside is not None
+    )
+    return "\n\n".join(["## Conduit against the best of the others", text, table(heads, lines), kept]).strip()
 
 
 def _pictures(pictures: Mapping[str, str]) -> str:
@@ -206,7 +214,7 @@ def _memory(result: Mapping[str, Any]) -> str:
     for case, held in result["memory"].items():
         data = result["cases"].get(case)
         cells = [
-            "cannot" if n not in held else f"{held[n]:,.0f}" if held[n] >= _least(case) else "no copy of the rows"
+            "cannot" if n not in held else f"{held[n]:,.0f}" if held[n] >= least_bytes(case) else "no copy of the rows"
             for n in names
         ]
         lines.append((data["workload"] if data else case, *cells))
@@ -215,11 +223,6 @@ def _memory(result: Mapping[str, Any]) -> str:
         "Everybody but Conduit stores the next observation beside the observation here."
     )
     return f"## Memory per transition\n\n{text} Bytes.\n\n" + table(("", *names), lines) if lines else ""
-
-
-def _least(case: str) -> int:
-    """Bytes of a row as it comes; who grows by less has kept the caller's arrays. Token rows may be compressed."""
-    return 0 if CASES[case].kind == "tokens" else CASES[case].workload.row_bytes
 
 
 def _median_cold(rounds: list[dict[str, Any]]) -> float | None:

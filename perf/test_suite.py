@@ -88,6 +88,22 @@ def test_the_page_is_written_from_the_figures(result, tmp_path):
         assert f"benchmarks/{picture.name}" in page
 
 
+def test_a_write_is_held_against_those_that_copy(result, tmp_path):
+    result = json.loads(json.dumps(result))
+    result["peers"] |= {
+        name: {"roofline": False, "versions": {}, "python": "", "tensors": "", "note": ""} for name in "ab"
+    }
+    case = result["cases"]["small-vector"]
+    ours = np.array(case["figures"]["write"]["conduit"]["ns"])
+    case["figures"]["write"] |= {"a": {"ns": (ours / 2).tolist()}, "b": {"ns": (ours * 3).tolist()}}
+    result["memory"] = {"small-batch": {"conduit": 121.0, "a": 8.0, "b": 181.0}}
+    row = next(row for row in verdicts(result) if row.case == "small-vector")
+    assert (row.against, row.ratio.median) == ("b", pytest.approx(3.0))
+    assert (row.beside[0], row.beside[1].median) == ("a", pytest.approx(0.5))
+    write(result, tmp_path)
+    assert "a keeps the caller's arrays and copies nothing" in (tmp_path / "benchmarks.md").read_text()
+
+
 @pytest.mark.parametrize("name", ["small-batch", "sequences-batch", "tokens-batch"])
 def test_a_batch_with_one_wrong_value_refuses_the_timing(name):
     server = Server(ConduitEngine())

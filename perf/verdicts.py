@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from perf.measure import Spread
+from perf.peers.cases import CASES
 
 BARS: Mapping[str, float] = {
     "write": 2.0,
@@ -75,6 +76,8 @@ class Verdict:
         bar: What the ratio must reach.
         share: Conduit's bytes per second as a share of a memcpy's in the same rounds; None where that means nothing.
         roofline: How many times as fast as the plain numpy ring; None where that cannot do it.
+        beside: The fastest peer that is left out, since it keeps the caller's arrays and copies nothing, and how many times as fast
+            Conduit is as that one.
     """
 
     case: str
@@ -88,6 +91,7 @@ class Verdict:
     bar: float
     share: Spread | None
     roofline: Spread | None
+    beside: tuple[str, Spread] | None = None
 
     @property
     def ok(self) -> bool:
@@ -112,6 +116,22 @@ def costs(figures: Mapping[str, Any], name: str) -> np.ndarray | None:
     return np.asarray(found["ns"], np.float64) if found.get("ns") else None
 
 
+def least_bytes(case: str) -> int:
+    """Bytes of a row as it comes; who grows by less has kept the caller's arrays. Token rows may be compressed."""
+    return 0 if CASES[case].kind == "tokens" else CASES[case].workload.row_bytes
+
+
+def keepers(result: Mapping[str, Any], workload: str) -> set[str]:
+    """The libraries that store rows of a workload by keeping the caller's arrays: their memory did not grow by a row's bytes."""
+    return {
+        name
+        for case, held in result["memory"].items()
+        if CASES[case].workload.name == workload
+        for name, grown in held.items()
+        if grown < least_bytes(case)
+    }
+
+
 def _ratio(theirs: np.ndarray | None, ours: np.ndarray, *, paired: bool) -> Spread | None:
     if theirs is None:
         return None
@@ -121,6 +141,11 @@ def _ratio(theirs: np.ndarray | None, ours: np.ndarray, *, paired: bool) -> Spre
         return Spread(middle, low, high, low, min(len(theirs), len(ours)))
     count = min(len(theirs), len(ours))
     return Spread.of(theirs[:count] / ours[:count])
+
+
+def _beside(name: str | None, there: Mapping[str, np.ndarray], ours: np.ndarray) -> tuple[str, Spread] | None:
+    ratio = None if name is None else _ratio(there[name], ours, paired=True)
+    return None if name is None or ratio is None else (name, ratio)
 
 
 def verdicts(result: Mapping[str, Any]) -> Iterator[Verdict]:
@@ -134,7 +159,11 @@ def verdicts(result: Mapping[str, Any]) -> Iterator[Verdict]:
             if ours is None:
                 continue
             there = {name: found for name in peers if (found := costs(figures, name)) is not None}
-            best = min(there, key=lambda name: float(np.median(there[name])), default=None)
+            # a write is held against those that write
+            kept = keepers(result, data["workload"]) if kind == "write" else set()
+            ranked = sorted(there, key=lambda name: float(np.median(there[name])))
+            best = next((name for name in ranked if name not in kept), None)
+            beside = next((name for name in ranked if name in kept), None)
             paired = kind != "visible"
             memcpy = costs(figures, "memcpy")
             single = kind in ("concurrent", "visible")
@@ -155,6 +184,7 @@ def verdicts(result: Mapping[str, Any]) -> Iterator[Verdict]:
                     bar,
                     None if memcpy is None or part == "update" else Spread.of(memcpy / ours),  # noqa: B023
                     _ratio(costs(figures, "numpy"), ours, paired=paired),  # noqa: B023
+                    _beside(beside, there, ours) if name == best else None,  # noqa: B023
                 )
 
             yield row(best, BARS.get(case, BARS.get(kind, 1.0)))

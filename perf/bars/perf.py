@@ -40,6 +40,8 @@ def _bar(row: Verdict) -> Bar:
         notes.append(f"{row.roofline.median:.2f} of the speed of a private numpy ring")
     if row.ratio is None:
         return Bar(name, "no peer can", f">= {row.bar:g}x", ok=True, notes=("; ".join(notes),))
+    if row.beside is not None:
+        notes.append(f"{row.beside[0]} keeps the caller's arrays and copies nothing: {ratio_text(row.beside[1])} of it")
     if not row.ok and row.reason:
         notes.append(row.reason)
     bar = f">= {row.bar:g}x of {row.against}"

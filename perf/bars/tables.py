@@ -31,8 +31,16 @@ _ROUNDS = 5
 FIELDS = ("obs", "action", "reward", "terminated", "truncated")
 
 
-def hand_over() -> Iterator[Bar]:
-    """Queue hand-over of a 128 x 64 rollout, from the last commit in a writer's process to torch tensors in the learner's."""
+def hand_over_times(rollouts: int = 220) -> tuple[dict[str, list[int]], int, int]:
+    """Hands a 128 x 64 rollout over, from before the last commit in a writer's process to torch tensors in the learner's.
+
+    Args:
+        rollouts: Of each way; the first 20 are not counted.
+
+    Returns:
+        Nanoseconds of each hand-over where the learner slept, and where it polled; tensors that lie where the writer wrote, of how
+        many.
+    """
     workload = CARTPOLE.sized(8 * TICKS * ENVS)
     times: dict[str, list[int]] = {"slept": [], "polled": []}
     lying = 0
@@ -40,14 +48,14 @@ def hand_over() -> Iterator[Bar]:
     with contextlib.ExitStack() as stack:
         client, name = stack.enter_context(subjects.engine(workload, kind="queue", rollout_length=TICKS))
         others = stack.enter_context(_Others())
-        writer = others.start("queue-writer", name, "--envs", str(ENVS), "--repeats", str(2 * 220))
+        writer = others.start("queue-writer", name, "--envs", str(ENVS), "--repeats", str(2 * rollouts))
         _hear(writer)
         consumer = stack.enter_context(client.consumer(subjects.TABLE, timeout=20.0))
         # on one core a writer that goes on writing would hold up the learner that it has woken
         stack.callback(os.sched_setaffinity, 0, os.sched_getaffinity(0))
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
         view = client._views[subjects.TABLE]
-        for count in range(2 * 220):
+        for count in range(2 * rollouts):
             way = "polled" if count % 2 else "slept"
             if way == "slept":
                 claim = consumer.next()
@@ -70,6 +78,12 @@ def hand_over() -> Iterator[Bar]:
                 raise AssertionError(f"{broken} rows of rollout {count} are not what was written")
             claim.ack()
             del claim, tensors, tensor, action
+    return times, lying, checked
+
+
+def hand_over() -> Iterator[Bar]:
+    """Queue hand-over of a 128 x 64 rollout, from the last commit in a writer's process to torch tensors in the learner's."""
+    times, lying, checked = hand_over_times()
     yield Bar(
         "hand-over of a 128 x 64 rollout: tensors that lie where the writer wrote",
         f"{lying} of {checked}",
