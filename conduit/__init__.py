@@ -44,6 +44,7 @@ from conduit.plane.consuming import Consumer as Consumer
 from conduit.plane.delivery import Delivery as Delivery
 from conduit.plane.delivery import Loader as Loader
 from conduit.plane.engine import Engine as Engine
+from conduit.plane.epochs import EpochLoader as EpochLoader
 from conduit.plane.ingestion import CommitEvery as CommitEvery
 from conduit.plane.ingestion import Ingestion as Ingestion
 from conduit.plane.limiting import RateLimiter as RateLimiter
@@ -56,6 +57,7 @@ from conduit.plane.steps import Steps as Steps
 from conduit.plane.table import TableHandle as TableHandle
 from conduit.plane.writer import Writer as Writer
 from conduit.sampling.prioritised import Prioritised as Prioritised
+from conduit.sampling.shuffled import Shuffled as Shuffled
 from conduit.schema import Field as Field
 from conduit.schema import Schema as Schema
 from conduit.store.counting import Counts as Counts
@@ -85,6 +87,7 @@ __all__ = [
     "Delivery",
     "Engine",
     "Episode",
+    "EpochLoader",
     "Field",
     "Ingestion",
     "Limits",
@@ -105,6 +108,7 @@ __all__ = [
     "Scan",
     "Schema",
     "Sequence",
+    "Shuffled",
     "Statistics",
     "Steps",
     "Table",

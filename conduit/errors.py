@@ -26,6 +26,7 @@
     ├── Frozen(PermissionError)           the table takes no rows now
     ├── BuffersBusy(BufferError)          every batch buffer is still held
     ├── Busy(BlockingIOError)             it would have to wait, and waiting was not asked for
+    ├── Exhausted(LookupError)            every epoch that was asked for has been delivered
     ├── Overwritten(LookupError)          the rows asked for have been replaced by newer ones
     ├── ParticipantsFull(OSError)         every participant slot of the engine is taken
     ├── ActorError(RuntimeError)          an actor that `launch` started died, or could not be started
@@ -195,6 +196,10 @@ class Busy(ConduitError, BlockingIOError):
     """The call would have to wait, and waiting was not asked for; ``errno`` is EAGAIN."""
 
     errno = _errno.EAGAIN
+
+
+class Exhausted(ConduitError, LookupError):
+    """A loader in epochs has delivered every epoch that it was asked for."""
 
 
 class Overwritten(ConduitError, LookupError):

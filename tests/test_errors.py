@@ -34,6 +34,7 @@ BUILTINS = {
     "SpaceTimeout": TimeoutError,
     "BuffersBusy": BufferError,
     "Busy": BlockingIOError,
+    "Exhausted": LookupError,
     "Overwritten": LookupError,
     "ParticipantsFull": OSError,
     "ActorError": RuntimeError,

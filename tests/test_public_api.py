@@ -23,6 +23,7 @@ NAMES = {
     "Delivery",
     "Engine",
     "Episode",
+    "EpochLoader",
     "Field",
     "Ingestion",
     "Limits",
@@ -43,6 +44,7 @@ NAMES = {
     "Scan",
     "Schema",
     "Sequence",
+    "Shuffled",
     "Statistics",
     "Steps",
     "Table",
@@ -91,6 +93,7 @@ MEMBERS = {
         "adopt checkpoint close consumer create delete freeze limiter loader mix name policy recover reset "
         "restore restored scan schema statistics table tables thaw writer"
     ),
+    "EpochLoader": "close epoch load_state_dict next state_dict stats update_priorities valid",
     "Episode": "max_length next_obs",
     "Field": "casting dtype item_bytes itemsize max_length name numpy_dtype observation ragged reward row_bytes shape",
     "Ingestion": "publish_every",
@@ -115,6 +118,7 @@ MEMBERS = {
         "from_spaces names nest observation_names ragged_names renamed reward_names row_bytes to_document to_json"
     ),
     "Sequence": "across burn_in length next_obs overlap pad",
+    "Shuffled": "drop_last epochs",
     "Statistics": "fields read stamp update",
     "Steps": "columns episodes finals numbers part places starts terminated truncated",
     "Table": (
@@ -204,6 +208,7 @@ CALLS = {
     "Episode": "max_length next_obs=False",
     "Rollout": "ticks num_envs stride=None next_obs=False",
     "Prioritised": "beta=0.4 normalise='batch' stratified=True",
+    "Shuffled": "epochs=None drop_last=False",
     "Priorities": "alpha=0.6 eps=1e-06 span=131072 scale=1.0",
     "Loader.update_priorities": "ids priorities",
     "Client.statistics": "table",

@@ -29,6 +29,7 @@ from conduit.plane.busy import OnBusy
 from conduit.plane.consuming import Consumer, Partial
 from conduit.plane.delivery import Loader
 from conduit.plane.device.interface import Device
+from conduit.plane.epochs import EpochLoader
 from conduit.plane.ingestion import CommitPerStep, Ingestion
 from conduit.plane.limiting import RateLimiter
 from conduit.plane.mixing import Counts, MixedLoader
@@ -38,6 +39,7 @@ from conduit.plane.stream import OnFull
 from conduit.plane.table import TableHandle
 from conduit.plane.writer import Writer, writer_type
 from conduit.sampling.prioritised import Prioritised
+from conduit.sampling.shuffled import Shuffled
 from conduit.schema import Schema
 from conduit.store import removal
 from conduit.store.appearance import filling_of, never_raises, state_in
@@ -182,7 +184,7 @@ class Client:
         *,
         batch_size: int,
         window: Window | None = None,
-        sampling: Prioritised | None = None,
+        sampling: Prioritised | Shuffled | None = None,
         transform: Mapping[str, Pipeline] | None = None,
         batch_transforms: Iterable[BatchTransform] = (),
         max_staleness: int | None = None,
@@ -208,7 +210,8 @@ class Client:
             batch_size: Samples per batch.
             window: What a sample is built from: Transition (default, 1 step), Sequence, Episode or Rollout; the table must
                 have been created for windows as wide.
-            sampling: conduit.Prioritised(...) to draw by priority; None draws uniformly.
+            sampling: conduit.Prioritised(...) to draw by priority; conduit.Shuffled(...) for epochs in which each window comes once,
+                in an `EpochLoader`; None draws uniformly.
             max_staleness: Skip rows whose policy version is more than this many versions behind the slot's; needs `policy`.
             policy: The slot that versions count in.
             transform: {field: step or tuple of steps}, of conduit.scale, cast, clip, one_hot, normalise, random_shift; those
@@ -253,11 +256,19 @@ class Client:
                 f"client.consumer({table!r})"
             )
         make: Callable[..., Loader] = Loader
+        if isinstance(sampling, Shuffled):
+            make = EpochLoader
+            if device != "cpu":
+                raise ConfigError(f"Expected sampling=conduit.Shuffled(...) with device='cpu', got {device!r}")
         if device != "cpu":
             make = _device_loader(device, pool)
         elif pool is not None:
             raise ConfigError(f"Expected pool only with a device such as 'cuda', got {pool!r} with device='cpu'")
         with self._named(name, view, seed) as (place, start):
+            if place is not None and place.stock and not isinstance(sampling, Shuffled):
+                raise ConfigError(
+                    f"Expected sampling=conduit.Shuffled(...) for loader {name!r}, which began in epochs, got {sampling!r}"
+                )
             return make(
                 view,
                 batch_size=batch_size,

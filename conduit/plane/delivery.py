@@ -33,6 +33,7 @@ from conduit.plane.limiting import Gate
 from conduit.plane.sharing import Share
 from conduit.plane.transforming import Transforming
 from conduit.sampling.prioritised import WEIGHTS, Prioritised, PrioritisedSampler
+from conduit.sampling.shuffled import ShuffledSampler
 from conduit.sampling.uniform import Uniform
 from conduit.store.appearance import filling_of, never_raises, place_of, state_of
 from conduit.store.loaders import NamedLoader
@@ -111,7 +112,7 @@ class Loader(Delivery):
         *,
         batch_size: int,
         window: Window | None,
-        sampling: Prioritised | None,
+        sampling: Prioritised | ShuffledSampler | None,
         transform: Mapping[str, Pipeline] | None,
         batch_transforms: Iterable[BatchTransform],
         max_staleness: int | None,
@@ -135,7 +136,7 @@ class Loader(Delivery):
         count = whole(buffers)
         if count is None or count < 2:
             raise ConfigError(f"Expected at least 2 buffers (the loop variable holds one), got {buffers!r}")
-        rank, world = (0, 1) if shard is None else _checked_shard(shard)
+        rank, world = (0, 1) if shard is None else checked_shard(shard)
         stalest = whole(max_staleness)
         bounded = max_staleness is not None
         if bounded != (policy is not None) or (bounded and (stalest is None or stalest < 0)):
@@ -147,7 +148,7 @@ class Loader(Delivery):
         self._policy = policy
         Deadline(timeout)
         table.check_open()
-        added = () if sampling is None else WEIGHTS
+        added = WEIGHTS if isinstance(sampling, Prioritised) else ()
         extra = added if share is None else share.extra
         schema = table.layout.schema
         self.plan: Plan = make_plan(schema, batch_size, window, transform, fields, extra, ragged, rename)
@@ -411,7 +412,7 @@ class Loader(Delivery):
         return self
 
 
-def _checked_shard(shard: object) -> tuple[int, int]:
+def checked_shard(shard: object) -> tuple[int, int]:
     """Rank and world of (rank, world).
 
     Raises:
@@ -425,8 +426,10 @@ def _checked_shard(shard: object) -> tuple[int, int]:
 
 
 def _sampler(
-    table: TableView, sampling: Prioritised | None, size: int, seed: int, least: int
+    table: TableView, sampling: Prioritised | ShuffledSampler | None, size: int, seed: int, least: int
 ) -> Uniform | PrioritisedSampler:
+    if isinstance(sampling, ShuffledSampler):
+        return sampling
     if sampling is None:
         return Uniform(seed, table.layout.pages, least)
     rule = table.layout.table.priorities

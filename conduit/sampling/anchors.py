@@ -1,7 +1,8 @@
-"""How many rows of a table a window could be drawn at now, each looked at once.
+"""The rows of a table that a window could be drawn at now, each looked at once: counted, listed, and drawn as they are listed.
 
 A draw chooses among the rows of a list of pages (`uniform.look`) and resolves the window of the chosen one; here the windows of all of
-them are resolved, and those that are whole are counted.
+them are resolved, and those that are whole are counted. What is drawn from a list later is looked at again: a row whose page was
+taken, or that was deleted, is none any more.
 """
 
 from __future__ import annotations
@@ -10,13 +11,25 @@ from typing import Any
 
 import numpy as np
 
-from conduit.jit import entry, kernel
-from conduit.kernels.cpu import J_GENERATIONS, J_ROWS, J_TABLE, J_WINDOW, J_WORDS
+from conduit.jit import address, entry, inner, kernel
+from conduit.kernels.cpu import (
+    J_FIRST,
+    J_FOLLOWING,
+    J_GENERATIONS,
+    J_PAGES,
+    J_ROWS,
+    J_SLOTS,
+    J_TABLE,
+    J_WINDOW,
+    J_WORDS,
+    ask_for,
+)
 from conduit.kernels.describing import describe_window
 from conduit.kernels.plan import make_plan
 from conduit.kernels.resolve import (
     AGES,
     E_BYTES,
+    E_ENVS,
     E_FIRST,
     E_GENERATION,
     E_PAGE,
@@ -30,20 +43,31 @@ from conduit.kernels.resolve import (
     V_SHORT,
     V_STACKED,
 )
+from conduit.kernels.transitions import ask_ahead
 from conduit.kernels.windows import Transition, Window, crosses, has_next, lanes
 from conduit.sampling.pages import empty_list
-from conduit.sampling.uniform import S_PAGES, S_SNAPSHOT, S_WORDS, look
+from conduit.sampling.uniform import S_BITS, S_PAGES, S_SNAPSHOT, S_WORDS, look
 from conduit.store.atomics import call_5, fence_acquire, load_relaxed, peek_i64, poke_i64
 from conduit.store.protocol import block_of
+from conduit.store.removal import is_present
 from conduit.store.table import TableView
-from conduit.store.words import GENERATION_SHIFT, PAGE_STATE, T_MAX_SAMPLED, T_SAMPLED
+from conduit.store.words import GENERATION_SHIFT, PAGE_STATE, T_MAX_SAMPLED, T_META, T_ROWS, T_SAMPLED
+
+Array = np.ndarray[Any, Any]
 
 _CHUNK = 64
 _CHUNK_LANES = 1 << 16
 
 
-@kernel("int64(int64, int64, int64, int64)", nogil=True)
-def count_anchors(state, job, slots, chunk):  # type: ignore[no-untyped-def]
+P_PICKED, P_ENTRIES, P_COUNT = range(S_BITS, S_BITS + 24, 8)
+"""Words of a sampler that draws listed rows, behind those of a uniform one: address of the rows that the next batch takes (int64, one a
+slot), address of the address of each page's description, rows picked."""
+P_WORDS = P_COUNT // 8 + 1
+SIGNATURE = "int64(int64, int64, int64, int64, int64)"
+
+
+@kernel("int64(int64, int64, int64, int64, int64)", nogil=True)
+def count_anchors(state, job, slots, chunk, out):  # type: ignore[no-untyped-def]
     """Rows at which a job's window could be drawn now.
 
     Args:
@@ -51,6 +75,7 @@ def count_anchors(state, job, slots, chunk):  # type: ignore[no-untyped-def]
         job: A job with a window and room for `chunk` rows and generations.
         slots: Address of int64 [chunk], the numbers from 0 on.
         chunk: Rows that are resolved at a time.
+        out: Address for the rows' numbers, int64, page by page; room for as many as `uniform.look` gives. 0: only count.
     """
     table, window = peek_i64(job + J_TABLE), peek_i64(job + J_WINDOW)
     row_at, entry_at = peek_i64(job + J_ROWS), peek_i64(job + J_GENERATIONS)
@@ -70,6 +95,9 @@ def count_anchors(state, job, slots, chunk):  # type: ignore[no-untyped-def]
             done = 0
             while done < count:
                 more = call_5(resolve, window, job, slots + 8 * done, count - done, 0)
+                if out != 0:
+                    for i in range(done, done + more):
+                        poke_i64(out + 8 * (total + found + i - done), peek_i64(row_at + 8 * i))
                 found += more
                 done += more + 1
         fence_acquire()
@@ -78,6 +106,81 @@ def count_anchors(state, job, slots, chunk):  # type: ignore[no-untyped-def]
         ):
             total += found
     return total
+
+
+@inner
+def _is_there(table, entry, page):  # type: ignore[no-untyped-def]
+    """Whether a listed page still has the rows that it had."""
+    word = load_relaxed(block_of(table, page) + PAGE_STATE)
+    return word >> GENERATION_SHIFT == peek_i64(entry + E_GENERATION) and is_present(table, page)
+
+
+def _draw(state, job, slots, count, attempt):  # type: ignore[no-untyped-def]
+    """Take the picked rows, each for its slot; -1 when one is not there any more, or has been overwritten meanwhile."""
+    if attempt > 0:
+        return -1
+    table, window = peek_i64(job + J_TABLE), peek_i64(job + J_WINDOW)
+    row_at, page_at, entry_at = peek_i64(job + J_ROWS), peek_i64(job + J_PAGES), peek_i64(job + J_GENERATIONS)
+    after_at, metas, rows = peek_i64(job + J_FOLLOWING), peek_i64(table + T_META), peek_i64(table + T_ROWS)
+    picked, entries = peek_i64(state + P_PICKED), peek_i64(state + P_ENTRIES)
+    for i in range(count):
+        slot = peek_i64(slots + 8 * i)
+        row = peek_i64(picked + 8 * slot)
+        entry = peek_i64(entries + 8 * (row // rows))
+        if not _is_there(table, entry, row // rows):
+            return -1
+        poke_i64(row_at + 8 * slot, row)
+        poke_i64(page_at + 8 * slot, row // rows)
+        poke_i64(entry_at + 8 * slot, entry)
+        poke_i64(after_at + 8 * slot, ask_ahead(window, metas, row, peek_i64(entry + E_ENVS)))
+    ask_for(job, slots, count)
+    if call_5(peek_i64(window + V_RESOLVE), window, job, slots, count, 0) < count:
+        return -1
+    for i in range(count):
+        slot = peek_i64(slots + 8 * i)
+        poke_i64(entry_at + 8 * slot, peek_i64(peek_i64(entry_at + 8 * slot) + E_GENERATION))
+    return count
+
+
+def draw_picked() -> int:
+    """Native address of the sampler function that draws what is picked."""
+    return address(_draw, SIGNATURE)
+
+
+@kernel("int64(int64, int64, int64, int64, int64, int64)", nogil=True)
+def pick(state, job, listed, begin, end, wanted):  # type: ignore[no-untyped-def]
+    """Pick the first rows of a list that are still there.
+
+    Args:
+        state: The sampler's words; what is picked goes where P_PICKED says, and its number to P_COUNT.
+        job: The job that is going to draw them; its first slot is written over.
+        listed: Address of the list, int64 row numbers.
+        begin: Where to begin in it.
+        end: Where it ends.
+        wanted: Rows to pick.
+
+    Returns:
+        Where to go on in the list.
+    """
+    table, window = peek_i64(job + J_TABLE), peek_i64(job + J_WINDOW)
+    resolve, rows = peek_i64(window + V_RESOLVE), peek_i64(table + T_ROWS)
+    picked, entries = peek_i64(state + P_PICKED), peek_i64(state + P_ENTRIES)
+    slot = peek_i64(job + J_SLOTS)
+    found = 0
+    while begin < end and found < wanted:
+        row = peek_i64(listed + 8 * begin)
+        begin += 1
+        entry = peek_i64(entries + 8 * (row // rows))
+        if not _is_there(table, entry, row // rows):
+            continue
+        poke_i64(slot, peek_i64(job + J_FIRST))
+        poke_i64(peek_i64(job + J_ROWS) + 8 * peek_i64(slot), row)
+        poke_i64(peek_i64(job + J_GENERATIONS) + 8 * peek_i64(slot), entry)
+        if call_5(resolve, window, job, slot, 1, 0) == 1:
+            poke_i64(picked + 8 * found, row)
+            found += 1
+    poke_i64(state + P_COUNT, found)
+    return begin
 
 
 def anchors(table: TableView, window: Window | None) -> int:
@@ -90,6 +193,19 @@ def anchors(table: TableView, window: Window | None) -> int:
     Raises:
         ConfigError: The table was created for narrower windows, or this is none.
     """
+    pages = empty_list(table.layout.pages)
+    state = np.zeros(S_WORDS, np.int64)
+    state[S_SNAPSHOT // 8] = pages.ctypes.data
+    return _survey(table, window, state, None)
+
+
+def list_anchors(table: TableView, window: Window, state: Array) -> Array:
+    """The same rows by number, int64 [n], page by page; the pages stand in the list of `state`, a sampler's words."""
+    out: Array = np.zeros(table.layout.rows, np.int64)
+    return out[: _survey(table, window, state, out)].copy()
+
+
+def _survey(table: TableView, window: Window | None, state: Array, out: Array | None) -> int:
     window = Transition() if window is None else window
     # flags are in every schema, and nothing is delivered
     plan = make_plan(table.layout.schema, 1, window, fields=("terminated",))
@@ -120,7 +236,5 @@ def anchors(table: TableView, window: Window | None) -> int:
         (J_GENERATIONS, generations.ctypes.data),
     ):
         job[offset // 8] = value
-    pages = empty_list(table.layout.pages)
-    state = np.zeros(S_WORDS, np.int64)
-    state[S_SNAPSHOT // 8] = pages.ctypes.data
-    return entry(count_anchors)(state.ctypes.data, job.ctypes.data, slots.ctypes.data, chunk)
+    into = 0 if out is None else out.ctypes.data
+    return entry(count_anchors)(state.ctypes.data, job.ctypes.data, slots.ctypes.data, chunk, into)

@@ -74,11 +74,12 @@ class PolicyEntry(msgspec.Struct, frozen=True):
 
 
 class LoaderEntry(msgspec.Struct, frozen=True):
-    """A named loader: its table, its seed (64 bits, signed), and the number of the batch that comes next."""
+    """A named loader: its table, its seed (64 bits, signed), the number of the batch that comes next, and the digest of the rows of its epoch."""
 
     table: str
     seed: int
     batch: int
+    stock: int = 0
 
 
 class Manifest(msgspec.Struct, frozen=True):

@@ -25,8 +25,9 @@ from conduit.store.segment import Segment
 from conduit.store.soundness import LARGEST, damaged
 from conduit.store.words import LINE
 
-LOADER_OWNER, LOADER_SEED, LOADER_BATCH, LOADER_TABLE, LOADER_LENGTH = range(5)
-"""Words of a slot: participant + 1 or 0, seed, number of the next batch, number of the table, bytes of the name (0: no loader).
+LOADER_OWNER, LOADER_SEED, LOADER_BATCH, LOADER_TABLE, LOADER_LENGTH, LOADER_STOCK = range(6)
+"""Words of a slot: participant + 1 or 0, seed, number of the next batch, number of the table, bytes of the name (0: no loader),
+digest of the rows of the present epoch (0: it has none).
 The name is in its second line."""
 LONGEST_NAME = 100
 _PATIENCE = 5.0
@@ -43,6 +44,7 @@ class Known(NamedTuple):
     table: str
     seed: int
     batch: int
+    stock: int = 0
 
 
 def _slots(segment: Segment) -> Words:
@@ -78,7 +80,9 @@ def known_loaders(segment: Segment) -> dict[str, Known]:
     for slot in _slots(segment):
         name = _name_of(segment, slot)
         if name is not None:
-            found[name] = Known(tables[slot[LOADER_TABLE]], int(slot[LOADER_SEED]), int(slot[LOADER_BATCH]))
+            found[name] = Known(
+                tables[slot[LOADER_TABLE]], int(slot[LOADER_SEED]), int(slot[LOADER_BATCH]), int(slot[LOADER_STOCK])
+            )
     return found
 
 
@@ -88,6 +92,7 @@ def write_loader(segment: Segment, index: int, name: str, known: Known) -> None:
     text = name.encode()
     slot[LOADER_SEED] = known.seed
     slot[LOADER_BATCH] = known.batch
+    slot[LOADER_STOCK] = known.stock
     slot[LOADER_TABLE] = list(segment.layout.tables).index(known.table)
     slot[LINE // 8 :].view(np.uint8)[: len(text)] = np.frombuffer(text, np.uint8)
     slot[LOADER_LENGTH] = len(text)  # last: a slot without a name is free, whoever died while filling it
@@ -119,6 +124,15 @@ class NamedLoader:
     @batch.setter
     def batch(self, number: int) -> None:
         self._words[LOADER_BATCH] = number
+
+    @property
+    def stock(self) -> int:
+        """Digest of the rows that the present epoch draws from; 0 where a loader has no epochs. Store it before the batch's number."""
+        return self._words[LOADER_STOCK]
+
+    @stock.setter
+    def stock(self, digest: int) -> None:
+        self._words[LOADER_STOCK] = digest
 
     def release(self) -> None:
         """Let go of the name; idempotent."""

@@ -110,7 +110,7 @@ def create_from(
             except KeyError as error:
                 raise CheckpointError(f"Expected {path / MANIFEST} to list {error}: {DAMAGED}") from error
         for index, (loader, one) in enumerate(manifest.loaders.items()):
-            write_loader(segment, index, loader, Known(one.table, one.seed, one.batch))
+            write_loader(segment, index, loader, Known(one.table, one.seed, one.batch, one.stock))
 
     return segments.create(name, spec, backing, fill), found
 

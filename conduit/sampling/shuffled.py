@@ -1,0 +1,134 @@
+"""Sampling without replacement: every window of a table once in an epoch, in an order that is shuffled by a seed.
+
+When an epoch begins the rows that its window could be drawn at are listed, 8 bytes each, and ordered by random numbers of (seed, epoch,
+place in the list). So the same rows in the same pages and the same seed give the same order on any machine, and a place in it is one
+number. Rows that are written later come with the next epoch. Rows that are overwritten or deleted before their turn are left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from conduit.errors import ConfigError
+from conduit.jit import entry
+from conduit.kernels import philox
+from conduit.kernels.resolve import E_BYTES, E_GENERATION, E_PAGE
+from conduit.kernels.windows import Window
+from conduit.numbers import whole
+from conduit.sampling.anchors import P_COUNT, P_ENTRIES, P_PICKED, P_WORDS, draw_picked, list_anchors, pick
+from conduit.sampling.pages import empty_list
+from conduit.sampling.uniform import S_CANDIDATES, S_PAGES, S_SEED, S_SNAPSHOT, Uniform
+from conduit.store.table import TableView
+
+Array = np.ndarray[Any, Any]
+
+PLACE_BITS = 40
+"""A batch's number is its epoch, shifted by this, and the place of its first window in the epoch's order."""
+_PLACE = (1 << PLACE_BITS) - 1
+_LARGEST = (1 << 62) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Shuffled:
+    """Sampling of a loader in epochs: each window once an epoch, in a shuffled order.
+
+    Attributes:
+        epochs: Epochs after which the loader delivers nothing more; None for no end.
+        drop_last: Leave out the last batch of an epoch where it is shorter than the others.
+    """
+
+    epochs: int | None = None
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        count = self.epochs if self.epochs is None else whole(self.epochs)
+        if (count is None) != (self.epochs is None) or (count is not None and not 1 <= count < 1 << 20):
+            raise ConfigError(f"Expected epochs from 1 to {(1 << 20) - 1}, or None for no end, got {self.epochs!r}")
+        object.__setattr__(self, "epochs", count)
+        if not isinstance(self.drop_last, bool | np.bool_):
+            raise ConfigError(f"Expected drop_last True or False, got {self.drop_last!r}")
+
+
+class ShuffledSampler(Uniform):
+    """The sampler of a loader with `Shuffled`; `batch` is epoch << 40 | place.
+
+    Args:
+        table: The table.
+        window: What is drawn.
+        seed: 64-bit seed.
+        size: Windows of a batch.
+        shard: (rank, world): every world-th window of the order, from the rank-th on.
+
+    Attributes:
+        stock: A digest of the rows of the present epoch, 62 bits; 0 before it has begun.
+        skipped: Windows left out of epochs so far, since they were overwritten or deleted before their turn.
+    """
+
+    def __init__(self, table: TableView, window: Window, seed: int, size: int, shard: tuple[int, int]) -> None:
+        pages = table.layout.pages
+        self._table, self._window, self._shard = table, window, shard
+        self._snapshot = empty_list(pages)
+        self._picked = np.zeros(size, np.int64)
+        self._entries = np.zeros(pages, np.int64)
+        self._order: Array = np.zeros(0, np.int64)
+        self._state = np.zeros(P_WORDS, np.int64)
+        for word, value in (
+            (S_SEED, np.uint64(seed % 2**64).astype(np.int64)),
+            (S_SNAPSHOT, self._snapshot.ctypes.data),
+            (P_PICKED, self._picked.ctypes.data),
+            (P_ENTRIES, self._entries.ctypes.data),
+        ):
+            self._state[word // 8] = value
+        self._words = self._state.data
+        self.function = draw_picked()
+        self.state: int = self._state.ctypes.data
+        self.stock = self.skipped = 0
+
+    @property
+    def epoch(self) -> int:
+        """The present epoch, from 0."""
+        return self.batch >> PLACE_BITS
+
+    @property
+    def place(self) -> int:
+        """Windows of the present epoch's order that lie behind."""
+        return self.batch & _PLACE
+
+    @property
+    def windows(self) -> int:
+        """Windows of the present epoch; 0 before it has begun."""
+        return len(self._order)
+
+    def begin(self) -> int:
+        """List and order the windows that there are now; returns their number."""
+        rows = list_anchors(self._table, self._window, self._state)
+        listed = self._snapshot[: self._words[S_PAGES // 8]]
+        pages = listed[:, E_PAGE // 8]
+        self._entries[pages] = self._snapshot.ctypes.data + E_BYTES * np.arange(len(listed))
+        digest = hashlib.blake2b(rows.tobytes(), digest_size=8)
+        digest.update(np.ascontiguousarray(listed[:, [E_PAGE // 8, E_GENERATION // 8]]).tobytes())
+        self.stock = int.from_bytes(digest.digest(), "little") & _LARGEST or 1
+        self._words[S_CANDIDATES // 8] = len(rows)
+        keys = np.zeros(len(rows), np.int64)
+        entry(philox.indices)(self._words[S_SEED // 8], self.epoch, _LARGEST, len(rows), keys.ctypes.data)
+        rank, world = self._shard
+        self._order = np.ascontiguousarray(rows[np.argsort(keys, kind="stable")][rank::world])
+        return len(self._order)
+
+    def take(self, place: int, wanted: int) -> int:
+        """Pick the windows from a place of the order on as they are listed, whatever became of them; returns how many there are."""
+        found = self._order[place : place + wanted]
+        self._picked[: len(found)] = found
+        return len(found)
+
+    def pick(self, job: int, place: int, wanted: int) -> tuple[int, int]:
+        """Pick the windows from a place of the order on that are still there; returns how many, and the place behind them."""
+        behind = entry(pick)(self.state, job, self._order.ctypes.data, place, len(self._order), wanted)
+        return self._words[P_COUNT // 8], behind
+
+    def __repr__(self) -> str:
+        return f"Shuffled(epoch {self.epoch}, {self.place:,} of {self.windows:,} windows)"
