@@ -23,12 +23,13 @@ def _is_bfloat16(value: Any) -> bool:
     return kind == "V" and str(dtype) == "bfloat16"
 
 
-def import_torch(what: str, instead: str = "") -> Any:
+def import_torch(what: str, instead: str = "", extra: str = "torch") -> Any:
     """The package torch, for what cannot be done without it.
 
     Args:
         what: What needs it, as the caller wrote it.
         instead: What would do without it, or "".
+        extra: The extra that brings all that is needed.
 
     Raises:
         MissingExtra: torch is not installed.
@@ -38,7 +39,7 @@ def import_torch(what: str, instead: str = "") -> Any:
     except ImportError as error:
         also = f", or {instead}" if instead else ""
         raise MissingExtra(
-            f"Expected torch to be installed for {what}: pip install 'conduit-rl[torch]'{also}"
+            f"Expected torch to be installed for {what}: pip install 'conduit-rl[{extra}]'{also}"
         ) from error
     return torch
 

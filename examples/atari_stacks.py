@@ -9,7 +9,7 @@ Which padding is which, before an episode's fourth frame:
 So an agent acts and learns on the same stacks, while the table holds a frame once instead of eight times (4 in obs, 4 in next_obs).
 """
 
-import multiprocessing
+from collections.abc import Iterator
 
 import gymnasium
 import numpy as np
@@ -27,14 +27,14 @@ class Catch(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(0, 255, (84, 84), np.uint8)
     action_space = gymnasium.spaces.Discrete(3)
 
-    def reset(self, *, seed=None, options=None):
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:  # noqa: ARG002 - Gymnasium's
         """Begin with a ball on top."""
         super().reset(seed=seed)
         self.ball = np.array([0, self.np_random.integers(0, 78)])
         self.paddle = 36
         return self.frame(), {}
 
-    def step(self, action):
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
         """Move the paddle left, not or right; the ball falls six pixels."""
         self.paddle = int(np.clip(self.paddle + 6 * (int(action) - 1), 0, 72))
         self.ball[0] += 6
@@ -42,7 +42,7 @@ class Catch(gymnasium.Env):
         caught = landed and abs(self.ball[1] - self.paddle) < 9
         return self.frame(), float(caught) - float(landed and not caught), bool(landed), False, {}
 
-    def frame(self):
+    def frame(self) -> np.ndarray:
         """What is seen now."""
         pixels = np.zeros((84, 84), np.uint8)
         pixels[self.ball[0] : self.ball[0] + 6, self.ball[1] : self.ball[1] + 6] = 255
@@ -50,12 +50,12 @@ class Catch(gymnasium.Env):
         return pixels
 
 
-def make(seed):
+def make(seed: int) -> gymnasium.Env:
     """The environment of an episode; every other one is cut short by a time limit."""
     return TimeLimit(Catch(), 8 if seed % 2 else 100)
 
 
-def play(env, seed):
+def play(env: gymnasium.Env, seed: int) -> Iterator[tuple]:
     """The steps of one episode, (obs, action, reward, terminated, truncated, next obs); the same ones for the same seed."""
     rng = np.random.default_rng(seed)
     obs, ended = env.reset(seed=seed)[0], False
@@ -66,10 +66,10 @@ def play(env, seed):
         obs, ended = after, terminated or truncated
 
 
-def act(engine, number):
+def act(actor: conduit.Actor, engine: str) -> None:
     """An actor: single frames go in."""
     with conduit.attach(engine, timeout=10.0) as client, client.writer("replay") as writer:
-        for seed in range(number * 1000, number * 1000 + EPISODES):
+        for seed in range(actor.index * 1000, actor.index * 1000 + EPISODES):
             for obs, action, reward, terminated, truncated, after in play(make(seed), seed):
                 writer.append(
                     obs=obs,
@@ -82,17 +82,13 @@ def act(engine, number):
                 )
 
 
-def main():
+def main() -> None:
     """Two actors fill a table; batches with either padding are compared with what the wrapper shows."""
     schema = conduit.Schema.from_example({"obs": np.zeros((84, 84), np.uint8), "action": 0, "reward": 0.0, "seed": 0})
     table = conduit.Table(schema, capacity=4_000, max_stack=STACK)
     with conduit.Engine.create("atari-stacks", {"replay": table}) as engine:
-        spawn = multiprocessing.get_context("spawn")
-        actors = [spawn.Process(target=act, args=("atari-stacks", number), daemon=True) for number in range(2)]
-        for actor in actors:
-            actor.start()
-        for actor in actors:
-            actor.join()
+        with conduit.launch(act, 2, args=("atari-stacks",)) as actors:
+            actors.join(timeout=120.0)
         for padding, wrapper in (("repeat", "reset"), ("zero", "zero")):
             window = conduit.Transition(stack=STACK, padding=padding)
             with engine.loader("replay", batch_size=64, window=window, format="numpy", seed=0) as loader:
@@ -101,7 +97,7 @@ def main():
     print(f"stored: {84 * 84} bytes a step instead of {2 * STACK * 84 * 84}")
 
 
-def compare(loader, padding_type):
+def compare(loader: conduit.Loader, padding_type: str) -> tuple[int, int]:
     """Play the episodes of a few batches again, behind the wrapper; returns padded samples and samples."""
     shown, starts, rows = {}, 0, 0
     for _ in range(4):

@@ -3,6 +3,8 @@
 Run it with `python examples/dict_observations.py`; it takes a second or two.
 """
 
+from typing import Any
+
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete
@@ -25,27 +27,27 @@ class Robot(gymnasium.Env):
     )
     action_space = Box(-1, 1, (6,), np.float32)
 
-    def reset(self, *, seed=None, options=None):
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[dict, dict]:  # noqa: ARG002 - Gymnasium's
         """Begin at rest."""
         super().reset(seed=seed)
         self.position, self.velocity, self.steps = np.zeros(6, np.float32), np.zeros(6, np.float32), 0
         return self.seen(), {}
 
-    def step(self, action):
+    def step(self, action: np.ndarray) -> tuple[dict, float, bool, bool, dict]:
         """Push the joints."""
         self.velocity = np.clip(0.9 * self.velocity + 0.1 * action, -1, 1).astype(np.float32)
         self.position = np.clip(self.position + 0.1 * self.velocity, -1, 1).astype(np.float32)
         self.steps += 1
         return self.seen(), float(-abs(self.position).sum()), False, self.steps == 20, {}
 
-    def seen(self):
+    def seen(self) -> dict[str, Any]:
         """The observation."""
         camera = np.full((16, 16, 3), int(127.5 * (self.position[0] + 1)), np.uint8)
         joints = {"position": self.position.copy(), "velocity": self.velocity.copy()}
         return {"camera": camera, "joints": joints, "mode": self.steps % 3}
 
 
-def main():
+def main() -> None:
     """Write 100 steps of four environments, and look at a batch."""
     envs = SyncVectorEnv([Robot] * NUM_ENVS, autoreset_mode=AutoresetMode.SAME_STEP)
     schema = conduit.Schema.from_spaces(envs.single_observation_space, envs.single_action_space)
@@ -72,7 +74,8 @@ def main():
         )
         batch = loader.next()
     observation, following = batch.nest()["obs"], batch.nest()["next_obs"]
-    assert observation["camera"].shape == (256, 16, 16, 3) and observation["camera"].max() <= 1
+    assert observation["camera"].shape == (256, 16, 16, 3)
+    assert observation["camera"].max() <= 1
     assert observation["mode"].shape == (256, 3)
     # the dynamics hold between every row and its next one, also where an episode was cut and the environment reset
     moved = observation["joints"]["position"] + 0.1 * following["joints"]["velocity"]
@@ -80,13 +83,13 @@ def main():
     print(f"{int(batch['truncated'].sum())} of 256 samples end an episode; each has its true next observation")
 
 
-def stacked(finals):
+def stacked(finals: np.ndarray | None) -> dict[str, Any] | None:
     """Gymnasium's array of last observations, None where an environment goes on, as one observation with a leading axis."""
     if finals is None:
         return None
     blank = next(one for one in finals if one is not None)
 
-    def put(*parts):
+    def put(*parts: Any) -> Any:
         if isinstance(parts[0], dict):
             return {name: put(*(part[name] for part in parts)) for name in parts[0]}
         return np.stack(parts)

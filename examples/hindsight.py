@@ -9,8 +9,8 @@ import numpy as np
 
 import conduit
 
-BITS = 7
-STEPS = 10  # of an episode; it ends earlier when the goal is reached
+BITS = 6
+STEPS = 8  # of an episode; it ends earlier when the goal is reached
 POWERS = 2 ** np.arange(BITS)
 
 
@@ -25,32 +25,32 @@ class BitFlip(gymnasium.Env):
     )
     action_space = gymnasium.spaces.Discrete(BITS)
 
-    def reset(self, *, seed=None, options=None):
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[dict, dict]:  # noqa: ARG002 - Gymnasium's
         """Begin with random bits and a random goal."""
         super().reset(seed=seed)
         self.bits, self.goal = self.np_random.integers(0, 2, (2, BITS)).astype(np.float32)
         self.steps = 0
         return self.seen(), {}
 
-    def step(self, action):
+    def step(self, action: int) -> tuple[dict, float, bool, bool, dict]:
         """Flip a bit."""
         self.bits[action] = 1 - self.bits[action]
         self.steps += 1
         there = np.array_equal(self.bits, self.goal)
         return self.seen(), float(there), there, self.steps == STEPS, {}
 
-    def seen(self):
+    def seen(self) -> dict[str, np.ndarray]:
         """The observation."""
         return {"observation": self.bits.copy(), "achieved_goal": self.bits.copy(), "desired_goal": self.goal.copy()}
 
 
-def reached(achieved, goals):
+def reached(achieved: np.ndarray, goals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The reward and the end that a step would have had with another goal; this is what hindsight calls."""
     there = (achieved == goals).all(axis=-1)
     return there.astype(np.float32), there
 
 
-def learn(name, ratio, episodes=500):
+def learn(name: str, ratio: float, episodes: int = 800) -> float:
     """Tabular Q-learning over (bits, goal), with a share of the goals relabelled; returns the greedy success rate."""
     rng, env = np.random.default_rng(0), BitFlip()
     env.reset(seed=0)
@@ -72,10 +72,12 @@ def learn(name, ratio, episodes=500):
             if episode >= 20:
                 for _ in range(4):
                     improve(q, loader.next())
-    return np.mean([play(env, q, rng, 0.0) for _ in range(200)])
+    return float(np.mean([play(env, q, rng, 0.0) for _ in range(200)]))
 
 
-def play(env, q, rng, exploring, writer=None):
+def play(
+    env: BitFlip, q: np.ndarray, rng: np.random.Generator, exploring: float, writer: conduit.Writer | None = None
+) -> bool:
     """One episode, written down if there is a writer; returns whether the goal was reached."""
     obs, ended = env.reset()[0], False
     while not ended:
@@ -97,7 +99,7 @@ def play(env, q, rng, exploring, writer=None):
     return terminated
 
 
-def improve(q, batch):
+def improve(q: np.ndarray, batch: conduit.Batch) -> None:
     """One update; the batch's goals, rewards and ends are relabelled already."""
     bits, goal = (batch[f"obs.{part}"] @ POWERS for part in ("observation", "desired_goal"))
     after, wanted = (batch[f"next_obs.{part}"] @ POWERS for part in ("observation", "desired_goal"))
@@ -106,7 +108,7 @@ def improve(q, batch):
     q[bits, goal, batch["action"]] += 0.5 * (target - q[bits, goal, batch["action"]])
 
 
-def main():
+def main() -> None:
     """With and without."""
     with_it, without = learn("hindsight-with", 0.8), learn("hindsight-without", 0.0)
     print(f"goals reached: {with_it:.0%} with hindsight, {without:.0%} without")

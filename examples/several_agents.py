@@ -16,21 +16,21 @@ CELLS = 4
 class Meeting:
     """A hidden place for each agent; the scout sees the porter's, the porter the scout's. Both get the team's reward."""
 
-    def __init__(self, seed):
+    def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
 
-    def reset(self):
+    def reset(self) -> dict[str, np.int64]:
         """New places."""
         self.places = dict(zip(AGENTS, self.rng.integers(0, CELLS, 2).tolist(), strict=True))
         return {"scout": np.int64(self.places["porter"]), "porter": np.int64(self.places["scout"])}
 
-    def step(self, actions):
+    def step(self, actions: dict[str, int]) -> tuple[dict[str, np.int64], dict[str, float]]:
         """Each says where the other's place is, and all are told how many were right."""
         right = float(actions["scout"] == self.places["porter"]) + float(actions["porter"] == self.places["scout"])
         return self.reset(), dict.fromkeys(AGENTS, right)
 
 
-def main():
+def main() -> None:
     """Value decomposition: the team's value is the sum of what each agent adds, learnt from joint rows."""
     game, rng = Meeting(0), np.random.default_rng(0)
     one = {"obs": dict.fromkeys(AGENTS, 0), "action": dict.fromkeys(AGENTS, 0), "reward": dict.fromkeys(AGENTS, 0.0)}

@@ -24,7 +24,7 @@ SCHEMA = conduit.Schema(
 )
 
 
-def respond(logits, prompt, rng):
+def respond(logits: np.ndarray, prompt: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """A response by a table of logits: tokens with the prompt, and their log probabilities."""
     tokens, logprobs = [prompt], [0.0]
     while len(tokens) <= LONGEST and tokens[-1] != END:
@@ -36,17 +36,17 @@ def respond(logits, prompt, rng):
     return np.array(tokens, np.int32), np.array(logprobs, np.float32)
 
 
-def write_group(writer, logits, rng):
+def write_group(writer: conduit.Writer, logits: np.ndarray, rng: np.random.Generator) -> float:
     """A group of responses to one prompt, with their rewards, less the group's mean, as advantages; returns the mean."""
     prompt = int(rng.integers(1, VOCABULARY))
     responses = [respond(logits, prompt, rng) for _ in range(GROUP)]
     rewards = np.array([(tokens[1:] == WANTED).mean() for tokens, _ in responses])  # the share of the wanted token
     for (tokens, logprobs), advantage in zip(responses, rewards - rewards.mean(), strict=True):
         writer.append(tokens=tokens, logprobs=logprobs, advantage=np.float32(advantage), terminated=True)
-    return rewards.mean()
+    return float(rewards.mean())
 
 
-def loss_of(model, batch):
+def loss_of(model: torch.Tensor, batch: conduit.Batch) -> torch.Tensor:
     """The clipped policy gradient of packed tokens."""
     tokens, first = batch["tokens"].long(), batch["tokens_position_ids"] == 0
     lengths = torch.diff(batch["tokens_cu_seqlens"]).long()
@@ -57,7 +57,7 @@ def loss_of(model, batch):
     return -gain[~first[1:]].mean()  # where a response begins, the token before it is another response's
 
 
-def main():
+def main() -> None:
     """Sample, learn, publish; in one process here, and the sampler would be another one's `conduit.attach` as it stands."""
     rng = np.random.default_rng(0)
     model = torch.zeros(VOCABULARY, VOCABULARY, requires_grad=True)

@@ -20,6 +20,7 @@ pytest.importorskip("gymnasium")
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
 TRAINED = ["dqn_per_nstep", "r2d2_cartpole", "ppo_cartpole", "sac_pendulum"]
+SHORT = ["atari_stacks", "hindsight", "dict_observations", "several_agents", "token_rows"]
 EVERY = {"ppo_cartpole": 2048, "sac_pendulum": 250}
 """Steps between evaluations where they are not 1,000."""
 WARMUP = {"sac_pendulum": 500}
@@ -98,7 +99,28 @@ def test_a_killed_run_goes_on_from_its_checkpoint(tmp_path):
         (Path("/dev/shm") / left).unlink()
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "atari_stacks",
+            r"padding=repeat: 256 samples, \d\d+ of them padded, are what padding_type=reset shows\n"
+            r"padding=zero: 256 samples, \d\d+ of them padded, are what padding_type=zero shows\n"
+            r"stored: 7056 bytes a step instead of 56448\n",
+        ),
+        ("hindsight", r"goals reached: (9\d|100)% with hindsight, [1-6]\d% without\n"),
+        ("dict_observations", r"obs\.camera: (.*\n)*\d+ of 256 samples end an episode; .*\n"),
+        ("several_agents", r"team's reward, of 2: [01]\.\d\d in the first 200 games, 1\.[6-9]\d in the last .*\n"),
+        ("token_rows", r"share of the wanted token: 0\.[01]\d at first, 0\.[6-9]\d at last; [1-9]\d* stale .*\n"),
+    ],
+)
+def test_a_short_example_shows_what_it_says_and_leaves_nothing(name, said):
+    printed = run(EXAMPLES / f"{name}.py")
+    assert re.fullmatch(said, printed), printed
+    assert name.replace("_", "-") not in {entry.name.split(".")[-1] for entry in Path("/dev/shm").iterdir()}
+
+
+@pytest.mark.parametrize("name", [*TRAINED, *SHORT])
 def test_an_example_stays_short(name):
     assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 150
 

@@ -6,8 +6,10 @@ The order is the one that `conduit/__init__.py` opens with: a layer imports only
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -216,6 +218,7 @@ def test_only_gpu_kernels_import_gpu_kernels_at_module_level():
 
 ON_THE_CPU = """
 import sys
+import tomllib
 
 import numpy as np
 
@@ -326,3 +329,10 @@ def test_the_check_lets_an_import_along_the_order_pass(toy, where, text):
 def test_the_check_knows_when_an_import_runs(toy, text, lazy, typing_only):
     one = toy("store/a.py", text)[-1]
     assert (one.target, one.lazy, one.typing_only) == ("torch", lazy, typing_only)
+
+
+def test_what_actors_install_has_neither_torch_nor_triton():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    base = {re.split(r"[^\w-]", one)[0] for one in project["dependencies"]}
+    assert base == {"numpy", "posix-ipc", "numba", "msgspec", "typer", "rich", "xxhash"}
+    assert {"torch", "gpu", "gym", "demo", "offline"} <= set(project["optional-dependencies"])

@@ -64,6 +64,7 @@ def launch(
 
     from conduit.launching.crew import Crew, Options
     from conduit.launching.payload import Payload
+    from conduit.plane.attaching import tell_role
 
     if not callable(function):
         raise ConfigError(f"Expected a function, got {function!r}")
@@ -87,6 +88,7 @@ def launch(
     crew = Crew(Payload(function, args, kwargs or {}), options)
     try:
         crew.start()
+        tell_role("launcher")
         return Actors(crew, getattr(function, "__qualname__", repr(function)))
     except BaseException:
         crew.abort()

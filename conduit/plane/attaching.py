@@ -9,6 +9,7 @@ from conduit.errors import ConfigError, EngineNotFound, OwnerGone
 from conduit.plane.client import Client
 from conduit.store import segment as segments
 from conduit.store.leftovers import fate_of, told
+from conduit.store.participants import play_everywhere
 from conduit.store.segment import Segment
 from conduit.store.watching import OnOwnerExit
 
@@ -59,3 +60,8 @@ def attach(name: str, timeout: float = 0.0, *, on_owner_exit: OnOwnerExit = "rai
             if deadline.passed():
                 raise
         time.sleep(min(_POLL, deadline.left()))
+
+
+def tell_role(role: str) -> None:
+    """Have `conduit status` say this of all clients that are open in this process, such as "launcher"."""
+    play_everywhere(role)

@@ -203,7 +203,7 @@ class Client:
         pool: str | int | None = None,
         shard: tuple[int, int] | None = None,
     ) -> Loader:
-        """Open a loader of uniformly drawn transitions, for use by one thread.
+        """Open a loader, for use by one thread: batches of windows around rows that are drawn uniformly or by priority.
 
         Args:
             table: Table name.
@@ -237,7 +237,8 @@ class Client:
                 the sampling or a step adds, such as {"discount": "env_discount"}. `fields` and batch_transforms have the new names,
                 `transform` and `ragged` those of the schema.
             device: "cpu", or where batches are wanted: "cuda", "cuda:1". The rows are those that a loader on the CPU delivers
-                (docs/kernels.md). Transforms of single fields work as on the CPU, batch_transforms do not.
+                (docs/kernels.md). Transforms work as on the CPU, but for hindsight, which is
+                refused.
             pool: Device memory for a mirror of the table's newest pages, such as "8 GiB" or bytes; None for none: wide rows are
                 then read from registered host memory, batches of narrow ones are made by the host and copied.
             shard: (rank, world): of the batches that one loader of this seed would deliver, this one delivers every world-th,

@@ -276,3 +276,10 @@ class Participants:
                 Participant(number, int(line[LINE_PID]), name, alive, int(line[LINE_SINCE]), int(line[LINE_ROWS]))
             )
         return found
+
+
+def play_everywhere(role: str) -> None:
+    """Say a role on the lines of all participants that this process is."""
+    for one in list(_open_handles):
+        if not one.forked:
+            one.play(role)

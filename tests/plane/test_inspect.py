@@ -9,6 +9,7 @@ import pytest
 
 import conduit
 from conduit.plane import inspect
+from conduit.plane.attaching import tell_role
 from conduit.testing.puppets import Puppet, attach
 
 SHM = Path("/dev/shm")
@@ -245,3 +246,20 @@ def test_a_queue_shows_what_waits_what_is_claimed_by_whom_and_what_came_again(en
 
 def _claim(own):
     own.claim = own.client.consumer("rollouts", format="numpy").next()
+
+
+def test_a_participants_roles_are_what_it_has_opened_and_what_its_process_says(engine_name):
+    schema = conduit.Schema.from_example({"obs": np.zeros(2, np.float32), "action": 0})
+    tables = {"replay": conduit.Table(schema, 100), "queue": conduit.Table(schema, 100, kind="queue")}
+    with conduit.Engine.create(engine_name, tables) as engine, conduit.attach(engine_name) as client:
+
+        def roles():
+            return [one.roles for one in inspect.inspect(engine_name).participants]
+
+        assert roles() == [("owner",), ()]
+        client.writer("replay")
+        client.loader("replay", batch_size=1, format="numpy")
+        engine.consumer("queue", format="numpy")
+        assert roles() == [("owner", "consumer"), ("writer", "loader")]
+        tell_role("launcher")
+        assert roles() == [("owner", "consumer", "launcher"), ("writer", "loader", "launcher")]

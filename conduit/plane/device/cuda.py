@@ -96,7 +96,7 @@ class CudaDevice(Device):
     """
 
     def __init__(self, place: str) -> None:
-        torch = import_torch(f'device="{place}"')
+        torch = import_torch(f'device="{place}"', extra="gpu")
         kind, _, number = place.partition(":")
         if kind != "cuda" or (number and not number.isdecimal()):
             raise ConfigError(f"Expected device 'cpu', 'cuda' or 'cuda:0' and so on, got {place!r}")
