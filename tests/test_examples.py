@@ -20,7 +20,7 @@ pytest.importorskip("gymnasium")
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
 TRAINED = ["dqn_per_nstep", "r2d2_cartpole", "ppo_cartpole", "sac_pendulum"]
-SHORT = ["atari_stacks", "hindsight", "dict_observations", "several_agents", "token_rows"]
+SHORT = ["atari_stacks", "hindsight", "dict_observations", "several_agents", "offline_bc", "token_rows"]
 EVERY = {"ppo_cartpole": 2048, "sac_pendulum": 250}
 """Steps between evaluations where they are not 1,000."""
 WARMUP = {"sac_pendulum": 500}
@@ -111,6 +111,10 @@ def test_a_killed_run_goes_on_from_its_checkpoint(tmp_path):
         ("hindsight", r"goals reached: (9\d|100)% with hindsight, [1-6]\d% without\n"),
         ("dict_observations", r"obs\.camera: (.*\n)*\d+ of 256 samples end an episode; .*\n"),
         ("several_agents", r"team's reward, of 2: [01]\.\d\d in the first 200 games, 1\.[6-9]\d in the last .*\n"),
+        (
+            "offline_bc",
+            r"saved [\d,]+ steps of 20 episodes\n(epoch \d: loss 0\.\d{3}\n){5}the clone's mean return is [3-5]\d\d of 500\n",
+        ),
         ("token_rows", r"share of the wanted token: 0\.[01]\d at first, 0\.[6-9]\d at last; [1-9]\d* stale .*\n"),
     ],
 )
