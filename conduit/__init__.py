@@ -3,14 +3,15 @@
 Actors write steps straight into shared memory, learners pull ready batches. The layers, each importing only what stands
 above it:
 
-    errors  numbers  field  arrays  nesting  schema  clock  alarms  forking  jit    what everything shares
+    errors  numbers  field  arrays  nesting  schema  clock  alarms  forking    what everything shares
+    jit  native  compiler    kernels: how they are declared, built ahead of time, and compiled where they were not
     store        where rows are: segment, words, protocol, participants, leases, weights
     kernels      how rows become batches: plans, CPU kernels, the slow reference
     sampling     which windows a batch is made of
     plane        the engine and its control points: ingestion (Writer), placement, delivery (Loader, Consumer)
     offline  launching  demo  cli    what stands on top; they use the plane, never the store
 
-Importing this package starts no thread, sets no environment variable, and does not import torch.
+Importing this package starts no thread, sets no environment variable, and imports neither torch nor numba.
 """
 
 from conduit import errors as errors

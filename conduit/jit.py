@@ -1,36 +1,28 @@
-"""Compiling Conduit's CPU kernels with numba, once per machine.
+"""Kernels as they are declared: plain Python functions, with a signature, that this module compiles nothing of and imports no compiler for.
 
-A kernel is a function of plain integers (addresses, counts) compiled for one declared signature. Two things differ from
-`numba.njit(..., cache=True)`:
+A kernel is a function of plain integers (addresses, counts) compiled for one declared signature. `entry(kernel)` is its compiled
+entry point, `address(function, signature)` that of a function that kernels call through a pointer. Both come, at their first use,
+from the library that was compiled ahead of time for this machine (conduit.native), or, where there is none, from numba
+(conduit.compiler). So a process with such a library never imports numba, and any process pays only for the kernels that it runs.
 
-* The cache is stamped with a hash over the sources of the kernel's module and of every module with kernels that it imports,
-  directly or through others, so that editing a function also renews the kernels that inlined it (numba itself looks only at
-  the caller's file) and leaves the rest alone.
-* Compilation happens at the first use of `entry`, not at import, so that a process pays only for the kernels it runs.
-
-`entry(kernel)` is the compiled C entry point. Calling it skips numba's type dispatch: about 35 ns instead of 80.
+A signature is text, `"int64(int64, float64, object)"`. An `object` is handed over as its address and nothing more
+(conduit.store.arguments).
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
-import re
+import importlib
 import threading
-import warnings
+import types as python_types
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import numba
-from numba.core import caching, sigutils
-from numba.core.ccallback import CFunc
-
-from conduit.errors import ConfigError
 from conduit.forking import renew_in_child
 
 KERNEL_MODULES = (
     "conduit.jit",
+    "conduit.compiler",
     "conduit.store.atomics",
     "conduit.store.arguments",
     "conduit.store.copying",
@@ -85,154 +77,200 @@ KERNEL_MODULES = (
 )
 """Every module whose source takes part in compiled kernels of other modules."""
 
-_MODULES = frozenset(KERNEL_MODULES)
-
-_SIGNATURES: dict[Any, Any] = {}
 
 _compiling = threading.RLock()
-# numba's own locks, which cannot be made anew, are free when nobody is in here
+# the compiler's own locks, and that of its import, cannot be made anew: they are free when nobody is in here
 renew_in_child(__name__, "_compiling", threading.RLock, whole=True)
 
 
-def _path_of(module: str) -> Path:
-    return Path(__file__).parent.joinpath(*module.split(".")[1:]).with_suffix(".py")
+class _Late:
+    """A module that is imported when something of it is asked for."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self._name), name)
 
 
-_IMPORT = re.compile(rb"^\s*(?:from\s+(conduit[\w.]*)\s+import\s+(\([^)]*\)|[^\n]*)|import\s+([^\n]*))", re.MULTILINE)
-"""Import statements of a source; parsing it whole would take a tenth of a second in every process."""
+ir: Any = _Late("llvmlite.ir")
+types: Any = _Late("numba.types")
+cgutils: Any = _Late("numba.core.cgutils")
+"""What the bodies of intrinsics are written with; those run only where something is compiled."""
 
 
-@functools.cache
-def _source(path: Path) -> tuple[bytes, tuple[str, ...]]:
-    """A file, and the modules with kernels that it imports, by any statement in it."""
-    source = path.read_bytes()
-    names: list[str] = []
-    for package, members, modules in _IMPORT.findall(source):
-        of = package.decode()
-        names += [of, *(f"{of}.{name}" for name in re.findall(r"\w+", members.decode()))]
-        names += re.findall(r"[\w.]+", modules.decode())
-    return source, tuple(name for name in names if name in _MODULES)
+class _Known:
+    """Something that kernels refer to; numba asks such an object for its type."""
+
+    __slots__ = ("__weakref__",)
+
+    @property
+    def _numba_type_(self) -> Any:
+        from conduit import compiler
+
+        return compiler.type_of(self)
 
 
-@functools.cache
-def _source_stamp(path: str) -> str:
-    """Hash over a file and all modules with kernels that it reaches by imports."""
-    source, waiting = _source(Path(path))
-    reached: set[str] = set()
-    left = ["conduit.jit", *waiting]
-    while left:
-        module = left.pop()
-        if module not in reached:
-            reached.add(module)
-            left += _source(_path_of(module))[1]
-    digest = hashlib.sha256(source)
-    for module in sorted(reached):
-        digest.update(_source(_path_of(module))[0])
-    return digest.hexdigest()
+class Declared(_Known):
+    """A function that kernels are made of.
+
+    Attributes:
+        function: The function.
+        signature: A kernel's; None for what only other kernels call.
+        nogil: Whether the interpreter lock is released while it runs.
+        options: As of numba.njit.
+    """
+
+    __slots__ = ("function", "nogil", "options", "signature")
+
+    def __init__(
+        self, function: Callable[..., Any], signature: str | None, options: dict[str, Any], *, nogil: bool = False
+    ) -> None:
+        self.function = function
+        self.signature = signature
+        self.nogil = nogil
+        self.options = options
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Compile it for these arguments and call it: for tests; kernels are called by their `entry`."""
+        from conduit import compiler
+
+        return compiler.dispatcher(self)(*arguments)
+
+    def __repr__(self) -> str:
+        return f"<kernel {name_of(self)}>"
 
 
-class _Stamped:
-    """Mixin for numba's cache locators: the stamp covers all sources that a kernel can have inlined."""
+class Intrinsic(_Known):
+    """A function whose code its own body writes: body(typing context, *argument types) is (signature, code generator).
 
-    _py_file: str
+    Attributes:
+        function: The body.
+    """
 
-    def get_source_stamp(self) -> str:
-        return _source_stamp(self._py_file)
+    __slots__ = ("function",)
 
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
 
-class _UserProvided(_Stamped, caching.UserProvidedCacheLocator):
-    pass
-
-
-class _InTree(_Stamped, caching.InTreeCacheLocator):
-    pass
-
-
-class _UserWide(_Stamped, caching.UserWideCacheLocator):
-    pass
+    def __call__(self, *arguments: Any) -> Any:
+        """Only kernels can call it."""
+        raise NotImplementedError(
+            f"Expected a call out of a kernel, got one of {self.function.__qualname__} from Python"
+        )
 
 
-class _Impl(caching.CompileResultCacheImpl):
-    _locator_classes = [_UserProvided, _InTree, _UserWide]  # noqa: RUF012 - numba's own attribute
+class External(_Known):
+    """A C function that kernels call by its name.
+
+    Attributes:
+        name: Its symbol.
+        signature: As text.
+    """
+
+    __slots__ = ("name", "signature")
+
+    def __init__(self, name: str, signature: str) -> None:
+        self.name = name
+        self.signature = signature
 
 
-def _named(cell: Any) -> Any:
-    """What a closure holds, by name: numba's own key pickles compiled functions, which differ in every process."""
-    function = getattr(cell, "py_func", None) or getattr(cell, "_defn", None)
-    return f"{type(cell).__name__} {cell}" if function is None else _key_of(function)
+declared: list[Declared] = []
+"""Every kernel of the modules that are imported."""
 
 
-def _key_of(function: Any) -> tuple[Any, ...]:
-    cells = tuple(_named(cell.cell_contents) for cell in function.__closure__ or ())
-    return function.__module__, function.__qualname__, cells
-
-
-class _KernelCache(caching.FunctionCache):
-    _impl_class = _Impl
-
-    def _index_key(self, sig: Any, codegen: Any) -> tuple[Any, ...]:
-        # the sources themselves are in the stamp
-        return sig, codegen.magic_tuple(), _key_of(self._py_func)
-
-
-def kernel(signature: Any, *, nogil: bool = False) -> Callable[[Callable[..., Any]], Any]:
+def kernel(signature: str, *, nogil: bool = False) -> Callable[[Callable[..., Any]], Any]:
     """Declare a kernel; nothing is compiled yet.
 
     Args:
-        signature: numba signature, for instance `"int64(int64, int64)"`.
+        signature: For instance `"int64(int64, object)"`.
         nogil: Release the interpreter lock while it runs; costs about 30 ns a call, so only for long ones.
     """
 
-    def declare(function: Callable[..., Any]) -> Any:
-        dispatcher = numba.njit(nogil=nogil)(function)
-        _SIGNATURES[dispatcher] = signature
-        return dispatcher
+    def declare(function: Callable[..., Any]) -> Declared:
+        declared.append(Declared(function, signature, {}, nogil=nogil))
+        return declared[-1]
 
     return declare
 
 
-inner = numba.njit
-"""Decorator for functions that only other kernels call."""
+def inner(function: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """Decorator for functions that only other kernels call; options are numba.njit's."""
+    if function is None:
+        return lambda late: Declared(late, None, options)
+    return Declared(function, None, options)
 
 
-def _use_cache(compiled: Any, function: Callable[..., Any]) -> None:
-    try:
-        compiled._cache = _KernelCache(function)
-    except RuntimeError:  # numba found no folder to write to
-        warnings.warn(
-            "Conduit found no writable folder for compiled kernels and compiles them anew in every process, which takes "
-            "seconds: set NUMBA_CACHE_DIR to a folder that this user may write to",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+def intrinsic(function: Callable[..., Any]) -> Any:
+    """Decorator for functions that write their own code (`Intrinsic`)."""
+    return Intrinsic(function)
+
+
+def name_of(known: Declared) -> str:
+    """A kernel's name, unique among those of modules."""
+    return f"{known.function.__module__}.{known.function.__qualname__}"
+
+
+def key_of(function: Callable[..., Any]) -> tuple[Any, ...]:
+    """What tells a function from all others in every process: its name, and what its closure holds, by name."""
+    cells = tuple(_named(cell.cell_contents) for cell in function.__closure__ or ())
+    return function.__module__, function.__qualname__, cells
+
+
+def _named(value: Any) -> Any:
+    if isinstance(value, Declared | Intrinsic):
+        return key_of(value.function)
+    if isinstance(value, python_types.FunctionType):
+        return key_of(value)
+    if isinstance(value, type):
+        return f"{value.__module__}.{value.__qualname__}"
+    return f"{type(value).__name__} {value!r}"
 
 
 @functools.cache
-def entry(dispatcher: Any) -> Callable[..., int]:
-    """The compiled entry point of a declared kernel; compiled or loaded from the cache at the first call.
+def entry(known: Any) -> Callable[..., int]:
+    """The compiled entry point of a declared kernel; loaded or compiled at the first call.
 
     Raises:
-        ConfigError: numba's compiler is switched off.
+        ConfigError: CONDUIT_KERNELS asks for what there is not; or it has to be compiled, and numba's compiler is switched off.
     """
-    args, _ = sigutils.normalize_signature(_SIGNATURES[dispatcher])
-    if numba.config.DISABLE_JIT:
-        raise ConfigError("Expected numba's compiler, it is switched off by NUMBA_DISABLE_JIT: unset that variable")
+    from conduit.native import library
+
+    found = library.entry(known)
+    if found is not None:
+        return found
     with _compiling:
-        _use_cache(dispatcher, dispatcher.py_func)
-        dispatcher.compile(_SIGNATURES[dispatcher])
-    return dispatcher.overloads[args].entry_point  # type: ignore[no-any-return]
+        from conduit import compiler
+
+        return compiler.entry(known)
 
 
 @functools.cache
 def address(function: Callable[..., Any], signature: str) -> int:
-    """Native address of `function` compiled as a C callback, for kernels that call through a pointer."""
-    normalized = sigutils.normalize_signature(signature)
+    """Native address of `function` as a C callback, for kernels that call through a pointer.
+
+    Raises:
+        ConfigError: As `entry`.
+    """
+    from conduit.native import library
+
+    found = library.address(function, signature)
+    if found:
+        return found
     with _compiling:
-        callback = CFunc(function, normalized, locals={}, options={"nopython": True})
-        _use_cache(callback, function)
-        callback.compile()
-    _KEPT.append(callback)
-    return int(callback.address)
+        from conduit import compiler
+
+        return compiler.address(function, signature)
 
 
-_KEPT: list[Any] = []
+def native(known: Any) -> int:
+    """Address of a kernel's machine code, in numba's calling convention: int32 f(result*, exception**, arguments...)."""
+    from conduit.native import library
+
+    found = library.native(known)
+    if found:
+        return found
+    with _compiling:
+        from conduit import compiler
+
+        return compiler.native(known)

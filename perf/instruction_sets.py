@@ -165,7 +165,8 @@ def compared(
             raise LookupError(reason)
     with contextlib.ExitStack() as stack:
         # no features by name: those of the set
-        held = {name: {"NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": ""} for name in sets}
+        compiled = {"CONDUIT_KERNELS": "compile"}
+        held = {name: compiled | {"NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": ""} for name in sets}
         sides = {name: stack.enter_context(Side(__spec__.name, environment=held[name])) for name in sets}
         yield from by_turns(sides, iter(FIGURES), rounds)
 

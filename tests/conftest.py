@@ -26,6 +26,9 @@ PREFIX = f"cdt.{os.getuid()}."
 _numbers = itertools.count()
 _left_by: dict[str, str] = {}
 
+# What processes say of kernels that they compile is none of what a test expects of their stderr.
+os.environ.setdefault("CONDUIT_KERNELS_QUIET", "1")
+
 # A shell that starts this in the background has it ignore Ctrl-C, and so would every process that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -20,7 +20,22 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "conduit"
 
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"errors", "numbers", "schema", "field", "arrays", "nesting", "clock", "alarms", "forking", "jit"}),
+    frozenset(
+        {
+            "errors",
+            "numbers",
+            "schema",
+            "field",
+            "arrays",
+            "nesting",
+            "clock",
+            "alarms",
+            "forking",
+            "jit",
+            "compiler",
+            "native",
+        }
+    ),
     frozenset({"store"}),
     frozenset({"kernels"}),
     frozenset({"transport"}),
@@ -38,7 +53,7 @@ TOP = LAYERS[-1]
 FACADE = "conduit"
 """`conduit/__init__.py`: re-exports the layers, so only the top layer may import from it."""
 
-HEAVY = frozenset({"torch", "triton", "gymnasium", "ray", "ucxx", "pyarrow", "minari", "h5py"})
+HEAVY = frozenset({"torch", "triton", "numba", "llvmlite", "gymnasium", "ray", "ucxx", "pyarrow", "minari", "h5py"})
 HEAVY_ALLOWED: frozenset[tuple[str, str]] = frozenset(
     # jit functions are made when their module is imported; whoever needs one imports the module inside a function
     (f"conduit.kernels.gpu{name}", "triton")
@@ -55,7 +70,11 @@ HEAVY_ALLOWED: frozenset[tuple[str, str]] = frozenset(
         ".returns",
         ".transitions",
     )
-)
+) | {
+    # whoever compiles imports it inside a function
+    ("conduit.compiler", "numba"),
+    ("conduit.compiler", "llvmlite"),
+}
 """(module, package) pairs that may import a heavy package at module level. A pair needs a reason beside it."""
 
 
@@ -179,7 +198,7 @@ before = dict(os.environ)
 import conduit
 
 print(json.dumps({
-    "heavy": sorted({"torch", "triton", "rich", "gymnasium", "ray", "ucxx", "matplotlib", "pyarrow", "minari", "h5py"} & sys.modules.keys()),
+    "heavy": sorted({"torch", "triton", "numba", "llvmlite", "rich", "gymnasium", "ray", "ucxx", "matplotlib", "pyarrow", "minari", "h5py"} & sys.modules.keys()),
     "environment": sorted(key for key, _ in set(os.environ.items()) ^ set(before.items())),
     "threads": len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 1,
 }))

@@ -1,4 +1,4 @@
-"""The command `conduit`: demo, status, import, export, checkpoint, checkpoints, clean, doctor, bench.
+"""The command `conduit`: demo, status, import, export, checkpoint, checkpoints, clean, doctor, warm, bench.
 
     ending    how every command ends: an exit code, and one line where it is an error
     output    numbers and sizes as text, JSON, the console
@@ -8,6 +8,7 @@
     doctor    what this machine offers and lacks
     checks    the checks that the doctor makes of the machine
     packages  those of other packages
+    warm      kernels compiled before they are needed
     offline   tables from and to files and datasets
     checkpoints  checkpoints made and looked at
     progress  a bar for what takes long
@@ -269,6 +270,28 @@ def doctor(json: Json = False) -> None:
     else:
         show(checks)
     raise typer.Exit(0 if healthy(checks) else 1)
+
+
+@app.command()
+def warm(
+    all_: Annotated[
+        bool, typer.Option("--all", help="Also every conversion of every dtype, which takes minutes.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Compile the kernels that are not compiled yet, so that no program waits for them.
+
+    Nothing is to be done where they come compiled with the package. Exit code 1 when they could not be kept.
+    """
+    from conduit.cli.output import write_json
+    from conduit.cli.warm import as_json, told, warmed
+
+    done = warmed(every=all_, quiet=json)
+    if json:
+        write_json(as_json(done))
+    else:
+        sys.stdout.write(told(done))
+    raise typer.Exit(0 if done.kept else 1)
 
 
 @app.command()

@@ -199,7 +199,11 @@ def of_kernel() -> Iterator[Check]:
 
 
 def of_compiler() -> Iterator[Check]:
-    """numba, the atomic instructions, the futex call."""
+    """Where kernels come from; numba, its cache and the atomic instructions where it compiles them; the futex call."""
+    yield _tried("compiler", "kernels", True, probe.kernels, "unset CONDUIT_KERNELS and CONDUIT_KERNELS_LIBRARY")
+    if probe.has_library():
+        yield _tried("compiler", "futex", True, probe.futex, "allow the futex system call in the container's filter")
+        return
     cache = probe.compiles()
     remedy = "unset NUMBA_DISABLE_JIT" if "NUMBA_DISABLE_JIT" in cache.found else "another numba: pip install -U numba"
     status: Status = "ok" if cache.works else "broken"
@@ -216,16 +220,27 @@ def of_engine() -> Iterator[Check]:
     yield _tried("engine", "memfd backing", False, lambda: trial("memfd"), "set XDG_RUNTIME_DIR to a folder of yours")
     seconds = time.perf_counter() - began
     cache = probe.kernel_cache()
+    if cache.library and not cache.loaded + cache.compiled:
+        found = f"not needed: kernels come from {cache.library}"
+        details = {"library": cache.library, "folder": None, "loaded": 0, "compiled": 0, "seconds": round(seconds, 3)}
+        yield Check("engine", "kernel cache", "ok", False, found, None, details)
+        return
     if not cache.folders:
         found = f"kept nowhere: every process compiles its kernels anew, here in {seconds:.1f} s"
-        nothing = {"folder": None, "loaded": 0, "compiled": 0, "seconds": round(seconds, 3)}
+        nothing = {"library": cache.library, "folder": None, "loaded": 0, "compiled": 0, "seconds": round(seconds, 3)}
         yield Check("engine", "kernel cache", "warning", False, found, _KEEP, nothing)
         return
     where = os.path.commonpath(cache.folders)
     found = f"{counted(cache.loaded, 'kernel')} loaded from {where}"
     if cache.compiled:
         found = f"{cache.compiled} of {counted(cache.compiled + cache.loaded, 'kernel')} compiled now, in {seconds:.1f} s; kept in {where}"
-    details = {"folder": where, "loaded": cache.loaded, "compiled": cache.compiled, "seconds": round(seconds, 3)}
+    details = {
+        "library": cache.library,
+        "folder": where,
+        "loaded": cache.loaded,
+        "compiled": cache.compiled,
+        "seconds": round(seconds, 3),
+    }
     yield Check("engine", "kernel cache", "ok", False, found, None, details)
 
 

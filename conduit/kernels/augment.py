@@ -8,11 +8,11 @@ border is clamped.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from numba import float32, float64, int64
 
 from conduit.field import DTYPES
 from conduit.jit import address, inner
@@ -49,7 +49,7 @@ from conduit.kernels.rows import (
     D_WIDTH,
     _as_is,
 )
-from conduit.kernels.transforms import FLOATS, is_narrow
+from conduit.kernels.transforms import FLOATS, Transform, is_narrow
 from conduit.store.atomics import copy_bytes, peek_f64, peek_i64, poke_i64, zero_bytes
 
 PICK, PICK_SHIFT = -(1 << 63), 32
@@ -69,7 +69,7 @@ def _element(source_dtype: str, dtype: str, normalised: bool, affine: bool, clip
     """One element's conversion, and the type that factors and bounds have in it."""
     read, write = _READ.get(source_dtype, _as_is), _WRITE[dtype]
     whole = source_dtype not in FLOATS and dtype not in FLOATS
-    work = int64 if whole and clipped else float32 if narrow and not normalised else float64
+    work = np.int64 if whole and clipped else np.float32 if narrow and not normalised else np.float64
 
     @inner
     def convert(x, mean, inverse, factor, offset, low, high):  # type: ignore[no-untyped-def]
@@ -93,7 +93,7 @@ def _converter(
     source_dtype: str, dtype: str, normalised: bool, affine: bool, clipped: bool, is_narrow: bool
 ) -> Callable[..., int]:
     convert, work = _element(source_dtype, dtype, normalised, affine, clipped, is_narrow)
-    bound = peek_i64 if work is int64 else peek_f64
+    bound = peek_i64 if work is np.int64 else peek_f64
     source_pointer, out_pointer, real = _POINTERS[source_dtype], _POINTERS[dtype], _POINTERS["float64"]
 
     def convert_rows(descriptor, slots, count, unused):  # type: ignore[no-untyped-def]
@@ -131,7 +131,7 @@ def _mover(
     source_dtype: str, dtype: str, normalised: bool, affine: bool, clipped: bool, is_narrow: bool
 ) -> Callable[..., int]:
     convert, work = _element(source_dtype, dtype, normalised, affine, clipped, is_narrow)
-    bound = peek_i64 if work is int64 else peek_f64
+    bound = peek_i64 if work is np.int64 else peek_f64
     source_pointer, out_pointer, real = _POINTERS[source_dtype], _POINTERS[dtype], _POINTERS["float64"]
     wide, narrow = DTYPES[source_dtype].itemsize, DTYPES[dtype].itemsize
     copies = source_dtype == dtype and not (normalised or affine or clipped)
@@ -254,6 +254,47 @@ def _indicator(source_dtype: str, dtype: str) -> Callable[..., int]:
 @functools.cache
 def _address(kind: Callable[..., Callable[..., int]], *arguments: Any) -> int:
     return address(kind(*arguments), _SIGNATURE)
+
+
+def callbacks() -> Iterator[tuple[Callable[..., int], str]]:
+    """The usual operations, for a library of kernels; others are compiled when they are asked for.
+
+    These are all unit vectors in the usual dtypes; floats and integers that are normalised, scaled and clipped to floats; integers that
+    are clipped as they are; and images that are moved, with or without a cast or scaling to floats.
+    """
+    whole = [dtype for dtype in DTYPES if dtype not in FLOATS and dtype != "bool"]
+    for source, dtype in itertools.product(whole, (*FLOATS, "uint8", "bool", "int64")):
+        yield _indicator(source, dtype), _SIGNATURE
+    for source, dtype, affine, narrow in _to_floats():
+        yield _converter(source, dtype, False, affine, True, narrow), _SIGNATURE
+        if not affine:
+            yield _converter(source, dtype, True, False, False, narrow), _SIGNATURE
+            yield _converter(source, dtype, True, False, True, narrow), _SIGNATURE
+    for dtype in whole:
+        if dtype != "uint64":  # it has no clipping as it is
+            yield _converter(dtype, dtype, False, False, True, is_narrow(Transform(dtype), dtype)), _SIGNATURE
+    for dtype in _IMAGES:
+        yield _mover(dtype, dtype, False, False, False, is_narrow(Transform(dtype), dtype)), _SIGNATURE
+    for source, dtype, affine, narrow in _to_floats():
+        if source in _IMAGES and dtype != "float64" and (affine or source != dtype):
+            yield _mover(source, dtype, False, affine, False, narrow), _SIGNATURE
+
+
+def usual() -> Iterator[tuple[Callable[..., int], str]]:
+    """None: each is for who asks for it."""
+    yield from ()
+
+
+_IMAGES = ("uint8", "float16", "bfloat16", "float32")
+
+
+def _to_floats() -> Iterator[tuple[str, str, bool, bool]]:
+    """Conversions to floats, those to the same dtype among them, as conduit.kernels.rows.conversions."""
+    for source, dtype, affine, narrow in rows.conversions():
+        if dtype in FLOATS:
+            yield source, dtype, affine, narrow
+    for dtype in FLOATS:
+        yield dtype, dtype, False, is_narrow(Transform(dtype), dtype)
 
 
 def _bounds(output: Output) -> np.ndarray[Any, Any]:

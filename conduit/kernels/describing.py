@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass
 from typing import Any
@@ -67,6 +68,12 @@ def resolver(window: Window, item: int, scaled: bool) -> int:
     if isinstance(window, Transition):
         return address(TRANSITIONS[item, scaled and item > 0], SIGNATURE)
     return address(ROLLOUTS if isinstance(window, Rollout) else SEQUENCES, SIGNATURE)
+
+
+def callbacks() -> Iterator[tuple[Callable[..., int], str]]:
+    """Every resolver, for a library of kernels."""
+    for function in (*TRANSITIONS.values(), ROLLOUTS, SEQUENCES, resolve_goals, resolve_counted):
+        yield function, SIGNATURE
 
 
 @dataclass(frozen=True, slots=True)

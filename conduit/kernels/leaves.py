@@ -10,15 +10,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from conduit.arrays import as_numbers
 from conduit.errors import ConfigError, FieldError
-from conduit.jit import entry, inner, kernel
+from conduit.jit import entry, inner, intrinsic, ir, kernel, types
 from conduit.store.atomics import fetch_add, peek_i64, poke_i64
 from conduit.store.declaration import Priorities
 from conduit.store.words import TABLE_CLIPPED
@@ -52,19 +48,19 @@ def value_of(code):  # type: ignore[no-untyped-def]
     return (code & MANTISSA) << (code >> MANTISSA_BITS)
 
 
-def _pointer(low: Any, high: Any) -> Any:
+def _pointer(dtype: str) -> Any:
     @intrinsic
     def pointer(typingctx: Any, at: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return builder.inttoptr(args[0], low.as_pointer())
+            return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
 
-        return types.CPointer(high)(types.int64), codegen
+        return types.CPointer(getattr(types, dtype))(types.int64), codegen
 
     return pointer
 
 
-_doubles = _pointer(ir.DoubleType(), types.float64)
-_singles = _pointer(ir.IntType(32), types.uint32)
+_doubles = _pointer("float64")
+_singles = _pointer("uint32")
 
 
 @intrinsic
@@ -83,7 +79,7 @@ def _double_of(typingctx: Any, bits: Any) -> Any:
     return types.float64(types.int64), codegen
 
 
-@numba.njit(error_model="numpy", forceinline=True)  # a test for division by zero is a branch, and m + 1 is never 0
+@inner(error_model="numpy", forceinline=True)  # a test for division by zero is a branch, and m + 1 is never 0
 def _log2(x):  # type: ignore[no-untyped-def]
     """log2 of a positive normal number: x = 2^e m with m from 1/sqrt(2) to sqrt(2), and the series of 2 atanh for ln m."""
     # 2048 more in the exponent's place keeps it positive; a vector has no signed shift and no int64 to float64

@@ -10,6 +10,7 @@ may be of another length: what lies behind it in its block is moved, so that no 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -177,6 +178,12 @@ def _pack(descriptor, slots, count, attempt):  # type: ignore[no-untyped-def]
                 prefetch(ahead + line)
         copy_bytes(peek_i64(words + R_THIRD) + 4 * start, peek_i64(words + R_PLACES), 4 * length)
     return 0
+
+
+def callbacks() -> Iterator[tuple[Callable[..., int], str]]:
+    """Both operations, for a library of kernels."""
+    yield _pad, _SIGNATURE
+    yield _pack, _SIGNATURE
 
 
 def describe_ragged(

@@ -6,24 +6,22 @@ called through its address, so that one delivery kernel serves every plan withou
 
     for slot in slots: for lane in range(lanes): out[slot, lane] = f(column[index[slot, lane]])
 
-`descriptor` is int64 [D_WORDS]. The row size is a constant of the compiled copy: short rows become a few vector moves, long
-ones a call of the C library's copy, which is as fast as memory.
+`descriptor` is int64 [D_WORDS]. The row size is a constant of the compiled copy where rows are short and of a usual size: they become a
+few vector moves. All others are a call of the C library's copy, which is as fast as memory.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import float32, float64, types
-from numba.extending import intrinsic
 
-from conduit.jit import address, inner
+from conduit.jit import address, inner, intrinsic, ir, types
 from conduit.kernels.plan import Output
-from conduit.kernels.transforms import is_narrow
+from conduit.kernels.transforms import FLOATS, Transform, is_narrow
 from conduit.store.atomics import copy_bytes, fence_full, peek_f64, peek_i64, prefetch, zero_bytes
 
 D_FUNCTION, D_SOURCE, D_STRIDE, D_OUT, D_OUT_STRIDE, D_ELEMENTS, D_FACTOR, D_OFFSET, D_INDEX, D_LANES = range(0, 80, 8)
@@ -36,32 +34,31 @@ D_WORDS = 23
 
 _SIGNATURE = "int64(int64, int64, int64, int64)"
 _LANES = 16
+_COPIED_AT_ONCE = frozenset((*range(1, 16), *range(16, 257, 4)))
+"""Row sizes in bytes that have a copy of their own."""
 _STREAM_BYTES = 4 << 20
 """An output array of this size is written past the caches; a smaller one is likely to be read from them soon."""
 
 
-def _pointer_to(low: Any, high: Any) -> Any:
-    kind = types.CPointer(high)
-
+def _pointer_to(dtype: str) -> Any:
     @intrinsic
     def pointer(typingctx: Any, at: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return builder.inttoptr(args[0], low.as_pointer())
+            return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
 
-        return kind(types.int64), codegen
+        return types.CPointer(getattr(types, dtype))(types.int64), codegen
 
     return pointer
 
 
-_INT = {8: ir.IntType(8), 16: ir.IntType(16), 32: ir.IntType(32), 64: ir.IntType(64)}
+_WHOLE = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 _POINTERS = {
-    "bool": _pointer_to(_INT[8], types.uint8),
-    **{f"int{n}": _pointer_to(_INT[n], getattr(types, f"int{n}")) for n in _INT},
-    **{f"uint{n}": _pointer_to(_INT[n], getattr(types, f"uint{n}")) for n in _INT},
-    "float16": _pointer_to(_INT[16], types.uint16),
-    "bfloat16": _pointer_to(_INT[16], types.uint16),
-    "float32": _pointer_to(ir.FloatType(), types.float32),
-    "float64": _pointer_to(ir.DoubleType(), types.float64),
+    "bool": _pointer_to("uint8"),
+    **{dtype: _pointer_to(dtype) for dtype in _WHOLE},
+    "float16": _pointer_to("uint16"),
+    "bfloat16": _pointer_to("uint16"),
+    "float32": _pointer_to("float32"),
+    "float64": _pointer_to("float64"),
 }
 
 
@@ -76,7 +73,7 @@ def _half_to_float(typingctx: Any, bits: Any) -> Any:
 @intrinsic
 def _float_to_half(typingctx: Any, value: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), _INT[16])
+        return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
 
     return types.uint16(types.float32), codegen
 
@@ -92,7 +89,7 @@ def _bits_to_float(typingctx: Any, bits: Any) -> Any:
 @intrinsic
 def _float_to_bits(typingctx: Any, value: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], _INT[32])
+        return builder.bitcast(args[0], ir.IntType(32))
 
     return types.uint32(types.float32), codegen
 
@@ -102,18 +99,19 @@ def _stream_16_bytes(typingctx: Any, out: Any, source: Any, factor: Any, offset:
     """Store 16 bytes as 16 float32 (x * factor + offset) past the caches; `out` is a multiple of 64."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        byte, single = ir.VectorType(_INT[8], _LANES), ir.VectorType(ir.FloatType(), _LANES)
+        word = ir.IntType(32)
+        byte, single = ir.VectorType(ir.IntType(8), _LANES), ir.VectorType(ir.FloatType(), _LANES)
 
         def spread(value: Any) -> Any:
-            one = builder.insert_element(ir.Constant(single, ir.Undefined), value, ir.Constant(_INT[32], 0))
-            zeros = ir.Constant(ir.VectorType(_INT[32], _LANES), [0] * _LANES)
+            one = builder.insert_element(ir.Constant(single, ir.Undefined), value, ir.Constant(word, 0))
+            zeros = ir.Constant(ir.VectorType(word, _LANES), [0] * _LANES)
             return builder.shuffle_vector(one, ir.Constant(single, ir.Undefined), zeros)
 
         bytes_ = builder.load(builder.inttoptr(args[1], byte.as_pointer()), align=1)
         scaled = builder.fmul(builder.uitofp(bytes_, single), spread(args[2]))
         shifted = builder.fadd(scaled, spread(args[3]))
         store = builder.store(shifted, builder.inttoptr(args[0], single.as_pointer()), align=64)
-        store.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(_INT[32], 1)]))
+        store.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(word, 1)]))
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.float32, types.float32), codegen
@@ -132,7 +130,7 @@ def _brain_to_float(bits):  # type: ignore[no-untyped-def]
 @inner
 def _float_to_brain(value):  # type: ignore[no-untyped-def]
     """Round to nearest, ties to even; NaN stays NaN."""
-    bits = _float_to_bits(float32(value))
+    bits = _float_to_bits(np.float32(value))
     if value != value:  # noqa: PLR0124 - the test for NaN
         return np.uint16((bits >> np.uint32(16)) | np.uint32(64))
     odd = (bits >> np.uint32(16)) & np.uint32(1)
@@ -141,18 +139,17 @@ def _float_to_brain(value):  # type: ignore[no-untyped-def]
 
 @inner
 def _half(value):  # type: ignore[no-untyped-def]
-    return _float_to_half(float32(value))
+    return _float_to_half(np.float32(value))
 
 
 _READ = {"float16": _half_to_float, "bfloat16": _brain_to_float}
 _WRITE = {
     "float16": _half,
     "bfloat16": _float_to_brain,
-    "float32": float32,
-    "float64": float64,
-    "bool": types.uint8,
-    **{f"int{n}": getattr(types, f"int{n}") for n in _INT},
-    **{f"uint{n}": getattr(types, f"uint{n}") for n in _INT},
+    "float32": np.float32,
+    "float64": np.float64,
+    "bool": np.uint8,
+    **{dtype: getattr(np, dtype) for dtype in _WHOLE},
 }
 
 
@@ -177,10 +174,29 @@ def _copier(row_bytes: int) -> Callable[..., int]:
     return copy_rows
 
 
+def _copy_any_rows(descriptor, slots, count, unused):  # type: ignore[no-untyped-def]
+    source = peek_i64(descriptor + D_SOURCE)
+    stride = peek_i64(descriptor + D_STRIDE)
+    out = peek_i64(descriptor + D_OUT)
+    row_bytes = peek_i64(descriptor + D_OUT_STRIDE)
+    index = peek_i64(descriptor + D_INDEX)
+    lanes = peek_i64(descriptor + D_LANES)
+    for i in range(count):
+        slot = peek_i64(slots + 8 * i) * lanes
+        for lane in range(lanes):
+            row = peek_i64(index + 8 * (slot + lane))
+            target = out + row_bytes * (slot + lane)
+            if row < 0:
+                zero_bytes(target, row_bytes)
+            else:
+                copy_bytes(target, source + stride * row, row_bytes)
+    return 0
+
+
 def _converter(source_dtype: str, dtype: str, affine: bool, narrow: bool) -> Callable[..., int]:
     read, write = _READ.get(source_dtype, _as_is), _WRITE[dtype]
     source_pointer, out_pointer = _POINTERS[source_dtype], _POINTERS[dtype]
-    work = float32 if narrow else float64
+    work = np.float32 if narrow else np.float64
 
     def convert_rows(descriptor, slots, count, unused):  # type: ignore[no-untyped-def]
         source = peek_i64(descriptor + D_SOURCE)
@@ -218,8 +234,8 @@ def _stream_rows(descriptor, slots, count, unused):  # type: ignore[no-untyped-d
     stride = peek_i64(descriptor + D_STRIDE)
     out = peek_i64(descriptor + D_OUT)
     elements = peek_i64(descriptor + D_ELEMENTS)
-    factor = float32(peek_f64(descriptor + D_FACTOR))
-    offset = float32(peek_f64(descriptor + D_OFFSET))
+    factor = np.float32(peek_f64(descriptor + D_FACTOR))
+    offset = np.float32(peek_f64(descriptor + D_OFFSET))
     index = peek_i64(descriptor + D_INDEX)
     lanes = peek_i64(descriptor + D_LANES)
     for i in range(count):
@@ -248,12 +264,45 @@ def _stream_rows(descriptor, slots, count, unused):  # type: ignore[no-untyped-d
 
 @functools.cache
 def _copy_address(row_bytes: int) -> int:
+    if row_bytes not in _COPIED_AT_ONCE:
+        return address(_copy_any_rows, _SIGNATURE)
     return address(_copier(row_bytes), _SIGNATURE)
 
 
 @functools.cache
 def _convert_address(source_dtype: str, dtype: str, affine: bool, narrow: bool) -> int:
     return address(_converter(source_dtype, dtype, affine, narrow), _SIGNATURE)
+
+
+def conversions() -> Iterator[tuple[str, str, bool, bool]]:
+    """Every conversion of `_convert_address`: source and result dtype, whether it is affine, whether it computes in float32."""
+    for source, dtype in itertools.product(_POINTERS, _WRITE):
+        legal = dtype in FLOATS or (source not in FLOATS and dtype != "bool")
+        if legal and source != dtype:
+            yield source, dtype, False, is_narrow(Transform(dtype), source)
+        if dtype in FLOATS:
+            narrow = {is_narrow(Transform(dtype, 2.0, offset), source) for offset in (0.0, 1.0)}
+            yield from ((source, dtype, True, one) for one in sorted(narrow))
+
+
+def callbacks() -> Iterator[tuple[Callable[..., int], str]]:
+    """Every operation there is, for a library of kernels."""
+    yield _copy_any_rows, _SIGNATURE
+    yield _stream_rows, _SIGNATURE
+    for row_bytes in sorted(_COPIED_AT_ONCE):
+        yield _copier(row_bytes), _SIGNATURE
+    for conversion in conversions():
+        yield _converter(*conversion), _SIGNATURE
+
+
+def usual() -> Iterator[tuple[Callable[..., int], str]]:
+    """Those that most batches are made with."""
+    yield _copy_any_rows, _SIGNATURE
+    for row_bytes in (1, 2, 4, 8, 16, 32, 64):
+        yield _copier(row_bytes), _SIGNATURE
+    for source, dtype, affine, narrow in conversions():
+        if dtype == "float32" and source in ("bool", "uint8", "float64"):
+            yield _converter(source, dtype, affine, narrow), _SIGNATURE
 
 
 def _can_stream(output: Output, batch_size: int) -> bool:

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 
 from conduit.kernels.windows import Window
+from conduit.native import turns
 from conduit.store.table import TableView
 from conduit.store.words import KIND_MASK, OPEN, OWNER_MASK, OWNER_SHIFT, PAGE_STATE, PAGE_STREAM
+
+
+def _compiling() -> str:
+    compiler = sys.modules.get("conduit.compiler")
+    if compiler is None or not turns.others(compiler.folders):
+        return ""
+    return (
+        ". Another process is compiling kernels, which may take a minute the first time: wait for it with a longer timeout, or "
+        "run `conduit warm` before"
+    )
 
 
 def what_is_there(table: TableView, complete: int, window: Window) -> str:
@@ -28,7 +41,7 @@ def what_is_there(table: TableView, complete: int, window: Window) -> str:
     if not streams:
         return (
             f"{rows}; no writer has a page open, so none is alive that has written (`conduit status`): start one, or lower "
-            "min_rows"
+            f"min_rows{_compiling()}"
         )
     owners = set(((written[:, PAGE_STATE // 8] >> OWNER_SHIFT) & OWNER_MASK).tolist())
     seats = {one.number: one for one in table.check_open().list()}

@@ -5,20 +5,19 @@ A probe returns what it found and raises nothing for what a machine lacks. Nothi
 
 from __future__ import annotations
 
-import importlib
 import os
 import platform
 import re
+import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numba
 import numpy as np
-from numba.core.dispatcher import Dispatcher
 
-from conduit.jit import KERNEL_MODULES, entry
+from conduit.errors import ConfigError
+from conduit.jit import entry
+from conduit.native import library
 from conduit.store import events, protocol
 from conduit.store.atomics import compare_and_swap, exchange, fence_full, fetch_add
 from conduit.store.locks import held, try_lock
@@ -65,11 +64,13 @@ class KernelCache:
     """How this process came by its compiled kernels.
 
     Attributes:
+        library: The library that they are from; "" where they are compiled.
         folders: Where they are cached.
         loaded: Kernels that came from there.
         compiled: Kernels that had to be compiled, and are there now.
     """
 
+    library: str
     folders: tuple[str, ...]
     loaded: int
     compiled: int
@@ -106,8 +107,29 @@ def liveness_locks() -> Outcome:
     return Outcome(True, "work: held ones are seen, those of closed descriptors go")
 
 
+def kernels() -> Outcome:
+    """Where kernels come from: a library that was compiled ahead of time, or the compiler."""
+    try:
+        choice = library.chosen()
+    except ConfigError as error:
+        return Outcome(False, str(error))
+    if choice.library is not None:
+        return Outcome(True, f"compiled ahead of time for {choice.instructions}: {choice.path}")
+    return Outcome(True, f"compiled at their first use: {choice.reason}")
+
+
+def has_library() -> bool:
+    """Whether kernels come from a library, so that nothing has to be compiled here."""
+    try:
+        return library.chosen().library is not None
+    except ConfigError:
+        return False
+
+
 def compiles() -> Outcome:
     """Compile a kernel, or load it from the cache."""
+    import numba
+
     if numba.config.DISABLE_JIT:
         return Outcome(False, "the compiler is switched off by NUMBA_DISABLE_JIT")
     try:
@@ -136,6 +158,8 @@ def atomic_instructions() -> Outcome:
     if machine not in _EXPECTED:
         return Outcome(False, f"none are known for {machine}; Conduit runs on {' and '.join(_EXPECTED)}")
 
+    import numba
+
     # compiled afresh: numba shows no machine code of what it has loaded from its cache
     @numba.njit("int64(int64)")  # type: ignore[untyped-decorator]
     def operate(address: Any) -> Any:
@@ -157,24 +181,12 @@ def atomic_instructions() -> Outcome:
 
 def kernel_cache() -> KernelCache:
     """How the kernels that ran in this process so far were come by."""
-    folders: set[str] = set()
-    loaded = compiled = 0
-    for dispatcher in _kernels():
-        stats = dispatcher.stats
-        if stats.cache_path and (stats.cache_hits or stats.cache_misses):  # functions inlined into kernels have no path
-            folders.add(stats.cache_path)
-            loaded += sum(stats.cache_hits.values())
-            compiled += sum(stats.cache_misses.values())
-    return KernelCache(tuple(sorted(folders)), loaded, compiled)
+    choice = library.chosen()
+    if "conduit.compiler" not in sys.modules:
+        return KernelCache(choice.path, (), 0, 0)
+    from conduit import compiler
 
-
-def _kernels() -> Iterator[Any]:
-    seen = set()
-    for name in KERNEL_MODULES:
-        for value in vars(importlib.import_module(name)).values():
-            if isinstance(value, Dispatcher) and id(value) not in seen:
-                seen.add(id(value))
-                yield value
+    return KernelCache(choice.path, tuple(sorted(compiler.folders)), len(compiler.loaded), len(compiler.compiled))
 
 
 def _memfd() -> int:

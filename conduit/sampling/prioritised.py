@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -75,6 +76,11 @@ Normalise = Literal["none", "batch", "buffer"]
 
 WEIGHTS = (Computed("weights", "float32", ()), Computed("probabilities", "float64", ()))
 """What prioritised sampling adds to a batch."""
+
+
+def callbacks() -> Iterator[tuple[Callable[..., int], str]]:
+    """The draw, for a library of kernels."""
+    yield draw, SIGNATURE
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ others weigh nothing: sums and counts are of rows that can anchor the window.
 from __future__ import annotations
 
 import numpy as np
-from numba import types
 
 from conduit.jit import inner, kernel
 from conduit.kernels.leaves import MANTISSA, count_clipped, to_leaves, value_of
@@ -30,7 +29,7 @@ from conduit.kernels.resolve import (
     may_anchor,
 )
 from conduit.sampling.pages import MOST_LOOKS, have_turned, list_page, note_open, rows_to_draw
-from conduit.store.arguments import ObjectType, address_of, data_of
+from conduit.store.arguments import address_of, data_of
 from conduit.store.atomics import (
     fence_full,
     fence_release,
@@ -459,7 +458,7 @@ def update_at(words, ids, priorities, count, scratch):  # type: ignore[no-untype
     return late + CLIPPED if fitted else late
 
 
-@kernel(types.int64(ObjectType(), ObjectType(), ObjectType()))
+@kernel("int64(object, object, object)")
 def update(words, ids, priorities):  # type: ignore[no-untyped-def]
     """Store new leaves, keep this learner's sums in step, and remember the largest of late for new rows.
 

@@ -8,6 +8,7 @@ row of a stream, truncated rows without a final observation) are rejected and dr
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -190,6 +191,11 @@ def _draw(state, job, slots, count, attempt):  # type: ignore[no-untyped-def]
             if not _settle(state, job, slots + 8 * before, past, attempt, total):
                 return -1
     return count
+
+
+def callbacks() -> Iterator[tuple[Callable[..., int], str]]:
+    """The draw, for a library of kernels."""
+    yield _draw, _SIGNATURE
 
 
 class Uniform:

@@ -8,33 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir
-from numba import types
-from numba.extending import NativeValue, intrinsic, models, register_model, unbox
-
-from conduit.jit import inner
+from conduit.jit import inner, intrinsic, types
 from conduit.store.atomics import peek_i64
 
 ARRAY_DATA = 16
 """Offset of the data pointer in an array (numpy's public `PyArrayObject_fields`)."""
-
-
-class ObjectType(types.Type):
-    """numba type of such an argument."""
-
-    def __init__(self) -> None:
-        super().__init__(name="conduit.object")
-
-
-@register_model(ObjectType)
-class _ObjectModel(models.PrimitiveModel):
-    def __init__(self, manager: Any, kind: Any) -> None:
-        super().__init__(manager, kind, ir.IntType(64))
-
-
-@unbox(ObjectType)
-def _take_address(kind: Any, value: Any, context: Any) -> Any:
-    return NativeValue(context.builder.ptrtoint(value, ir.IntType(64)))
 
 
 @intrinsic
@@ -44,7 +22,7 @@ def address_of(typingctx: Any, value: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return args[0]
 
-    return types.int64(ObjectType()), codegen
+    return types.int64(value), codegen
 
 
 @inner

@@ -12,17 +12,14 @@ import platform
 from collections.abc import Callable
 from typing import Any
 
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
-
-_I8 = ir.IntType(8)
-_I32 = ir.IntType(32)
-_I64 = ir.IntType(64)
+from conduit.jit import External, cgutils, intrinsic, ir, types
 
 
-def _pointer(builder: Any, address: Any, type_: Any = _I64) -> Any:
+def _pointer(builder: Any, address: Any, bits: int = 64) -> Any:
+    return builder.inttoptr(address, ir.IntType(bits).as_pointer())
+
+
+def _pointer_to(builder: Any, address: Any, type_: Any) -> Any:
     return builder.inttoptr(address, type_.as_pointer())
 
 
@@ -49,13 +46,13 @@ def _atomic_store(order: str) -> Any:
     return store
 
 
-def _read_modify_write(operation: str, low: Any = _I64) -> Any:
+def _read_modify_write(operation: str, bits: int = 64) -> Any:
     @intrinsic
     def modify(typingctx: Any, address: Any, value: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            value = args[1] if low is _I64 else builder.trunc(args[1], low)
-            before = builder.atomic_rmw(operation, _pointer(builder, args[0], low), value, "acq_rel")
-            return before if low is _I64 else builder.zext(before, _I64)
+            value = args[1] if bits == 64 else builder.trunc(args[1], ir.IntType(bits))
+            before = builder.atomic_rmw(operation, _pointer(builder, args[0], bits), value, "acq_rel")
+            return before if bits == 64 else builder.zext(before, ir.IntType(64))
 
         return types.int64(types.int64, types.int64), codegen
 
@@ -79,7 +76,7 @@ load_acquire = _atomic_load("acquire")
 store_relaxed = _atomic_store("monotonic")
 store_release = _atomic_store("release")
 fetch_add = _read_modify_write("add")
-fetch_add_u32 = _read_modify_write("add", _I32)
+fetch_add_u32 = _read_modify_write("add", 32)
 exchange = _read_modify_write("xchg")
 fence_acquire = _fence("acquire")
 fence_release = _fence("release")
@@ -97,30 +94,30 @@ def compare_and_swap(typingctx: Any, address: Any, expected: Any, new: Any) -> A
     return types.int64(types.int64, types.int64, types.int64), codegen
 
 
-def _peek(low: Any, signed: bool = False) -> Any:
+def _peek(bits: int, signed: bool = False) -> Any:
     """Plain load of an integer, widened to int64."""
 
     @intrinsic
     def peek(typingctx: Any, address: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            value = builder.load(_pointer(builder, args[0], low))
-            if low is _I64:
+            value = builder.load(_pointer(builder, args[0], bits))
+            if bits == 64:
                 return value
-            return builder.sext(value, _I64) if signed else builder.zext(value, _I64)
+            return builder.sext(value, ir.IntType(64)) if signed else builder.zext(value, ir.IntType(64))
 
         return types.int64(types.int64), codegen
 
     return peek
 
 
-def _poke(low: Any) -> Any:
+def _poke(bits: int) -> Any:
     """Plain store of the low bits of an int64."""
 
     @intrinsic
     def poke(typingctx: Any, address: Any, value: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            value = args[1] if low is _I64 else builder.trunc(args[1], low)
-            builder.store(value, _pointer(builder, args[0], low))
+            value = args[1] if bits == 64 else builder.trunc(args[1], ir.IntType(bits))
+            builder.store(value, _pointer(builder, args[0], bits))
             return context.get_dummy_value()
 
         return types.void(types.int64, types.int64), codegen
@@ -128,11 +125,11 @@ def _poke(low: Any) -> Any:
     return poke
 
 
-peek_u8, poke_u8 = _peek(_I8), _poke(_I8)
-peek_i32 = _peek(_I32, signed=True)
-peek_u32, poke_u32 = _peek(_I32), _poke(_I32)
-peek_i64, poke_i64 = _peek(_I64), _poke(_I64)
-poke_u16 = _poke(ir.IntType(16))
+peek_u8, poke_u8 = _peek(8), _poke(8)
+peek_i32 = _peek(32, signed=True)
+peek_u32, poke_u32 = _peek(32), _poke(32)
+peek_i64, poke_i64 = _peek(64), _poke(64)
+poke_u16 = _poke(16)
 
 
 @intrinsic
@@ -150,7 +147,7 @@ def peek_f64(typingctx: Any, address: Any) -> Any:
     """Plain load of a float64."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.load(_pointer(builder, args[0], ir.DoubleType()))
+        return builder.load(_pointer_to(builder, args[0], ir.DoubleType()))
 
     return types.float64(types.int64), codegen
 
@@ -160,7 +157,7 @@ def peek_f32(typingctx: Any, address: Any) -> Any:
     """Plain load of a float32, widened to float64."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.fpext(builder.load(_pointer(builder, args[0], ir.FloatType())), ir.DoubleType())
+        return builder.fpext(builder.load(_pointer_to(builder, args[0], ir.FloatType())), ir.DoubleType())
 
     return types.float64(types.int64), codegen
 
@@ -170,7 +167,7 @@ def poke_f64(typingctx: Any, address: Any, value: Any) -> Any:
     """Plain store of a float64."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        builder.store(args[1], _pointer(builder, args[0], ir.DoubleType()))
+        builder.store(args[1], _pointer_to(builder, args[0], ir.DoubleType()))
         return context.get_dummy_value()
 
     return types.void(types.int64, types.float64), codegen
@@ -182,7 +179,7 @@ def poke_f32(typingctx: Any, address: Any, value: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         narrow = builder.fptrunc(args[1], ir.FloatType())
-        builder.store(narrow, _pointer(builder, args[0], ir.FloatType()))
+        builder.store(narrow, _pointer_to(builder, args[0], ir.FloatType()))
         return context.get_dummy_value()
 
     return types.void(types.int64, types.float64), codegen
@@ -193,7 +190,7 @@ def copy_bytes(typingctx: Any, destination: Any, source: Any, count: Any) -> Any
     """Copy `count` bytes between addresses that do not overlap."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        cgutils.raw_memcpy(builder, _pointer(builder, args[0], _I8), _pointer(builder, args[1], _I8), args[2], 1)
+        cgutils.raw_memcpy(builder, _pointer(builder, args[0], 8), _pointer(builder, args[1], 8), args[2], 1)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64), codegen
@@ -204,7 +201,7 @@ def move_bytes(typingctx: Any, destination: Any, source: Any, count: Any) -> Any
     """Copy `count` bytes between addresses that may overlap."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        cgutils.raw_memmove(builder, _pointer(builder, args[0], _I8), _pointer(builder, args[1], _I8), args[2], 1)
+        cgutils.raw_memmove(builder, _pointer(builder, args[0], 8), _pointer(builder, args[1], 8), args[2], 1)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64), codegen
@@ -215,7 +212,7 @@ def zero_bytes(typingctx: Any, destination: Any, count: Any) -> Any:
     """Set `count` bytes to 0."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        cgutils.memset(builder, _pointer(builder, args[0], _I8), args[1], 0)
+        cgutils.memset(builder, _pointer(builder, args[0], 8), args[1], 0)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), codegen
@@ -226,10 +223,10 @@ def prefetch(typingctx: Any, address: Any) -> Any:
     """Ask for the cache line at `address`; a hint that never faults."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        byte = _I8.as_pointer()
-        kind = ir.FunctionType(ir.VoidType(), [byte, _I32, _I32, _I32])
+        word = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), word, word, word])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(function, [_pointer(builder, args[0], _I8), _I32(0), _I32(3), _I32(1)])
+        builder.call(function, [_pointer(builder, args[0], 8), word(0), word(3), word(1)])
         return context.get_dummy_value()
 
     return types.void(types.int64), codegen
@@ -243,10 +240,10 @@ def stream_64_bytes(typingctx: Any, destination: Any, source: Any) -> Any:
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        line = ir.VectorType(_I8, 64)
-        value = builder.load(_pointer(builder, args[1], line), align=1)
-        store = builder.store(value, _pointer(builder, args[0], line), align=64)
-        store.set_metadata("nontemporal", builder.module.add_metadata([_I32(1)]))
+        line = ir.VectorType(ir.IntType(8), 64)
+        value = builder.load(_pointer_to(builder, args[1], line), align=1)
+        store = builder.store(value, _pointer_to(builder, args[0], line), align=64)
+        store.set_metadata("nontemporal", builder.module.add_metadata([ir.IntType(32)(1)]))
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), codegen
@@ -256,7 +253,8 @@ def _caller(arity: int) -> Any:
     signature = types.int64(types.int64, *([types.int64] * arity))
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(_I64, [_I64] * arity)
+        word = ir.IntType(64)
+        kind = ir.FunctionType(word, [word] * arity)
         return builder.call(builder.inttoptr(args[0], kind.as_pointer()), list(args[1:]))
 
     return signature, codegen
@@ -274,9 +272,7 @@ def call_5(typingctx: Any, function: Any, a: Any, b: Any, c: Any, d: Any, e: Any
     return _caller(5)
 
 
-_syscall = types.ExternalFunction(
-    "syscall", types.int64(types.int64, types.int64, types.int64, types.int64, types.int64, types.int64, types.int64)
-)
+_syscall: Any = External("syscall", "int64(int64, int64, int64, int64, int64, int64, int64)")
 FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), -1)
 """Number of the futex system call on this machine; -1 where it is not known."""
 

@@ -5,10 +5,8 @@ The values are in place before; the store behind them is `store.writing._publish
 
 from __future__ import annotations
 
-from numba import types
-
 from conduit.jit import inner, kernel
-from conduit.store.arguments import ObjectType, data_of
+from conduit.store.arguments import data_of
 from conduit.store.atomics import load_relaxed, peek_i64, peek_u8, peek_u32, poke_i64, poke_u32, store_relaxed
 from conduit.store.limiter import ask_for_rows
 from conduit.store.spans import keep_values
@@ -270,7 +268,7 @@ def commit(writer, ticks):  # type: ignore[no-untyped-def]
     return result
 
 
-@kernel(types.int64(ObjectType()))
+@kernel("int64(object)")
 def commit_and_turn(state):  # type: ignore[no-untyped-def]
     """Commit one tick, and turn to a new page where the old one is full and another can be had at once.
 

@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-from numba import types
-
 from conduit.jit import inner, kernel
-from conduit.store.arguments import ObjectType, data_of
+from conduit.store.arguments import data_of
 from conduit.store.atomics import compare_and_swap, load_acquire, load_relaxed, peek_i64, poke_i64, store_release
 from conduit.store.protocol import block_of, end_lease, lease
 from conduit.store.words import (
@@ -57,7 +55,7 @@ def hazard_of(seat, slot):  # type: ignore[no-untyped-def]
     return peek_i64(seat + P_HAZARDS) + 8 * slot
 
 
-@kernel(types.int64(types.int64, types.int64, types.int64, ObjectType(), ObjectType()))
+@kernel("int64(int64, int64, int64, object, object)")
 def hold(table, page, generation, seat, words):  # type: ignore[no-untyped-def]
     """Lease a page.
 
@@ -103,7 +101,7 @@ M_AT, M_HELD = 0, 8
 M_WORDS = 2
 
 
-@kernel(types.int64(types.int64, ObjectType(), ObjectType()))
+@kernel("int64(int64, object, object)")
 def set_mark(at, words, seat):  # type: ignore[no-untyped-def]
     """Have the word at an address name this participant, and note it; the caller knows that it is free."""
     mark = data_of(words)
@@ -113,7 +111,7 @@ def set_mark(at, words, seat):  # type: ignore[no-untyped-def]
     return 0
 
 
-@kernel(types.int64(ObjectType(), ObjectType(), ObjectType()))
+@kernel("int64(object, object, object)")
 def end_mark(words, seat, _thing):  # type: ignore[no-untyped-def]
     """Have it name nobody. Idempotent: by then another object of this process may have set it (conduit.store.endings)."""
     mark = data_of(words)
@@ -138,7 +136,7 @@ def end_hold_at(words, seat):  # type: ignore[no-untyped-def]
     give_slot(seat, slot)
 
 
-@kernel(types.int64(ObjectType(), ObjectType(), ObjectType()))
+@kernel("int64(object, object, object)")
 def end_hold(words, seat, _thing):  # type: ignore[no-untyped-def]
     """End a hold; whoever waits for a page is told. Idempotent (conduit.store.endings)."""
     end_hold_at(data_of(words), data_of(seat))

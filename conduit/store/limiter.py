@@ -12,10 +12,9 @@ What a participant has reserved and not used goes back when it is recovered (con
 from __future__ import annotations
 
 import numpy as np
-from numba import types
 
 from conduit.jit import inner, kernel
-from conduit.store.arguments import ObjectType, data_of
+from conduit.store.arguments import data_of
 from conduit.store.atomics import (
     compare_and_swap,
     fence_acquire,
@@ -165,7 +164,7 @@ def deliver(gate, batch_at, batch):  # type: ignore[no-untyped-def]
     return 0
 
 
-@kernel(types.int64(ObjectType(), ObjectType(), ObjectType()))
+@kernel("int64(object, object, object)")
 def cancel(words, seat, _thing):  # type: ignore[no-untyped-def]
     """Give reserved samples back that were not delivered; another loader that waits is told (conduit.store.endings).
 

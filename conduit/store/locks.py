@@ -14,11 +14,10 @@ import struct
 from typing import Any
 
 import numpy as np
-from numba import types
 
 from conduit.forking import drop_in_child, opening
 from conduit.jit import entry, inner, kernel
-from conduit.store.arguments import ObjectType, data_of
+from conduit.store.arguments import data_of
 from conduit.store.atomics import peek_i64, poke_i64, syscall
 from conduit.store.endings import when_gone
 from conduit.store.words import P_LOCK, P_NUMBER, P_WORDS
@@ -87,7 +86,7 @@ def _ask(lock, seat, kind):  # type: ignore[no-untyped-def]
     return syscall(_FCNTL, peek_i64(seat + P_LOCK), _SET_LOCK, request, 0, 0, 0)
 
 
-@kernel(types.int64(ObjectType(), ObjectType(), types.int64))
+@kernel("int64(object, object, int64)")
 def take_byte(words, seat, byte):  # type: ignore[no-untyped-def]
     """Take a lock byte and note it; 1, or 0 when somebody else has it."""
     lock = data_of(words)
@@ -98,7 +97,7 @@ def take_byte(words, seat, byte):  # type: ignore[no-untyped-def]
     return taken
 
 
-@kernel(types.int64(ObjectType(), ObjectType(), ObjectType()))
+@kernel("int64(object, object, object)")
 def give_byte(words, seat, _thing):  # type: ignore[no-untyped-def]
     """Give a lock byte back if it is held. Idempotent (conduit.store.endings)."""
     lock = data_of(words)
@@ -108,7 +107,7 @@ def give_byte(words, seat, _thing):  # type: ignore[no-untyped-def]
     return 0
 
 
-@kernel(types.int64(ObjectType(), ObjectType()))
+@kernel("int64(object, object)")
 def give_all(seat, _thing):  # type: ignore[no-untyped-def]
     """Close the lock descriptor: every lock of this handle is given back. Idempotent (conduit.store.endings)."""
     at = data_of(seat)
@@ -120,7 +119,7 @@ def give_all(seat, _thing):  # type: ignore[no-untyped-def]
     return 0
 
 
-@kernel(types.int64(ObjectType(), ObjectType(), types.int64, types.int64))
+@kernel("int64(object, object, int64, int64)")
 def _open_kept(words, path, flags, mode):  # type: ignore[no-untyped-def]
     """Open the file of a name that ends with a zero byte, and note the descriptor; it is negative where that failed."""
     fd = syscall(_OPENAT, _HERE, data_of(path), flags, mode, 0, 0)
@@ -128,7 +127,7 @@ def _open_kept(words, path, flags, mode):  # type: ignore[no-untyped-def]
     return fd
 
 
-@kernel(types.int64(ObjectType(), ObjectType()))
+@kernel("int64(object, object)")
 def _close_kept(words, _thing):  # type: ignore[no-untyped-def]
     fd = peek_i64(data_of(words))
     poke_i64(data_of(words), -1)

@@ -12,10 +12,9 @@ conduit.store.interpreter; where its `is_supported()` fails, everything takes th
 from __future__ import annotations
 
 import numpy as np
-from numba import types
 
 from conduit.jit import inner, kernel
-from conduit.store.arguments import ObjectType, address_of, data_of
+from conduit.store.arguments import address_of, data_of
 from conduit.store.atomics import (
     load_relaxed,
     peek_f64,
@@ -256,7 +255,7 @@ def _append(writer, values):  # type: ignore[no-untyped-def]
     return result
 
 
-_SIGNATURE = types.int64(ObjectType(), ObjectType())
+_SIGNATURE = "int64(object, object)"
 
 
 @kernel(_SIGNATURE)

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numba import types
 
 from conduit.jit import inner, kernel
-from conduit.store.arguments import ObjectType, data_of
+from conduit.store.arguments import data_of
 from conduit.store.atomics import (
     compare_and_swap,
     fence_acquire,
@@ -255,7 +254,7 @@ def _count(counts, which, more):  # type: ignore[no-untyped-def]
     poke_i64(counts + 8 * which, peek_i64(counts + 8 * which) + more)
 
 
-@kernel(types.int64(types.int64, types.int64, ObjectType(), ObjectType(), ObjectType()))
+@kernel("int64(int64, int64, object, object, object)")
 def claim_rows(table, most, words, seat, counts):  # type: ignore[no-untyped-def]
     """`take` with a hazard of this process's seat; the claim, and the hold on its page, are noted in `words` (Q_*).
 
@@ -305,20 +304,20 @@ def _end(words, seat, counts, how):  # type: ignore[no-untyped-def]
     return how
 
 
-@kernel(types.int64(ObjectType(), ObjectType(), ObjectType(), types.int64))
+@kernel("int64(object, object, object, int64)")
 def end(words, seat, counts, how):  # type: ignore[no-untyped-def]
     """End a claim: ACKNOWLEDGED or GIVEN_BACK. Returns what became of it, which may be another end that came before, or LOST."""
     return _end(words, seat, counts, how)
 
 
-@kernel(types.int64(ObjectType(), ObjectType(), ObjectType(), ObjectType()))
+@kernel("int64(object, object, object, object)")
 def drop_claim(words, seat, counts, _thing):  # type: ignore[no-untyped-def]
     """Give back a claim that nobody can end any more (conduit.store.endings)."""
     _end(words, seat, counts, GIVEN_BACK)
     return 0
 
 
-@kernel(types.int64(ObjectType(), ObjectType(), ObjectType()))
+@kernel("int64(object, object, object)")
 def drop_hold(words, seat, _thing):  # type: ignore[no-untyped-def]
     """End the hold on a claim's page: nobody can look at it any more (conduit.store.endings)."""
     end_hold_at(data_of(words) + 8 * Q_HOLD, data_of(seat))

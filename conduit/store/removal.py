@@ -7,10 +7,8 @@ at. docs/memory-model.md has the argument.
 
 from __future__ import annotations
 
-from numba import types
-
 from conduit.jit import inner, kernel
-from conduit.store.arguments import ObjectType, data_of
+from conduit.store.arguments import data_of
 from conduit.store.atomics import (
     compare_and_swap,
     fence_acquire,
@@ -190,7 +188,8 @@ def _delete_copy(table, page, local, hazard):  # type: ignore[no-untyped-def]
     for other in range(peek_i64(table + T_COUNT)):
         block = block_of(table, other)
         state = load_acquire(block + PAGE_STATE)
-        if load_relaxed(block + PAGE_PREVIOUS) != page + 1 or (state & KIND_MASK) not in {OPEN, SEALED}:
+        kind = state & KIND_MASK
+        if load_relaxed(block + PAGE_PREVIOUS) != page + 1 or (kind != OPEN and kind != SEALED):
             continue
         if (load_relaxed(block + PAGE_PREVIOUS_GENERATION) ^ generation) & PAST_MASK != 0:
             continue
@@ -231,7 +230,7 @@ def _delete(table, ids, count, hazard, other, seat):  # type: ignore[no-untyped-
     return done
 
 
-@kernel(types.int64(types.int64, types.int64, types.int64, ObjectType()), nogil=True)
+@kernel("int64(int64, int64, int64, object)", nogil=True)
 def delete(table, ids, count, seat):  # type: ignore[no-untyped-def]
     """Delete rows.
 

@@ -6,10 +6,8 @@ They are kept in rows at the end of the page (its tail), which grows towards the
 
 from __future__ import annotations
 
-from numba import types
-
 from conduit.jit import inner, kernel
-from conduit.store.arguments import ObjectType, data_of
+from conduit.store.arguments import data_of
 from conduit.store.atomics import peek_i64, peek_u32, poke_i64, poke_u32, store_relaxed, zero_bytes
 from conduit.store.limiter import give_back_rows
 from conduit.store.protocol import side_of
@@ -160,7 +158,7 @@ def discard(writer, rows):  # type: ignore[no-untyped-def]
     return 0
 
 
-@kernel(types.int64(ObjectType(), ObjectType(), ObjectType()))
+@kernel("int64(object, object, object)")
 def drop(state, number, _thing):  # type: ignore[no-untyped-def]
     """`discard` a form of writing, int64 [1] its number, if it still is in progress (conduit.store.endings)."""
     writer = data_of(state)

@@ -7,10 +7,8 @@ store.staging keeps observations that are no rows, store.committing adds ticks.
 
 from __future__ import annotations
 
-from numba import types
-
 from conduit.jit import inner, kernel
-from conduit.store.arguments import ObjectType, data_of
+from conduit.store.arguments import data_of
 from conduit.store.atomics import fence_full, fetch_add, load_relaxed, peek_i64, poke_i64, store_relaxed, store_release
 from conduit.store.events import wake
 from conduit.store.limiter import give_back_rows
@@ -115,7 +113,7 @@ def finish_page(writer):  # type: ignore[no-untyped-def]
     return 0
 
 
-@kernel(types.int64(ObjectType(), ObjectType(), ObjectType()))
+@kernel("int64(object, object, object)")
 def end(state, seat, _thing):  # type: ignore[no-untyped-def]
     """Publish, seal the page and end the stream; what was not committed is gone. Idempotent (conduit.store.endings).
 

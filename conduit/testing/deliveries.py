@@ -26,7 +26,7 @@ import numpy as np
 
 import conduit
 from conduit.errors import DataTimeout
-from conduit.jit import _SIGNATURES, entry
+from conduit.jit import declared, entry
 from conduit.plane.client import Client
 from conduit.plane.engine import Engine
 from conduit.schema import Field, Schema
@@ -256,7 +256,7 @@ def _compare(view: TableView, delivered: Array, killed: bool) -> list[str]:
 
 def _load_kernels(engine: Engine, sampling: Sampling) -> None:
     """Compile or load everything once, so that forked processes begin to work at once."""
-    for one in list(_SIGNATURES):
+    for one in list(declared):
         entry(one)
     words, log = np.zeros(_WORDS, np.int64), np.zeros(1, np.uint8)
     words[_STOP] = 1

@@ -20,13 +20,12 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
-from numba import types
 
-from conduit.jit import entry, inner, kernel
-from conduit.store.arguments import ObjectType, data_of
+from conduit.jit import External, entry, inner, kernel
+from conduit.store.arguments import data_of
 from conduit.store.atomics import peek_i64, poke_i64
 
-_interrupt = types.ExternalFunction("PyErr_SetInterrupt", types.void())
+_interrupt: Any = External("PyErr_SetInterrupt", "void()")
 
 _LOOKS = ("RESUME", "CALL", "CALL_FUNCTION_EX", "SEND", "FOR_ITER")
 _JUMPS = ("JUMP_BACKWARD", "POP_JUMP_BACKWARD")
@@ -39,7 +38,7 @@ def _count_down(words):  # type: ignore[no-untyped-def]
     return left
 
 
-@kernel(types.void(ObjectType(), ObjectType(), ObjectType(), ObjectType()))
+@kernel("void(object, object, object, object)")
 def _trace(words, _frame, _event, _argument):  # type: ignore[no-untyped-def]
     """A frame's trace function: raises SIGINT at the event that int64 [1] counts down to."""
     if _count_down(data_of(words)) == 0:

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 import conduit
-from conduit.jit import _SIGNATURES, entry
+from conduit.jit import declared, entry
 from conduit.plane.claim import Claim
 from conduit.plane.client import Client
 from conduit.plane.engine import Engine
@@ -335,7 +335,7 @@ def run(name: str, seconds: float, seed: int) -> Report:
     """
     chance = random.Random(seed)
     with Engine.create(name, tables(), max_participants=len(ROLES) + 1) as engine:
-        for one in list(_SIGNATURES):
+        for one in list(declared):
             entry(one)
         crew = _Crew(name, seed)
         report = crew.report

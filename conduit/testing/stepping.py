@@ -2,7 +2,7 @@
 
 A program is compiled code between `begin()` and `finish()`. The tracer lets its process run up to `begin`, takes `count`
 single steps, and kills it there: at whichever instruction boundary that is. Programs call the very machine code that users
-run, through `native` addresses, so a boundary here is a boundary there.
+run, through `conduit.jit.native` addresses, so a boundary here is a boundary there.
 """
 
 from __future__ import annotations
@@ -17,30 +17,18 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils, sigutils
-from numba.extending import intrinsic
 
-from conduit.jit import _SIGNATURES, entry, inner, kernel
+from conduit.jit import External, cgutils, entry, inner, intrinsic, ir, kernel, types
 from conduit.store.atomics import peek_u32
 
 _TRACE_ME, _SINGLE_STEP = 0, 9
 _REFUSED = 77
 """Exit status of a process that may not be traced."""
 
-_raise = types.ExternalFunction("raise", types.int32(types.int32))
-_ptrace = types.ExternalFunction("ptrace", types.int64(types.int64, types.int64, types.int64, types.int64))
-_waitpid = types.ExternalFunction("waitpid", types.int32(types.int32, types.int64, types.int32))
+_raise: Any = External("raise", "int32(int32)")
+_ptrace: Any = External("ptrace", "int64(int64, int64, int64, int64)")
+_waitpid: Any = External("waitpid", "int32(int32, int64, int32)")
 _STOP, _DONE, _TRAP = int(signal.SIGSTOP), int(signal.SIGUSR1), int(signal.SIGTRAP)
-
-
-def native(dispatcher: Any) -> int:
-    """Address of a kernel's machine code, the one that `conduit.jit.entry` calls."""
-    entry(dispatcher)
-    arguments, _ = sigutils.normalize_signature(_SIGNATURES[dispatcher])
-    compiled = dispatcher.overloads[arguments]
-    return int(compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name))
 
 
 def _native_caller(arity: int) -> Any:

@@ -27,7 +27,7 @@ import numpy as np
 
 import conduit
 from conduit.errors import Overwritten
-from conduit.jit import _SIGNATURES, entry
+from conduit.jit import declared, entry
 from conduit.plane.client import Client
 from conduit.plane.delivery import Loader
 from conduit.plane.engine import Engine
@@ -312,7 +312,7 @@ class _Crew:
 
 def _load_kernels(engine: Engine) -> None:
     """Compile or load everything once, so that forked processes begin to work at once."""
-    for one in list(_SIGNATURES):
+    for one in list(declared):
         entry(one)
     with engine.writer("replay") as writer, engine.loader("replay", batch_size=1, format="numpy") as loader:
         step = _Step()

@@ -1,6 +1,7 @@
 """The bars of each issue: what must be reached, measured.
 
-A module in this package is one issue's table, named as it is asked for: `python -m perf.bars engine`. It has
+A module in this package is one issue's table, named as it is asked for: `python -m perf.bars engine`, with a hyphen for each underscore
+(`first-hour`). It has
 
     TITLE: str                                   one line
     GROUPS: tuple[Callable[[], Iterator[Bar]]]   each measures some rows of the table and yields them
@@ -63,7 +64,7 @@ def unmeasured(name: str, bar: str, reason: str) -> Bar:
 
 def names() -> list[str]:
     """The tables that exist."""
-    return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
+    return sorted(m.name.replace("_", "-") for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
 
 
 def load(name: str) -> ModuleType:
@@ -74,7 +75,7 @@ def load(name: str) -> ModuleType:
     """
     if name not in names():
         raise LookupError(f"expected one of {', '.join(names())}, got {name!r}; `python -m perf.bars` lists them")
-    return importlib.import_module(f"perf.bars.{name}")
+    return importlib.import_module(f"perf.bars.{name.replace('-', '_')}")
 
 
 def measure(groups: tuple[Callable[[], Iterator[Bar]], ...]) -> Iterator[Bar]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from conduit import jit
+from conduit.native import sources
 from conduit.store import protocol
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,8 +18,8 @@ def compiled(path):
     return any(
         isinstance(node, ast.ImportFrom)
         and (
-            (node.module == "conduit.jit" and any(alias.name in ("kernel", "inner", "address") for alias in node.names))
-            or (node.module == "numba.extending" and any(alias.name == "intrinsic" for alias in node.names))
+            node.module == "conduit.jit"
+            and any(alias.name in ("kernel", "inner", "address", "intrinsic") for alias in node.names)
         )
         for node in ast.walk(tree)
     )
@@ -45,11 +46,11 @@ def test_an_entry_is_compiled_once_and_takes_addresses_as_integers():
 def test_the_stamp_of_a_kernel_covers_every_module_that_its_imports_reach():
     """The fast reading of imports finds what a parser finds, and an edit far below renews what stands on it."""
     for module in jit.KERNEL_MODULES:
-        path = jit._path_of(module)
+        path = sources.path_of(module)
         names = set()
         for node in ast.walk(ast.parse(path.read_bytes())):
             if isinstance(node, ast.Import):
                 names |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
                 names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-        assert names & set(jit.KERNEL_MODULES) == set(jit._source(path)[1]), module
+        assert names & set(jit.KERNEL_MODULES) == set(sources.source(path)[1]), module

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import conduit
-from conduit.jit import entry, kernel
+from conduit.jit import entry, kernel, native
 from conduit.plane.engine import Engine
 from conduit.store import committing, protocol, queue, recovery, turning, writing
 from conduit.store.atomics import peek_i64
@@ -134,7 +134,7 @@ class Acknowledging(QueueScene):
         client, view = self.attach()
         seat = client._participants
         out = np.zeros(queue.Q_WORDS, np.int64)
-        functions = [stepping.native(queue.take), stepping.native(self.end)]
+        functions = [native(queue.take), native(self.end)]
         self.run(take_and_end, *functions, view.address, seat.number, hazard(view), out.ctypes.data)
 
     def check(self) -> None:
@@ -189,7 +189,7 @@ class RecoveringConsumer(QueueScene):
     def program(self) -> None:
         client, view = self.attach()
         assert try_lock(client._segment.lock_fd, DEAD)
-        functions = [stepping.native(one) for one in (recovery.recover, recovery.clear_hazards)]
+        functions = [native(one) for one in (recovery.recover, recovery.clear_hazards)]
         slots = int(view.descriptor[T_HAZARDS // 8]) + 8 * HAZARDS_PER_PARTICIPANT * DEAD
         self.run(recover_consumer, *functions, view.address, DEAD, slots, HAZARDS_PER_PARTICIPANT)
 
@@ -215,9 +215,7 @@ class WritingOn(QueueScene):
         client, view = self.attach()
         writer = StoreWriter(view)
         # the page that holds nothing yet is the other writer's; this one's first is the one that was acknowledged
-        functions = [
-            stepping.native(one) for one in (protocol.claim, turning.turn, committing.commit, writing.finish_page)
-        ]
+        functions = [native(one) for one in (protocol.claim, turning.turn, committing.commit, writing.finish_page)]
         self.run(finish_and_write, *functions, view.address, writer.address, client._participants.number)
 
     def check(self) -> None:

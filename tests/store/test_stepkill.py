@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import conduit
-from conduit.jit import entry, kernel
+from conduit.jit import entry, kernel, native
 from conduit.plane.client import Client
 from conduit.plane.engine import Engine
 from conduit.plane.limiting import Gate, seat_line
@@ -412,7 +412,7 @@ class Writing(Scene):
         writer = StoreWriter(view)
         assert writer.turn() == 3
         writer.write(4, ends=True)
-        functions = [stepping.native(one) for one in (protocol.claim, turning.turn, committing.commit, protocol.seal)]
+        functions = [native(one) for one in (protocol.claim, turning.turn, committing.commit, protocol.seal)]
         self.run(write, *functions, view.address, writer.address, client._participants.number)
 
     def check(self) -> None:
@@ -450,9 +450,9 @@ class WritingRagged(Writing):
         writer = StoreWriter(view)
         assert writer.turn() == 3
         writer.write(4, ends=True)
-        functions = [stepping.native(one) for one in (protocol.claim, turning.turn, committing.commit, protocol.seal)]
+        functions = [native(one) for one in (protocol.claim, turning.turn, committing.commit, protocol.seal)]
         scratch = np.zeros(LONGEST, np.int64)
-        put = stepping.native(spans.put_value)
+        put = native(spans.put_value)
         owner = client._participants.number
         self.run(write_ragged, *functions, view.address, writer.address, owner, put, scratch.ctypes.data)
 
@@ -478,8 +478,8 @@ class Reopening(Scene):
     def program(self) -> None:
         client, view = self.attach()
         writer = StoreWriter(view)
-        functions = [stepping.native(one) for one in (reopening.reopen, committing.commit, protocol.seal)]
-        put = stepping.native(spans.put_value) if view.arenas else 0
+        functions = [native(one) for one in (reopening.reopen, committing.commit, protocol.seal)]
+        put = native(spans.put_value) if view.arenas else 0
         scratch = np.zeros(LONGEST, np.int64)
         assert client._participants.number == CHILD
         self.run(go_on, *functions, view.address, writer.address, put, scratch.ctypes.data)
@@ -541,7 +541,7 @@ class GivingBack(Scene):
 
     def program(self) -> None:
         client, view = self.attach()
-        self.run(claim_carelessly, stepping.native(protocol.claim), view.address, client._participants.number)
+        self.run(claim_carelessly, native(protocol.claim), view.address, client._participants.number)
 
     def check(self) -> None:
         view, seat = self.view, self.engine._participants
@@ -568,7 +568,7 @@ class Leasing(Scene):
 
     def program(self) -> None:
         _, view = self.attach()
-        functions = [stepping.native(one) for one in (protocol.lease, protocol.end_lease)]
+        functions = [native(one) for one in (protocol.lease, protocol.end_lease)]
         generation = int(view.pages()[1, PAGE_STATE // 8]) >> GENERATION_SHIFT
         self.run(hold_and_let_go, *functions, view.address, 1, generation, hazard(view))
 
@@ -629,7 +629,7 @@ class Recovering(Scene):
         client, view = self.attach()
         assert client._participants.number == CHILD
         assert try_lock(client._segment.lock_fd, DEAD)
-        functions = [stepping.native(one) for one in (recovery.recover, recovery.clear_hazards)]
+        functions = [native(one) for one in (recovery.recover, recovery.clear_hazards)]
         slots = int(view.descriptor[T_HAZARDS // 8]) + 8 * HAZARDS_PER_PARTICIPANT * DEAD
         self.run(recover_dead, *functions, view.address, DEAD, slots, HAZARDS_PER_PARTICIPANT)
 
@@ -666,7 +666,7 @@ class PassingTheGates(Scene):
             protocol.claim,
             turning.turn,
         ):
-            stepping.native(compiled)
+            native(compiled)
         self.keep()
 
     def program(self) -> None:
@@ -675,9 +675,7 @@ class PassingTheGates(Scene):
         writer.turn()
         writer.words[W_SEAT // 8] = seat_line(view)
         gate = Gate(view, 1, 1)
-        functions = [
-            stepping.native(one) for one in (limiter.grant, committing.commit, limiter.reserve, limiter.deliver)
-        ]
+        functions = [native(one) for one in (limiter.grant, committing.commit, limiter.reserve, limiter.deliver)]
         self.run(pass_the_gates, *functions, writer.address, gate._address)
 
     def at_death(self) -> str:
@@ -723,7 +721,7 @@ class Publishing(Scene):
         segment = client._segment
         layout = segment.layout.policies["policy"]
         assert try_lock(segment.lock_fd, LOCK_PUBLISHERS)
-        functions = [stepping.native(one) for one in (protocol.begin_copy, protocol.finish_copy)]
+        functions = [native(one) for one in (protocol.begin_copy, protocol.finish_copy)]
         copy = segment.base + layout.copies[3 % 3]
         arguments = (copy, segment.base + layout.control, 3, copy + layout.offsets[0], 8)
         self.run(publish_weights, *functions, *arguments)
@@ -773,7 +771,7 @@ class Updating(Scene):
         scratch = np.zeros(3 * len(self.ids), np.int64)
         scratch[2 * len(self.ids) :].view(np.uint32)[: len(self.ids)] = self.new
         words = (view.address, view.seat_line(), self.ids.ctypes.data, len(self.ids), scratch.ctypes.data, 1000)
-        self.run(update_priorities, stepping.native(tree.store_leaves), sums.ctypes.data, *words)
+        self.run(update_priorities, native(tree.store_leaves), sums.ctypes.data, *words)
 
     def at_death(self) -> str:
         stored = self.view.priorities[self.ids & (1 << 40) - 1] != self._leaves
