@@ -7,6 +7,7 @@ taken, or that was deleted, is none any more.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -140,6 +141,11 @@ def _draw(state, job, slots, count, attempt):  # type: ignore[no-untyped-def]
         slot = peek_i64(slots + 8 * i)
         poke_i64(entry_at + 8 * slot, peek_i64(peek_i64(entry_at + 8 * slot) + E_GENERATION))
     return count
+
+
+def callbacks() -> Iterator[tuple[Callable[..., int], str]]:
+    """The draw of what is picked, for a library of kernels."""
+    yield _draw, SIGNATURE
 
 
 def draw_picked() -> int:
