@@ -21,6 +21,7 @@ from conduit.kernels.batchwise import BatchTransform
 from conduit.numbers import at_least
 from conduit.plane.batch import Format, torch_maker
 from conduit.plane.claim import Claim, Columns, Record
+from conduit.plane.lacking import who_writes
 from conduit.store import queue
 from conduit.store.appearance import filling_of, never_raises, place_of, state_of
 from conduit.store.endings import when_gone
@@ -120,8 +121,8 @@ class Consumer:
         self._waited += time.monotonic() - begun
         if found is None:
             raise DataTimeout(
-                f"Expected rows to claim in queue {self._table.layout.name!r} within {allowed} s: {QueueView(self._table).explain()}. "
-                "Are its writers alive (`conduit status`)?"
+                f"Expected rows to claim in queue {self._table.layout.name!r} within {allowed} s: {QueueView(self._table).explain()}; "
+                f"{who_writes(self._table)} (`conduit status`)"
             )
         return found
 

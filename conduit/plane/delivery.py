@@ -28,7 +28,7 @@ from conduit.kernels.windows import Window, crosses
 from conduit.numbers import whole
 from conduit.plane.batch import Batch, Buffer, Format, Maker, Scratch, torch_maker
 from conduit.plane.busy import OnBusy, check_on_busy, refused, warn_of_copies
-from conduit.plane.lacking import what_is_there
+from conduit.plane.lacking import what_is_there, who_writes
 from conduit.plane.limiting import Gate
 from conduit.plane.sharing import Share
 from conduit.plane.transforming import Transforming
@@ -324,13 +324,15 @@ class Loader(Delivery):
             blocked = None if self._gate is None else self._gate.explain(self._wanted)
             if blocked is not None:
                 raise DataTimeout(
-                    f"Expected the limiter {where} to let {self._wanted} samples out within {timeout} s, but {blocked}"
+                    f"Expected the limiter {where} to let {self._wanted} samples out within {timeout} s, but {blocked}; "
+                    f"{who_writes(self._table)}"
                 )
             if found >= self._least:
                 stale = f"; refused as older than max_staleness={self._max_staleness}: {self.stats.stale}"
                 raise DataTimeout(
                     f"Expected rows that begin a {type(self.plan.window).__name__} {where}, got none among {found} within "
-                    f"{timeout} s{stale if self._policy is not None else ''}{spent}: wait for more rows, or ask for another window"
+                    f"{timeout} s{stale if self._policy is not None else ''}{spent}; "
+                    f"{who_writes(self._table)}: wait for more rows, or ask for another window"
                 )
             raise DataTimeout(
                 f"Expected at least {self._least} sampleable rows {where}, got {found} within {timeout} s{spent}: "

@@ -1,15 +1,13 @@
-"""What is true of a table in which a loader waited for rows in vain: rows, complete ones, and who is writing more."""
+"""What is true of a table in which somebody waited for rows in vain: rows, complete ones, and which writers live."""
 
 from __future__ import annotations
 
 import sys
 
-import numpy as np
-
 from conduit.kernels.windows import Window
 from conduit.native import turns
 from conduit.store.table import TableView
-from conduit.store.words import KIND_MASK, OPEN, OWNER_MASK, OWNER_SHIFT, PAGE_STATE, PAGE_STREAM
+from conduit.store.writers import count
 
 
 def _compiling() -> str:
@@ -35,19 +33,18 @@ def what_is_there(table: TableView, complete: int, window: Window) -> str:
     rows = f"{there:,} rows are there, {complete:,} of them with all behind them that a {kind} needs"
     if there > complete:
         rows += "; the others wait for the steps behind them"
-    pages = table.pages()
-    written = pages[(pages[:, PAGE_STATE // 8] & KIND_MASK) == OPEN]
-    streams = len(np.unique(written[:, PAGE_STREAM // 8]))
-    if not streams:
-        return (
-            f"{rows}; no writer has a page open, so none is alive that has written (`conduit status`): start one, or lower "
-            f"min_rows{_compiling()}"
-        )
-    owners = set(((written[:, PAGE_STATE // 8] >> OWNER_SHIFT) & OWNER_MASK).tolist())
-    seats = {one.number: one for one in table.check_open().list()}
-    found = [seats[owner] for owner in sorted(owners) if owner in seats]
-    at = ", ".join(f"{one.pid}{'' if one.alive else ' (dead)'}" for one in found)
-    return (
-        f"{rows}; {streams} writer{'s' if streams > 1 else ''} with a page open, in process{'es' if len(found) > 1 else ''} "
-        f"{at}: raise timeout, or lower min_rows"
-    )
+    alive, _ = count(table)
+    if not alive:
+        return f"{rows}; {who_writes(table)} (`conduit status`): start writers, or lower min_rows{_compiling()}"
+    at = ", ".join(map(str, sorted(alive)))
+    where = f"in process{'es' if len(alive) > 1 else ''} {at}"
+    return f"{rows}; {who_writes(table)}, {where}: raise timeout, or lower min_rows{_compiling()}"
+
+
+def who_writes(table: TableView) -> str:
+    """How many writers the table has and how many of them live, such as "0 of 2 writers alive"."""
+    alive, dead = count(table)
+    living = sum(alive.values())
+    if living + dead == 0:
+        return "no writer is open"
+    return f"{living} of {living + dead} writer{'s' if living + dead > 1 else ''} alive"

@@ -20,8 +20,9 @@ from conduit.plane.autoreset import autoreset_of
 from conduit.plane.limiting import check_rows, limits_of, seat_line, why_not_inserted
 from conduit.plane.tally import Tally
 from conduit.plane.values import checked_observation
-from conduit.store import committing, limiter, reopening, spans, staging, turning, writing
+from conduit.store import committing, limiter, reopening, spans, staging, turning, writers, writing
 from conduit.store.endings import when_gone
+from conduit.store.participants import Participants
 from conduit.store.queue import QueueView
 from conduit.store.table import TableView
 from conduit.store.words import (
@@ -183,6 +184,7 @@ class Stream:
         # not the writer's end: a bare handle, step or rollout that outlives its writer still writes into the page
         self._locked = seat.seat
         when_gone(self, entry(writing.end), self.array, seat.seat)
+        self._note(seat, opened=True)
 
     def check(self) -> None:
         """Refuse to write now.
@@ -584,3 +586,10 @@ class Stream:
             self.publish()
         entry(writing.end)(self.array, self._locked, None)
         self._closed = True
+        if participants is not None and participants.seated:
+            self._note(participants, opened=False)
+
+    def _note(self, seat: Participants, *, opened: bool) -> None:
+        """Tell others how many writers of the table this process has open."""
+        mine = [one for one in tuple(seat.writing) if isinstance(one, Stream) and one.table is self.table]
+        writers.note(self.table, sum(not one.closed for one in mine), opened=opened)

@@ -20,7 +20,7 @@ import numpy as np
 
 from conduit.errors import ConduitError, EngineNotFound, Forked, OwnerGone, ParticipantsFull
 from conduit.jit import entry
-from conduit.store import recovery
+from conduit.store import recovery, writers
 from conduit.store.endings import when_gone
 from conduit.store.layout import LOADER_BYTES, MAX_NAMED_LOADERS
 from conduit.store.locks import LockByte, give_all, held, try_lock, unlock
@@ -86,6 +86,7 @@ class Participants:
     Attributes:
         number: The participant number.
         counter: Address of its count of rows written.
+        writing: What writes into its pages.
         lookout: What looks out for the engine's end (store.watching), kept alive.
     """
 
@@ -106,7 +107,7 @@ class Participants:
         self._last_look = 0.0
         self.forked = False
         self._refusal: tuple[type[ConduitError], str] | None = None
-        self._writing: weakref.WeakSet[Writing] = weakref.WeakSet()
+        self.writing: weakref.WeakSet[Writing] = weakref.WeakSet()
         self.number = -1
         _open_handles.add(self)  # before the lock is taken, since another thread may fork at any time
         # a client that is dropped without close() must not keep its seat: with the lock gone it counts as dead
@@ -153,7 +154,7 @@ class Participants:
 
     def add(self, writing: Writing) -> None:
         """Tell something that writes of a fork and of the engine's end; it is not kept alive."""
-        self._writing.add(writing)
+        self.writing.add(writing)
 
     def play(self, role: str) -> None:
         """Say on this participant's line that it has this one of ROLES, for those who look."""
@@ -169,7 +170,7 @@ class Participants:
             f"Expected a handle opened in this process, got one inherited through a fork: "
             f"call conduit.attach({self._segment.name!r}) in the child",
         )
-        for one in self._writing:
+        for one in self.writing:
             one.disarm()
         self._segment.release_locks()
 
@@ -186,7 +187,7 @@ class Participants:
 
     def halt(self) -> None:
         """Have all that writes by compiled calls look at what became of the engine, with its next row."""
-        for one in tuple(self._writing):
+        for one in tuple(self.writing):
             one.halt()
 
     @property
@@ -228,10 +229,13 @@ class Participants:
 
     def _recover(self, number: int) -> int:
         """Repair what a participant left; its lock is held by the caller."""
-        if number != self.number and self._lines[number, LINE_PID] != 0:
-            # it has not left: it died, maybe in the middle of an update of priorities
+        died = number != self.number and self._lines[number, LINE_PID] != 0
+        if died:
+            # it has not left: maybe it was in the middle of an update of priorities
             for table in self._tables:
                 entry(recovery.outdate_sums)(table.ctypes.data)
+        # the next line clears the seat's
+        writers.empty(self._segment, number, died=died)
         pages = sum(entry(recovery.recover)(table.ctypes.data, number) for table in self._tables)
         for table in self._tables:
             settle_table(table)

@@ -64,6 +64,7 @@ from conduit.store.words import (
     TABLE_SPACE,
     TAIL_MASK,
 )
+from conduit.store.writers import TABLE_LOST
 
 Array = np.ndarray[Any, Any]
 LimiterPolicy = Literal["keep", "reset", "rebase"]
@@ -288,6 +289,7 @@ def _restore_words(view: TableView, blocks: Array, sides: Array, control: Array,
     blocks[left_out, PAGE_COMMITTED // 8] = 0
     blocks[left_out, PAGE_HALO // 8] = 0
     sides[left_out] = 0
+    control[TABLE_LOST // 8] = 0
     for event in (TABLE_DATA, TABLE_SPACE):
         control[event // 8 : (event + LINE) // 8] = 0
     shape = (layout.pages, LINE // 8)

@@ -33,6 +33,7 @@ from conduit.store.words import (
     SEAT_WEIGHING,
     T_FUTURE,
 )
+from conduit.store.writers import SEAT_WRITERS
 from conduit.testing import rows
 
 Array = np.ndarray[Any, Any]
@@ -68,7 +69,7 @@ def check_nothing_leaked(view: TableView) -> None:
     left = np.argwhere(hazards(view))
     assert not len(left), f"leases left in (participant, slot) {left.tolist()}"
     seats = view.segment.array(view.layout.seats, (view.segment.layout.spec.max_participants, 16), np.dtype(np.int64))
-    left = np.argwhere(seats[:, SEAT_WEIGHING // 8 :])
+    left = np.argwhere(seats[:, SEAT_WEIGHING // 8 : SEAT_WRITERS // 8])
     assert not len(left), f"pages are marked by (participant, mark) {left.tolist()}"
 
 

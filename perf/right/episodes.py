@@ -95,7 +95,7 @@ def newest() -> Iterator[Bar]:
         yield _equal("A15 the same, of a stream that has ended", len(_drawn(engine, window=window)), 99)
         with engine.loader("t", batch_size=101, min_rows=101, format="numpy", timeout=0.0) as loader:
             message = _refused(loader.next, conduit.errors.DataTimeout)
-        told = all(part in message for part in ("100 rows are there", "no writer has a page open"))
+        told = all(part in message for part in ("100 rows are there", "no writer is open"))
         yield _equal("A15 a wait in vain says how many rows are there and that nobody writes", told, True)
     with _engine(capacity=400, page_rows=20, max_n_step=6) as engine:
         writer = engine.writer("t", autoreset="next_step")

@@ -1,0 +1,65 @@
+"""How many writers a table has, and how many of them live: for those who wait for rows in vain.
+
+Each participant keeps the number of its open writers in its seat line of the table. Whoever recovers a dead one adds its writers to
+the table's lost ones, and a writer that opens stands for one of those. A statistic: stores are plain, nothing is decided by it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from conduit.store.words import LINE
+
+if TYPE_CHECKING:
+    from conduit.store.layout import TableLayout
+    from conduit.store.segment import Segment
+    from conduit.store.table import TableView
+
+SEAT_WRITERS = 72
+"""In a table's seat line, behind words.SEAT_UPDATING: writers that the seat's holder has open; stored by it, and by who recovers it."""
+TABLE_LOST = 3 * LINE + 40
+"""In a table's control, behind words.TABLE_CUT: writers whose process died and for which no other has come since."""
+
+
+def _seats(segment: Segment, layout: TableLayout) -> np.ndarray[Any, np.dtype[np.int64]]:
+    shape = (segment.layout.spec.max_participants, LINE // 8)
+    return segment.array(layout.seats, shape, np.dtype(np.int64))[:, SEAT_WRITERS // 8]
+
+
+def note(table: TableView, count: int, *, opened: bool) -> None:
+    """Store how many writers of a table this process has open; one of them has just been opened, or closed."""
+    segment, layout = table.segment, table.layout
+    _seats(segment, layout)[table.seat().number] = count
+    at = (layout.control + TABLE_LOST) // 8
+    if opened and segment.words[at] > 0:
+        segment.words[at] -= 1
+
+
+def empty(segment: Segment, number: int, *, died: bool) -> None:
+    """A seat's holder has no writers any more; the caller holds its lock."""
+    for layout in segment.layout.tables.values():
+        seats = _seats(segment, layout)
+        count = int(seats[number])
+        if count:
+            seats[number] = 0
+            segment.words[(layout.control + TABLE_LOST) // 8] += count if died else 0
+
+
+def count(table: TableView) -> tuple[dict[int, int], int]:
+    """The writers that a table has: {process number: how many} of those that live, and how many are dead.
+
+    Raises:
+        Closed, Forked, OwnerGone: As `TableView.check_open`.
+    """
+    seats = _seats(table.segment, table.layout)
+    alive: dict[int, int] = {}
+    dead = int(table.segment.words[(table.layout.control + TABLE_LOST) // 8])
+    for one in table.check_open().list():
+        found = int(seats[one.number])
+        if found and one.alive:
+            alive[one.pid] = alive.get(one.pid, 0) + found
+        else:
+            dead += found
+    return alive, dead
