@@ -6,11 +6,11 @@ adding theirs up. The clock is the system's monotonic one; tests hand in their o
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 
 from conduit.errors import ConfigError
+from conduit.numbers import real
 
 Clock = Callable[[], float]
 """Returns monotonic seconds."""
@@ -20,7 +20,8 @@ class Deadline:
     """A point in monotonic time after which a wait gives up.
 
     Args:
-        timeout: Seconds from now; 0 means "try once"; None means a year, which is as good as for ever and still bounded.
+        timeout: Seconds from now; 0 means "try once"; None, and more than that, means a year, which is as good as for ever and still
+            bounded.
         clock: Monotonic seconds; `time.monotonic` unless a test needs its own.
 
     Raises:
@@ -32,17 +33,14 @@ class Deadline:
     FOREVER = 365.0 * 24 * 3600
 
     def __init__(self, timeout: float | None, clock: Clock = time.monotonic) -> None:
-        try:
-            seconds = self.FOREVER if timeout is None else math.nan if timeout is True else float(timeout)
-        except (TypeError, ValueError):
-            seconds = math.nan
-        if not seconds >= 0:
+        seconds = self.FOREVER if timeout is None else real(timeout)
+        if seconds is None or seconds < 0:
             raise ConfigError(
                 f"Expected a timeout of at least 0 seconds, got {timeout!r}; pass None to wait without limit"
             )
-        self.timeout = seconds
+        self.timeout = min(seconds, self.FOREVER)
         self._clock = clock
-        self._end = clock() + seconds
+        self._end = clock() + self.timeout
 
     def left(self) -> float:
         """Seconds until the deadline, never below 0."""

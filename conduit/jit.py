@@ -68,10 +68,12 @@ KERNEL_MODULES = (
     "conduit.kernels.staging",
     "conduit.sampling.pages",
     "conduit.sampling.uniform",
+    "conduit.sampling.marks",
     "conduit.sampling.tree",
     "conduit.sampling.mass",
     "conduit.sampling.prioritised",
     "conduit.sampling.anchors",
+    "conduit.sampling.drawable",
     "conduit.testing.rows",
     "conduit.testing.stepping",
 )

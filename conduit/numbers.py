@@ -13,6 +13,9 @@ from typing import Any
 
 from conduit.errors import ConfigError
 
+MOST = 1 << 53
+"""The largest whole number that is taken for a size or a count: up to it, floats are exact, and sums and products of a few in 64 bits."""
+
 
 def _is_number(value: object) -> bool:
     """Whether it is one number, or a 0-d array or tensor of one; a bool is none."""
@@ -58,11 +61,13 @@ def at_least(name: str, value: object, least: int) -> int:
     """`value` as an int.
 
     Raises:
-        ConfigError: It is no whole number, or below `least`; the message has `name`.
+        ConfigError: It is no whole number, below `least`, or above MOST; the message has `name`.
     """
     number = whole(value)
     if number is None or number < least:
         raise ConfigError(f"Expected {name} of at least {least}, got {value!r}")
+    if number > MOST:
+        raise ConfigError(f"Expected {name} of at most 2^53, got a number of {number.bit_length()} bits")
     return number
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import conduit
+from conduit.clock import Deadline
 from conduit.numbers import at_least, real, whole, within
 from conduit.store.limits import Limits
 
@@ -144,6 +145,29 @@ def test_every_declared_size_takes_numpys_integers_and_refuses_floats(make):
         assert repr(made) == repr(make(3))  # nothing of numpy is left: plans and specifications are compared as text
     with pytest.raises(conduit.errors.ConfigError):
         make(3.5)
+
+
+ABSURD = [1 << 54, 10**30, 1 << 63, 10**400, -1, -(10**30), math.nan, math.inf, -math.inf]
+
+
+@pytest.mark.parametrize("number", ABSURD, ids=lambda n: f"{n}"[:20])
+@pytest.mark.parametrize("name", sorted(MAKES.keys() - {"axes"}))
+def test_absurd_sizes_are_refused_where_they_are_declared(name, number):
+    with pytest.raises(conduit.errors.ConfigError):
+        MAKES[name](number)
+
+
+@pytest.mark.parametrize("timeout", [10**30, math.inf, np.float64(1e300), 1e15])
+def test_a_timeout_beyond_a_year_means_a_year(timeout):
+    deadline = Deadline(timeout)
+    assert 0 < deadline.left() <= Deadline.FOREVER
+    assert not deadline.passed()
+
+
+@pytest.mark.parametrize("timeout", [-1, -(10**30), -math.inf, math.nan, 10**400, True, "1", 1j, (1,)])
+def test_what_is_no_timeout_is_refused(timeout):
+    with pytest.raises(conduit.errors.ConfigError, match="Expected a timeout of at least 0 seconds"):
+        Deadline(timeout)
 
 
 FLOATS = {

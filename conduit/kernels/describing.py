@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from conduit.jit import address
-from conduit.kernels.goals import K_RESOLVE, K_WORDS, resolve_goals
+from conduit.kernels.goals import K_ANCHORS, K_RESOLVE, K_WORDS, goal_anchors, resolve_goals
 from conduit.kernels.plan import Plan, Return
 from conduit.kernels.resolve import (
     S_WORDS,
     SIGNATURE,
     V_ACROSS,
+    V_ANCHORS,
     V_BOOTSTRAP,
     V_BURN_IN,
     V_ENVS,
@@ -28,6 +29,7 @@ from conduit.kernels.resolve import (
     V_MAX_SAMPLED,
     V_N,
     V_NEED,
+    V_REACH,
     V_REPEAT,
     V_RESOLVE,
     V_RETURN,
@@ -50,8 +52,8 @@ from conduit.kernels.resolve import (
     V_WORDS,
     resolve_counted,
 )
-from conduit.kernels.sequences import ROLLOUTS, SEQUENCES
-from conduit.kernels.transitions import TRANSITIONS
+from conduit.kernels.sequences import ROLLOUT_ANCHORS, ROLLOUTS, SEQUENCE_ANCHORS, SEQUENCES
+from conduit.kernels.transitions import TRANSITIONS, transition_anchors
 from conduit.kernels.windows import Episode, Rollout, Sequence, Transition, Window, need
 
 Array = np.ndarray[Any, Any]
@@ -70,9 +72,17 @@ def resolver(window: Window, item: int, scaled: bool) -> int:
     return address(ROLLOUTS if isinstance(window, Rollout) else SEQUENCES, SIGNATURE)
 
 
+def anchors_of(window: Window) -> int:
+    """Native address of what tells which rows anchor a window."""
+    if isinstance(window, Transition):
+        return address(transition_anchors, SIGNATURE)
+    return address(ROLLOUT_ANCHORS if isinstance(window, Rollout) else SEQUENCE_ANCHORS, SIGNATURE)
+
+
 def callbacks() -> Iterator[tuple[Callable[..., int], str]]:
-    """Every resolver, for a library of kernels."""
-    for function in (*TRANSITIONS.values(), ROLLOUTS, SEQUENCES, resolve_goals, resolve_counted):
+    """Every resolver, and what tells anchors, for a library of kernels."""
+    resolvers = (*TRANSITIONS.values(), ROLLOUTS, SEQUENCES, resolve_goals, resolve_counted)
+    for function in (*resolvers, transition_anchors, ROLLOUT_ANCHORS, SEQUENCE_ANCHORS, goal_anchors):
         yield function, SIGNATURE
 
 
@@ -115,10 +125,11 @@ def describe_window(
     values = {V_TABLE: table, V_NEED: need(window)[1], V_EVERY: 1, V_STACK: 1, **addresses}
     item = 0 if lone is None else lone.plan.field.itemsize
     values[V_RESOLVE] = resolver(window, item, lone is not None and not lone.plan.transform.is_cast)
+    values[V_ANCHORS] = anchors_of(window)
     if addresses.get(V_GOALS):
         goals = np.ctypeslib.as_array((ctypes.c_int64 * K_WORDS).from_address(addresses[V_GOALS]))
-        goals[K_RESOLVE // 8] = values[V_RESOLVE]
-        values[V_RESOLVE] = address(resolve_goals, SIGNATURE)
+        goals[K_RESOLVE // 8], goals[K_ANCHORS // 8] = values[V_RESOLVE], values[V_ANCHORS]
+        values[V_RESOLVE], values[V_ANCHORS] = address(resolve_goals, SIGNATURE), address(goal_anchors, SIGNATURE)
     if sampled[0] != 0:
         values |= {V_SAMPLED: sampled[0], V_MAX_SAMPLED: sampled[1], V_UNCOUNTED: values[V_RESOLVE]}
         values[V_RESOLVE] = address(resolve_counted, SIGNATURE)
@@ -163,6 +174,7 @@ def describe_window(
         values |= {V_LENGTH: window.max_length, V_WHOLE: 1, V_FROM_FIRST: 1, V_SHORT: 1}
     else:
         values |= {V_LENGTH: window.ticks, V_ENVS: window.num_envs, V_EVERY: window.stride or window.ticks}
+    values[V_REACH] = values[V_NEED] if plan.goals is None else plan.reach[1]
     for offset, value in values.items():
         words[offset // 8] = value
     return words, sums

@@ -14,47 +14,69 @@ from conduit.jit import inner
 from conduit.kernels.augment import PICK, PICK_SHIFT
 from conduit.kernels.cpu import J_GENERATIONS, J_ROWS
 from conduit.kernels.philox import random_pair, scale_to
-from conduit.kernels.resolve import E_ENVS, E_LIMIT, E_PAGE, V_GOALS, V_TABLE, put_flag
+from conduit.kernels.resolve import E_ENVS, E_LIMIT, E_OVER, E_PAGE, V_GOALS, V_TABLE, put_flag
 from conduit.kernels.sequences import _following
 from conduit.store.atomics import call_5, peek_i32, peek_i64, peek_u32, poke_i64
 from conduit.store.words import META_BYTES, T_META, T_ROWS, TERMINATED, TRUNCATED
 
-K_RESOLVE, K_ROWS, K_FLAGS, K_STRATEGY, K_THRESHOLD, K_LONGEST, K_SAME, K_SEED, K_BATCH_AT = range(0, 72, 8)
-"""Words of goals: the transition's resolver; int64 [batch] for the goals' rows, -1 for none, and bool [batch] for whether there is
+(
+    K_RESOLVE,
+    K_ANCHORS,
+    K_ROWS,
+    K_FLAGS,
+    K_STRATEGY,
+    K_THRESHOLD,
+    K_LONGEST,
+    K_SAME,
+    K_SEED,
+    K_BATCH_AT,
+) = range(0, 80, 8)
+"""Words of goals: the transition's resolver, and what tells its anchors; int64 [batch] for the goals' rows, -1 for none, and bool [batch] for whether there is
 one; number of the strategy; a step is relabelled when 62 random bits are below the threshold; the longest episode; whether what a
 step achieved is stored in its own row; the loader's seed, and the address of the number of the batch."""
-K_WORDS = 9
+K_WORDS = 10
 
 PICK_GOALS = 1 << 30
 """Number of what is drawn, behind those of a schema's images."""
 
 
 @inner
-def _choose(goals, slot, row, entry, table):  # type: ignore[no-untyped-def]
-    """Choose a slot's goal; False where its step is not of a whole episode."""
+def _known_steps(goals, row, entry, table):  # type: ignore[no-untyped-def]
+    """How many steps of a row's episode are known to have achieved something; -1 where it is not a whole episode."""
     metas = peek_i64(table + T_META)
-    envs, limit = peek_i64(entry + E_ENVS), peek_i64(entry + E_LIMIT)
-    start = peek_i64(entry + E_PAGE) * peek_i64(table + T_ROWS)
-    end = start + peek_i64(table + T_ROWS)
-    step = peek_i32(metas + META_BYTES * row + 4)
+    envs, limit, over = peek_i64(entry + E_ENVS), peek_i64(entry + E_LIMIT), peek_i64(entry + E_OVER)
+    end = (peek_i64(entry + E_PAGE) + 1) * peek_i64(table + T_ROWS)
+    last = peek_i32(metas + META_BYTES * row + 4)
     longest = peek_i64(goals + K_LONGEST)
     same = peek_i64(goals + K_SAME) != 0
-    last = step
     at = row
     while True:
         # a row that is being overwritten may say anything
         if not 0 <= last < longest or at >= limit:
-            return False
+            return -1
         ended = peek_u32(metas + META_BYTES * at + 12) & (TERMINATED | TRUNCATED)
-        after = _following(metas, at, limit, end)
+        after = _following(metas, at, limit, end, over)
         if after < 0 and (ended == 0 or not same):
-            return False
+            return -1
         if ended != 0:
-            break
+            # of a last step without its final observation nobody knows what it achieved
+            return last if after == at and not same else last + 1
         at += envs
         last += 1
-    # of a last step without its final observation nobody knows what it achieved
-    known = last if after == at and not same else last + 1
+
+
+@inner
+def _choose(goals, slot, row, entry, table):  # type: ignore[no-untyped-def]
+    """Choose a slot's goal; False where its step is not of a whole episode."""
+    known = _known_steps(goals, row, entry, table)
+    if known < 0:
+        return False
+    metas = peek_i64(table + T_META)
+    envs, limit, over = peek_i64(entry + E_ENVS), peek_i64(entry + E_LIMIT), peek_i64(entry + E_OVER)
+    start = peek_i64(entry + E_PAGE) * peek_i64(table + T_ROWS)
+    end = start + peek_i64(table + T_ROWS)
+    step = peek_i32(metas + META_BYTES * row + 4)
+    same = peek_i64(goals + K_SAME) != 0
     goal = -1
     first, second = random_pair(
         peek_i64(goals + K_SEED), peek_i64(peek_i64(goals + K_BATCH_AT)), PICK | (PICK_GOALS << PICK_SHIFT) | slot
@@ -69,7 +91,7 @@ def _choose(goals, slot, row, entry, table):  # type: ignore[no-untyped-def]
         chosen = row + (place - step) * envs
         if chosen < start:
             return False
-        goal = chosen if same else _following(metas, chosen, limit, end)
+        goal = chosen if same else _following(metas, chosen, limit, end, over)
         if goal < 0:
             return False
     poke_i64(peek_i64(goals + K_ROWS) + 8 * slot, goal)
@@ -87,3 +109,13 @@ def resolve_goals(window, job, slots, count, unused):  # type: ignore[no-untyped
         if not _choose(goals, slot, row, peek_i64(peek_i64(job + J_GENERATIONS) + 8 * slot), table):
             return i
     return done
+
+
+def goal_anchors(window, entry, row, wanted, unused):  # type: ignore[no-untyped-def]
+    """Which rows anchor a transition with a goal (kernels.resolve)."""
+    goals, table = peek_i64(window + V_GOALS), peek_i64(window + V_TABLE)
+    bits = call_5(peek_i64(goals + K_ANCHORS), window, entry, row, wanted, 0)
+    for i in range(32):
+        if (bits >> i) & 1 and _known_steps(goals, row + i, entry, table) < 0:
+            bits ^= 1 << i
+    return bits

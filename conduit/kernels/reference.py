@@ -103,17 +103,18 @@ def moved(image: Array, axes: tuple[int, int], down: int, right: int) -> Array:
     return padded.take(range(pad + right, pad + right + image.shape[second]), second)
 
 
-def following_row(local: int, meta: Array, committed: int) -> int | None:
+def following_row(local: int, meta: Array, committed: int, *, over: bool = False) -> int | None:
     """Where the next observation of a 1-step transition lies.
 
     Args:
         local: Row within its page.
         meta: META_DTYPE [page rows].
         committed: Rows committed in the page.
+        over: Nothing will ever come behind these.
 
     Returns:
-        Row within the page; the row itself when it terminated and no final observation was kept (its value is masked by
-        `terminated`); None when the row is no anchor: an observation-only row, a row whose successor is not there yet or
+        Row within the page; the row itself when it terminated and no final observation was kept, or none will ever come (its value is
+        masked by `terminated`); None when the row is no anchor: an observation-only row, a row whose successor is not there yet or
         belongs to another episode, or a truncated row without its final observation.
     """
     word = int(meta["link"][local])
@@ -125,8 +126,10 @@ def following_row(local: int, meta: Array, committed: int) -> int | None:
     if flags & KEPT:
         return local + link
     after = local + link
-    if after >= committed or int(meta["link"][after]) & FLAG_MASK & FIRST:
+    if after >= committed and not over:
         return None
+    if after >= committed or int(meta["link"][after]) & FLAG_MASK & FIRST:
+        return local if flags & TERMINATED else None
     return after
 
 
@@ -171,7 +174,7 @@ class Reached:
         used: Steps used, 1 to n.
         last: Row of the last one; `terminated` and `truncated` are that row's.
         following: Row whose observation is the next one; `last` itself where an episode terminated and no observation was
-            kept (it is masked by `terminated`).
+            kept, or none will come (it is masked by `terminated`).
         kept: The next observation is the one kept beside row `last`.
     """
 
@@ -188,7 +191,7 @@ def n_step(steps: Steps, at: int, n: int, gamma: float, *, bootstrap: bool = Fal
 
     It stops at the first step that terminates or truncates, that step included. A step counts only with the observation
     after it. Where that will never be there (the last row of a stream that has ended or of a cut episode, a truncated step whose
-    final observation was lost), the transition ends one step earlier. Where it may come yet (the newest rows), the same if
+    final observation was lost), the transition ends one step earlier, unless that step terminated: then it has no influence. Where it may come yet (the newest rows), the same if
     `bootstrap`, otherwise it is none.
     """
     if steps.closing[at]:
@@ -204,6 +207,8 @@ def n_step(steps: Steps, at: int, n: int, gamma: float, *, bootstrap: bool = Fal
             return Reached(total + discount * steps.reward[row], discount * gamma, k + 1, row, row, kept)
         if row + 1 >= len(steps) or steps.first[row + 1]:
             may_come = row + 1 >= len(steps) and not steps.over
+            if steps.terminated[row] and not may_come:
+                return Reached(total + discount * steps.reward[row], discount * gamma, k + 1, row, row, kept=False)
             if k == 0 or (may_come and not bootstrap):
                 return None
             return Reached(total, discount, k, row - 1, row, kept=False)

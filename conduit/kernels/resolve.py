@@ -6,6 +6,9 @@ It writes the window's row numbers (and what follows from meta alone: returns, d
 row that anchors no such window: `done` slots are resolved. Rows may change under it; the page's generation is checked when
 all has been copied. Numbers that could lead out of the page are refused.
 
+Beside each resolver stands a function `anchors(window, entry, row, wanted, 0) -> bits`, made of the same steps: which of the 32 rows
+from `row` on, of those in `wanted`, the resolver would resolve, as the page is described. Sums of priorities are of these.
+
 kernels.transitions and kernels.sequences are the resolvers; kernels.describing makes the words of a window.
 """
 
@@ -70,12 +73,14 @@ E_BYTES = 56
     V_SUM_COUNT,
     V_SHORT,
     V_GOALS,
-) = range(0, 368, 8)
+    V_ANCHORS,
+    V_REACH,
+) = range(0, 384, 8)
 """Words of a window: what it asks for (first half), and addresses of index arrays and outputs (0: not wanted), how
 often rows have been delivered and may be, the resolver for rows that may; rewards that are summed up one after the other (S_*, back
 to back), and how many they are; 1 where a window ends with its episode; goals of single
-transitions (kernels.goals), or 0."""
-V_WORDS = 46
+transitions (kernels.goals), or 0; the function that tells which rows anchor the window, and how many ticks behind a row say whether it does."""
+V_WORDS = 48
 
 S_SOURCE, S_STRIDE, S_ELEMENTS, S_DOUBLE, S_FACTOR, S_OFFSET, S_LOW, S_HIGH, S_OUT, S_OUT_DOUBLE = range(0, 80, 8)
 """A reward of several, or of several elements, that is summed up: address of row 0 and bytes from row to row, elements, whether they are

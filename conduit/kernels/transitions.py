@@ -172,56 +172,92 @@ def _put_transition(window, metas, envs, slot, row, last, after, flags, used, to
         _put_stacks(window, metas, envs, slot, row, last, after)
 
 
-@inner
-def _walk_transition(window, slot, row, entry):  # type: ignore[no-untyped-def]
-    """Window Transition, link by link; see its docstring for the formulas. False where the row anchors none."""
-    table = peek_i64(window + V_TABLE)
-    metas = peek_i64(table + T_META)
-    envs = peek_i64(entry + E_ENVS)
-    limit = peek_i64(entry + E_LIMIT)
-    end = (peek_i64(entry + E_PAGE) + 1) * peek_i64(table + T_ROWS)
-    meta = metas + META_BYTES * row
-    if peek_u32(meta + 12) & (FINAL | DELETED) or too_old(window, meta):
-        return False
-    base = peek_i64(window + V_REWARD)
-    stride, double = peek_i64(window + V_REWARD_STRIDE), peek_i64(window + V_REWARD_DOUBLE) != 0
-    factor, offset = peek_f64(window + V_REWARD_FACTOR), peek_f64(window + V_REWARD_OFFSET)
-    low, high = peek_f64(window + V_REWARD_LOW), peek_f64(window + V_REWARD_HIGH)
-    n = peek_i64(window + V_N)
-    gamma = peek_f64(window + V_GAMMA)
-    total, discount = 0.0, 1.0
-    used = 0
-    last = row
-    at = row
-    flags = 0
-    while True:
-        word = peek_u32(metas + META_BYTES * at + 12)
-        link = word >> LINK_SHIFT
-        after = at + link
-        ended = word & (TERMINATED | TRUNCATED)
-        inline = (word & KEPT) == 0
-        if (after >= end and not inline) or (used > 0 and word & FINAL):
+def _walking(writes: bool) -> Any:
+    """The walk of a window Transition, link by link: with its outputs, or only whether there is one."""
+
+    @inner
+    def walk(window, slot, row, entry):  # type: ignore[no-untyped-def]
+        table = peek_i64(window + V_TABLE)
+        metas = peek_i64(table + T_META)
+        envs = peek_i64(entry + E_ENVS)
+        limit = peek_i64(entry + E_LIMIT)
+        end = (peek_i64(entry + E_PAGE) + 1) * peek_i64(table + T_ROWS)
+        over = peek_i64(entry + E_OVER) != 0
+        meta = metas + META_BYTES * row
+        if peek_u32(meta + 12) & (FINAL | DELETED) or too_old(window, meta):
             return False
-        lacks = link == 0 and not ended & TERMINATED
-        waits = link != 0 and inline and after >= limit
-        if lacks or waits or (link != 0 and inline and peek_u32(metas + META_BYTES * after + 12) & FIRST):
-            # there is no successor: end one step earlier, with this row as the next observation; unless one may come yet
-            may_come = waits and peek_i64(entry + E_OVER) == 0 and peek_i64(window + V_BOOTSTRAP) == 0
-            if used == 0 or may_come:
+        base = peek_i64(window + V_REWARD)
+        stride, double = peek_i64(window + V_REWARD_STRIDE), peek_i64(window + V_REWARD_DOUBLE) != 0
+        factor, offset = peek_f64(window + V_REWARD_FACTOR), peek_f64(window + V_REWARD_OFFSET)
+        low, high = peek_f64(window + V_REWARD_LOW), peek_f64(window + V_REWARD_HIGH)
+        n = peek_i64(window + V_N)
+        gamma = peek_f64(window + V_GAMMA)
+        total, discount = 0.0, 1.0
+        used = 0
+        last = row
+        at = row
+        flags = 0
+        while True:
+            word = peek_u32(metas + META_BYTES * at + 12)
+            link = word >> LINK_SHIFT
+            after = at + link
+            ended = word & (TERMINATED | TRUNCATED)
+            inline = link != 0 and (word & KEPT) == 0
+            if (after >= end and not inline) or (used > 0 and word & FINAL):
                 return False
-            after = at
-            break
-        if base != 0:
-            total += discount * _reward(base, stride, double, factor, offset, low, high, at)
-        discount *= gamma
-        used += 1
-        last = at
-        flags = ended
-        if ended != 0 or used == n:
-            break
-        at = after
-    _put_transition(window, metas, envs, slot, row, last, after, flags, used, total, discount)
-    return True
+            waits = inline and after >= limit
+            nothing = waits and over
+            if inline and not waits:
+                nothing = peek_u32(metas + META_BYTES * after + 12) & FIRST != 0
+            if nothing and ended & TERMINATED:
+                # its observation will never come, and has no influence: its own stands in
+                after = at
+            elif waits or nothing or (link == 0 and not ended & TERMINATED):
+                # there is no successor: end one step earlier, with this row as the next observation; unless one may come yet
+                if used == 0 or (waits and not over and peek_i64(window + V_BOOTSTRAP) == 0):
+                    return False
+                after = at
+                break
+            if writes and base != 0:
+                total += discount * _reward(base, stride, double, factor, offset, low, high, at)
+            discount *= gamma
+            used += 1
+            last = at
+            flags = ended
+            if ended != 0 or used == n:
+                break
+            at = after
+        if writes:
+            _put_transition(window, metas, envs, slot, row, last, after, flags, used, total, discount)
+        return True
+
+    return walk
+
+
+_walk_transition, _is_transition = _walking(writes=True), _walking(writes=False)
+
+
+def transition_anchors(window, entry, row, wanted, unused):  # type: ignore[no-untyped-def]
+    """Which rows anchor a transition (kernels.resolve)."""
+    metas = peek_i64(peek_i64(window + V_TABLE) + T_META)
+    envs, limit = peek_i64(entry + E_ENVS), peek_i64(entry + E_LIMIT)
+    oldest, n = peek_i64(window + V_OLDEST), peek_i64(window + V_N)
+    ordinary = envs << LINK_SHIFT
+    bits = 0
+    for i in range(32):
+        if (wanted >> i) & 1 == 0:
+            continue
+        at = metas + META_BYTES * (row + i)
+        found = row + i + n * envs < limit and peek_i32(at) >= oldest
+        if found:
+            other = (peek_u32(at + 12) & ~FIRST) ^ ordinary
+            for _ in range(n - 1):
+                at += META_BYTES * envs
+                other |= peek_u32(at + 12) ^ ordinary
+            found = (other | (peek_u32(at + META_BYTES * envs + 12) & FIRST)) == 0
+        if found or _is_transition(window, 0, row + i, entry):
+            bits |= 1 << i
+    return bits
 
 
 def _transitions(item: int, scaled: bool) -> Any:

@@ -6,6 +6,7 @@ import sys
 
 from conduit.kernels.windows import Window
 from conduit.native import turns
+from conduit.sampling.anchors import anchors
 from conduit.store.table import TableView
 from conduit.store.writers import count
 
@@ -20,15 +21,14 @@ def _compiling() -> str:
     )
 
 
-def what_is_there(table: TableView, complete: int, window: Window) -> str:
-    """How many rows there are and how many of them may begin a window, which writers are at work, and what helps.
+def what_is_there(table: TableView, window: Window) -> str:
+    """How many rows there are and how many of them begin a window, which writers are at work, and what helps.
 
     Args:
         table: The table.
-        complete: Rows that a draw chose among.
         window: What the loader builds.
     """
-    there = table.counts().size
+    there, complete = table.counts().size, anchors(table, window)
     kind = type(window).__name__
     rows = f"{there:,} rows are there, {complete:,} of them with all behind them that a {kind} needs"
     if there > complete:

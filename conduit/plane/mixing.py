@@ -24,6 +24,7 @@ from conduit.numbers import at_least, real, whole
 from conduit.plane.batch import Batch, Buffer
 from conduit.plane.delivery import Array, Delivery, Loader, LoaderStats
 from conduit.plane.sharing import Share
+from conduit.sampling.drawable import Drawable
 from conduit.sampling.prioritised import WEIGHTS, Prioritised, PrioritisedSampler
 from conduit.sampling.uniform import Uniform
 from conduit.store.appearance import filling_of, never_raises, state_of
@@ -43,7 +44,9 @@ class Part(Loader):
     def __init__(self, table: TableView, *, share: Share, **options: Any) -> None:
         super().__init__(table, share=share, **options)
         self._rows = 0
-        self._weighs = isinstance(self.sampler, Uniform) and WEIGHTS[0] in share.extra
+        self._drawable: Drawable | None = None
+        if isinstance(self.sampler, Uniform) and WEIGHTS[0] in share.extra:
+            self._drawable = Drawable(table)
         if not share.buffers:
             share.buffers = self._buffers
 
@@ -78,10 +81,11 @@ class Part(Loader):
         self._wanted = end - first
         if not self._attempt(buffer):
             self._wait_for_rows(buffer, timeout)
-        if self._weighs:
+        if self._drawable is not None:
             # every row is as likely as any other: nothing to make up for
             buffer.arrays["weights"][first:end] = 1.0
-            buffer.arrays["probabilities"][first:end] = 1.0 / self.sampler.candidates
+            # a writer may have gone on since the draw, and rows may have gone
+            buffer.arrays["probabilities"][first:end] = 1.0 / max(1, self._drawable.count(buffer.window.ctypes.data))
 
     def batch_of(self, buffer: Buffer) -> Batch:
         """The batch whose slots have all been filled."""

@@ -1,7 +1,7 @@
 """Draws from the mass of all leaf priorities, and the weights that correct for them: the kernels behind sampling.prioritised.
 
-A draw looks for the row at a place in the mass: page, block, row (sampling.tree). A row that anchors no window is refused, and
-another is drawn from the whole mass.
+A draw looks for the row at a place in the mass: page, block, row (sampling.tree). Where rows change under it, it may come to one that
+anchors no window; that is refused, and another is drawn from the whole mass.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from conduit.kernels.cpu import (
 )
 from conduit.kernels.leaves import value_of
 from conduit.kernels.philox import random_pair, scale_to
-from conduit.kernels.resolve import E_ENVS, E_GENERATION, E_PAGE, E_START, V_RESOLVE, may_anchor
+from conduit.kernels.resolve import E_ENVS, E_GENERATION, E_PAGE, E_START, V_RESOLVE
 from conduit.kernels.transitions import ask_ahead
-from conduit.sampling.tree import P_BEGIN, P_BYTES, P_END, find_block, find_row, is_dense, refresh
+from conduit.sampling.marks import P_BEGIN, P_BYTES, P_END, is_marked
+from conduit.sampling.tree import find_block, find_row, refresh
 from conduit.sampling.uniform import lane, locate
 from conduit.store.atomics import call_5, peek_f64, peek_i64, peek_u32, poke_f32, poke_f64, poke_i64
-from conduit.store.protocol import envs_of
 from conduit.store.words import T_COUNT, T_META, T_PRIORITY, T_ROWS
 
 (
@@ -42,13 +42,12 @@ from conduit.store.words import T_COUNT, T_META, T_PRIORITY, T_ROWS
     Q_LEAST,
     Q_SEED,
     Q_BATCH_AT,
-    Q_WINDOW,
     Q_OFFERED,
-) = range(0, 104, 8)
+) = range(0, 96, 8)
 """Words of the sampler: the uniform sampler's state and function (for a table of zeros), sums, list of pages, probability of
 each slot (float64), sum of all leaves and rows that could be drawn at the last draw, options, seed, address of the batch
-number, the window of the last draw, rows that it looked at."""
-Q_WORDS = 13
+number, rows that it looked at."""
+Q_WORDS = 12
 _CHUNK = 16
 _TRIES = (1 << 19) - 1
 
@@ -79,7 +78,7 @@ def _try_again(state, job, at, entries, listed, total, attempt):  # type: ignore
         entry_ = locate(entries, listed, np.int64(position * density), position)
         page = peek_i64(entry_ + E_PAGE)
         block, position = find_block(tree, table, page, position - peek_i64(entry_ + E_START))
-        local, leaf = find_row(tree, window, table, page, block, position)
+        local, leaf = find_row(tree, table, page, block, position)
         poke_i64(peek_i64(job + J_ROWS) + 8 * slot, page * rows + local)
         poke_i64(peek_i64(job + J_GENERATIONS) + 8 * slot, entry_)
         if local >= 0 and call_5(peek_i64(window + V_RESOLVE), window, job, at, 1, 0) > 0:
@@ -97,7 +96,6 @@ def draw(state, job, slots, count, attempt):  # type: ignore[no-untyped-def]
     probabilities = peek_i64(state + Q_PROBABILITIES)
     metas = peek_i64(table + T_META)
     rows = peek_i64(table + T_ROWS)
-    poke_i64(state + Q_WINDOW, window)
     listed, total, candidates, offered = refresh(tree, window, table, entries)
     poke_i64(state + Q_TOTAL, total)
     poke_i64(state + Q_CANDIDATES, candidates)
@@ -148,9 +146,7 @@ def draw(state, job, slots, count, attempt):  # type: ignore[no-untyped-def]
         for i in range(start, start + here):
             slot = peek_i64(slots + 8 * i)
             page = peek_i64(page_at + 8 * slot)
-            local, leaf = find_row(
-                tree, window, table, page, peek_i64(row_at + 8 * slot), peek_i64(after_at + 8 * slot)
-            )
+            local, leaf = find_row(tree, table, page, peek_i64(row_at + 8 * slot), peek_i64(after_at + 8 * slot))
             # a row that is none is refused below by its leaf; its number stays inside the page
             row = page * rows + max(local, 0)
             after = ask_ahead(window, metas, row, peek_i64(peek_i64(entry_at + 8 * slot) + E_ENVS))
@@ -198,18 +194,16 @@ def weigh(probabilities, count, candidates, beta, least, out, weights):  # type:
     return count
 
 
-@kernel("int64(int64, int64, int64)", nogil=True)
-def least_leaf(tree, window, table):  # type: ignore[no-untyped-def]
-    """What the smallest positive leaf among the rows that the learner's sums cover stands for, or 0."""
+@kernel("int64(int64, int64)", nogil=True)
+def least_leaf(tree, table):  # type: ignore[no-untyped-def]
+    """What the smallest positive leaf among the rows that the learner's sums are of stands for, or 0."""
     rows = peek_i64(table + T_ROWS)
-    dense = is_dense(window)
     least = 1 << 32
     for page in range(peek_i64(table + T_COUNT)):
         known = tree + P_BYTES * page
         leaves = peek_i64(table + T_PRIORITY) + 4 * page * rows
-        envs = envs_of(table, page)
         for row in range(peek_i64(known + P_BEGIN), peek_i64(known + P_END)):
             leaf = peek_u32(leaves + 4 * row)
-            if 0 < leaf < least and (dense or may_anchor(window, table, page, row, envs)):
+            if 0 < leaf < least and is_marked(tree, table, page, row):
                 least = leaf
     return value_of(least) if least < 1 << 32 else 0

@@ -2,7 +2,7 @@
 
 Draws are stratified (slot k of B draws from the k-th of B equal slices of the mass; Schaul et al., "Prioritized Experience
 Replay", 2016) or independent. Rows of priority 0 are never drawn while others are positive; if all are 0, draws are uniform.
-Importance weights are (N * P(i))^-beta over 1, the batch's largest, or the table's; `Prioritised` says which rows N counts.
+Importance weights are (N * P(i))^-beta over 1, the batch's largest, or the table's; N counts the rows that can be drawn.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from conduit.kernels.leaves import as_priorities, clipping, largest_of, not_a_pr
 from conduit.kernels.plan import Computed
 from conduit.kernels.resolve import SIGNATURE
 from conduit.numbers import within
+from conduit.sampling.marks import empty_marks
 from conduit.sampling.mass import (
     Q_BATCH_AT,
     Q_CANDIDATES,
@@ -34,7 +35,6 @@ from conduit.sampling.mass import (
     Q_TREE,
     Q_UNIFORM,
     Q_UNIFORM_STATE,
-    Q_WINDOW,
     Q_WORDS,
     draw,
     least_leaf,
@@ -45,8 +45,6 @@ from conduit.sampling.tree import (
     CLIPPED,
     FOREIGN,
     NOT_TAKEN,
-    P_BYTES,
-    P_GENERATION,
     U_ALPHA,
     U_ARRAY,
     U_CLIPPED,
@@ -60,11 +58,9 @@ from conduit.sampling.tree import (
     U_TABLE,
     U_TREE,
     U_UNIT,
-    U_WINDOW,
     U_WORDS,
     update,
     update_at,
-    words_needed,
 )
 from conduit.sampling.uniform import S_BATCH, Uniform
 from conduit.store import interpreter
@@ -87,13 +83,10 @@ def callbacks() -> Iterator[tuple[Callable[..., int], str]]:
 class Prioritised:
     """Prioritised sampling of a loader; the table must have been created with priorities.
 
-    N of the weights (N * P(i))^-beta counts, and the sum in P(i) = p_i / sum p adds up, every row that the loader's window may
-    start at by its place alone. Some of these are refused when they are drawn, and another is drawn instead: rows whose window is
-    not whole (the last of a stream that ended, the last before `writer.cut`, a truncated one without its final observation, one of the
-    newest that lies before another environment's end, where an episode is too short or too long) and rows that are too old for `max_staleness`; observation-only rows have p = 0 and
-    count, at most, for N. So with a share s of the p refused, accepted rows come with P(i) / (1 - s), and "probabilities" says P(i).
-    For the weights that is one factor common to the batch, which normalise="batch" takes out; "none" keeps it, and the largest
-    weight of "buffer" may be that of a row that is refused.
+    N of the weights (N * P(i))^-beta counts, and the sum in P(i) = p_i / sum p adds up, exactly the rows that can be drawn when the
+    batch is begun. Left out are observation-only and deleted rows, rows whose window is not whole (the newest ones, as far as they wait; the
+    last of a stream that ended or before `writer.cut`, a truncated one without its final observation, where an episode is too short or too
+    long), and rows that are too old for `max_staleness`, or have been delivered as often as they may be.
 
     Attributes:
         beta: Exponent of importance weights, from 0; can be changed live by `loader.sampler.beta`.
@@ -157,8 +150,7 @@ class PrioritisedSampler:
         self.raised = self.lowered = 0
         self._table = table
         self._uniform = Uniform(seed, pages, 1)
-        self._tree = np.zeros(words_needed(pages, page_rows), np.int64)
-        self._tree[: P_BYTES // 8 * pages].reshape(pages, -1)[:, P_GENERATION // 8] = -1
+        self._tree = empty_marks(pages, page_rows)
         self._entries = empty_list(pages)
         self._probabilities = np.zeros(size, np.float64)
         self._size = size
@@ -180,7 +172,6 @@ class PrioritisedSampler:
         self._sums = self._tree.ctypes.data
         for offset, value in (
             (U_TREE, self._sums),
-            (U_WINDOW, self._state.ctypes.data + Q_WINDOW),
             (U_TABLE, table),
             (U_SEAT, seat),
             (U_SPAN, rule.span),
@@ -240,7 +231,7 @@ class PrioritisedSampler:
 
     @property
     def offered(self) -> int:
-        """Rows that the last draw looked at, those that begin no window included."""
+        """Rows that the last draw was offered, those included that begin no window."""
         return self._words[Q_OFFERED // 8]
 
     def finish(self, arrays: dict[str, Array], first: int = 0, count: int | None = None) -> None:
@@ -255,7 +246,7 @@ class PrioritisedSampler:
         if self._options.normalise == "none":
             least = -1.0
         elif self._options.normalise == "buffer" and total > 0:
-            least = self._least_leaf(self._sums, self._words[Q_WINDOW // 8], self._table) / total
+            least = self._least_leaf(self._sums, self._table) / total
         size = self._size if count is None else count
         drawn, out, weights = self._drawn + 8 * first, known[1] + 8 * first, known[2] + 4 * first
         self._weigh(drawn, size, self.candidates, self._beta, least, out, weights)

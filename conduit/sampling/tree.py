@@ -8,8 +8,7 @@ builds its sums in about a millisecond per million rows. All sums are int64: exa
 A learner that is killed between its stores of leaves and the pages' counts of them leaves the others' sums behind the leaves;
 whoever recovers it raises all counts (store.recovery.outdate_sums), and they sum anew.
 
-A block is 32 rows, a group 32 blocks. Where a window starts only at some rows (every k-th step, an episode's first), the
-others weigh nothing: sums and counts are of rows that can anchor the window.
+A block is 32 rows, a group 32 blocks. Sums are of the rows that can be drawn now (sampling.marks); all others weigh nothing.
 """
 
 from __future__ import annotations
@@ -20,17 +19,43 @@ from conduit.jit import inner, kernel
 from conduit.kernels.leaves import MANTISSA, count_clipped, to_leaves, value_of
 from conduit.kernels.resolve import (
     E_BYTES,
+    E_ENVS,
+    E_GENERATION,
+    E_LIMIT,
+    E_OVER,
+    E_PAGE,
     E_START,
-    V_ENVS,
-    V_EVERY,
-    V_FROM_FIRST,
     V_NEED,
+    V_OLDEST,
+    V_REACH,
     V_SHORT,
-    may_anchor,
+)
+from conduit.sampling.marks import (
+    BITS,
+    BLOCK,
+    NEVER,
+    P_BEGIN,
+    P_BYTES,
+    P_COUNT,
+    P_END,
+    P_GENERATION,
+    P_LEAST,
+    P_LIMIT,
+    P_PENDING,
+    P_SUM,
+    P_UPDATES,
+    between,
+    forget_marks,
+    is_marked,
+    mark_rows,
+    marks_of,
+    sums_of,
+    unmark_deleted,
 )
 from conduit.sampling.pages import MOST_LOOKS, have_turned, list_page, note_open, rows_to_draw
 from conduit.store.arguments import address_of, data_of
 from conduit.store.atomics import (
+    fence_acquire,
     fence_full,
     fence_release,
     fetch_add,
@@ -47,7 +72,7 @@ from conduit.store.atomics import (
 )
 from conduit.store.counting import may_be_taken
 from conduit.store.interpreter import DATA, DIMS
-from conduit.store.protocol import block_of, envs_of
+from conduit.store.protocol import block_of, envs_of, pages_used
 from conduit.store.recognising import is_vector
 from conduit.store.removal import is_present
 from conduit.store.row_ids import are_own, first_foreign, newest_generation
@@ -80,6 +105,7 @@ from conduit.store.words import (
     T_SAMPLED,
     T_SEATS,
     TABLE_RECENT_LEAF,
+    TABLE_SHRUNK,
     UPDATING_MARKS,
 )
 
@@ -88,13 +114,8 @@ CLIPPED = 1 << 40
 NOT_TAKEN = -(1 << 50)
 """Results of an update, and of one that some priorities had to be clipped for; what else there is, `update` says."""
 
-BLOCK = 32
-"""Rows of a block, and blocks of a group."""
-_BITS = 5
-
 (
     U_TREE,
-    U_WINDOW,
     U_TABLE,
     U_SEAT,
     U_SCRATCH,
@@ -108,87 +129,60 @@ _BITS = 5
     U_LOWERED,
     U_ROOM,
     U_ARRAY,
-) = range(0, 120, 8)
-"""Words of a learner's updates: its sums; address of the word that holds its window, or 0 before its first draw, when it has no sums;
-table descriptor; this participant's seat line; memory of int64 [3 U_ROOM]. Then the table's rule, in float64: exponent, what is
+) = range(0, 112, 8)
+"""Words of a learner's updates: its sums; table descriptor; this participant's seat line; memory of int64 [3 U_ROOM]. Then the table's rule, in float64: exponent, what is
 added to each priority, steps of a leaf in 1, the largest leaf; after how many updates the span for new rows turns. A generation that
 ids may be of (store.row_ids), and how many priorities of the last update were raised and lowered to fit. The type of arrays, or 0 where
 this interpreter's objects are not known (store.interpreter)."""
-U_WORDS = 15
+U_WORDS = 14
 
 _INT64, _FLOAT64 = np.dtype(np.int64).num, np.dtype(np.float64).num
 
-P_SUM, P_GENERATION, P_BEGIN, P_END, P_UPDATES, P_COUNT, P_PENDING = range(0, 56, 8)
-P_BYTES = 56
-"""What a learner knows of a page: sum of its leaves, and the generation, range of local rows and number of updates that the
-sum is of; rows that can anchor its window; leaves that the update in progress has stored."""
-
-
-def words_needed(pages: int, page_rows: int) -> int:
-    """int64 words of a learner's sums: P_* of every page, then block sums, then group sums."""
-    blocks = -(-page_rows // BLOCK)
-    return pages * (P_BYTES // 8 + blocks + -(-blocks // BLOCK))
-
 
 @inner
-def _sums_of(tree, table, page):  # type: ignore[no-untyped-def]
-    """Addresses of a page's block sums and of its group sums, and how many of each."""
-    pages = peek_i64(table + T_COUNT)
-    blocks = (peek_i64(table + T_ROWS) + BLOCK - 1) >> _BITS
-    groups = (blocks + BLOCK - 1) >> _BITS
-    first = tree + P_BYTES * pages
-    return first + 8 * blocks * page, first + 8 * pages * blocks + 8 * groups * page, blocks, groups
-
-
-@inner
-def is_dense(window):  # type: ignore[no-untyped-def]
-    """True when a window may start at every row."""
-    anywhere = peek_i64(window + V_EVERY) <= 1 and peek_i64(window + V_FROM_FIRST) == 0
-    return anywhere and peek_i64(window + V_ENVS) == 0
-
-
-@inner
-def _add_rows(tree, window, table, page, begin, end):  # type: ignore[no-untyped-def]
-    """Add the leaves of local rows [begin, end) to the page's sums."""
+def _sum_rows(tree, table, page, begin, since, end):  # type: ignore[no-untyped-def]
+    """Sum the blocks anew that have local rows from `since` on, of a page whose rows [begin, end) may be marked."""
     leaves = peek_i64(table + T_PRIORITY) + 4 * page * peek_i64(table + T_ROWS)
-    blocks, groups, _, _ = _sums_of(tree, table, page)
-    envs = envs_of(table, page)
-    dense = is_dense(window)
-    total, count = 0, 0
-    at = begin
-    while at < end:
-        stop = min(end, ((at >> _BITS) + 1) << _BITS)
-        part = 0
-        if dense:
-            for row in range(at, stop):
-                part += value_of(peek_u32(leaves + 4 * row))
-            count += stop - at
+    blocks, groups, _, _ = sums_of(tree, table, page)
+    marks = marks_of(tree, table, page)
+    total = 0
+    for number in range(since >> BITS, ((end - 1) >> BITS) + 1):
+        start = number << BITS
+        low, high = max(begin, start), min(end, start + BLOCK)
+        bits = peek_u32(marks + 4 * number)
+        part = zeros = 0
+        if bits == between(low - start, high - start):
+            for row in range(low, high):
+                leaf = peek_u32(leaves + 4 * row)
+                part += value_of(leaf)
+                zeros += leaf == 0
         else:
-            for row in range(at, stop):
-                if may_anchor(window, table, page, row, envs):
-                    part += value_of(peek_u32(leaves + 4 * row))
-                    count += 1
-        block = blocks + 8 * (at >> _BITS)
-        group = groups + 8 * (at >> (2 * _BITS))
-        poke_i64(block, peek_i64(block) + part)
-        poke_i64(group, peek_i64(group) + part)
-        total += part
-        at = stop
+            for row in range(low, high):
+                bit = (bits >> (row - start)) & 1
+                leaf = peek_u32(leaves + 4 * row)
+                part += value_of(leaf) * bit
+                zeros += (leaf == 0) & bit
+        if zeros != 0:
+            unmark_deleted(tree, table, page, number)
+        block, group = blocks + 8 * number, groups + 8 * (number >> BITS)
+        change = part - peek_i64(block)
+        poke_i64(block, part)
+        poke_i64(group, peek_i64(group) + change)
+        total += change
     known = tree + P_BYTES * page
     poke_i64(known + P_SUM, peek_i64(known + P_SUM) + total)
-    poke_i64(known + P_COUNT, peek_i64(known + P_COUNT) + count)
 
 
 @inner
-def _sum_anew(tree, window, table, page, begin, end):  # type: ignore[no-untyped-def]
-    blocks, groups, block_count, group_count = _sums_of(tree, table, page)
+def _clear(tree, table, page):  # type: ignore[no-untyped-def]
+    """A page's rows are others from now on."""
+    blocks, groups, block_count, group_count = sums_of(tree, table, page)
     for block in range(block_count):
         poke_i64(blocks + 8 * block, 0)
     for group in range(group_count):
         poke_i64(groups + 8 * group, 0)
+    forget_marks(tree, table, page)
     poke_i64(tree + P_BYTES * page + P_SUM, 0)
-    poke_i64(tree + P_BYTES * page + P_COUNT, 0)
-    _add_rows(tree, window, table, page, begin, end)
 
 
 @inner
@@ -200,20 +194,52 @@ def _forget(known):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _follow(tree, window, table, page, begin, end, generation):  # type: ignore[no-untyped-def]
-    """Bring a page's sums, of its local rows [begin, end), up to date."""
+def _follow(tree, window, table, entry, begin, end):  # type: ignore[no-untyped-def]
+    """Bring marks and sums of a page, of its local rows [begin, end), up to date; False when it has been claimed meanwhile."""
+    page = peek_i64(entry + E_PAGE)
     known = tree + P_BYTES * page
-    updates = load_acquire(block_of(table, page) + PAGE_UPDATES)
+    over = peek_i64(entry + E_OVER)
+    generation = peek_i64(entry + E_GENERATION)
+    committed = peek_i64(entry + E_LIMIT) - page * peek_i64(table + T_ROWS)
+    weighs = peek_i64(table + T_PRIORITY) != 0
+    gone = block_of(table, page) + PAGE_UPDATES if weighs else peek_i64(table + T_CONTROL) + TABLE_SHRUNK
+    updates = load_acquire(gone)
+    changed = peek_i64(known + P_UPDATES) != updates
+    before = peek_i64(known + P_LIMIT)
+    grown = before != ((committed << 1) | over) or peek_i64(known + P_END) != end
+    aged = peek_i64(window + V_OLDEST) > peek_i64(known + P_LEAST)
     same = peek_i64(known + P_GENERATION) == generation and peek_i64(known + P_BEGIN) == begin
-    if same and peek_i64(known + P_UPDATES) == updates and peek_i64(known + P_END) <= end:
-        if peek_i64(known + P_END) < end:
-            _add_rows(tree, window, table, page, peek_i64(known + P_END), end)
+    same = same and peek_i64(known + P_END) <= end and before >> 1 <= committed
+    if same and not (changed or grown or aged):
+        return True
+    since = stored = end
+    anew = 1
+    if not same:
+        _clear(tree, table, page)
+        since = begin
+    elif aged or (changed and (not weighs or peek_i64(table + T_SAMPLED) != 0)):
+        since = begin
     else:
-        _sum_anew(tree, window, table, page, begin, end)
+        if changed:
+            stored = begin
+        if grown:
+            reach = peek_i64(window + V_REACH) * peek_i64(entry + E_ENVS)
+            since = max(begin, min(peek_i64(known + P_END), (before >> 1) - reach))
+            # rows of a stream that had ended wait again when another writer goes on in its page
+            anew = before & 1 & ~over
+    if since == begin and anew != 0:
+        poke_i64(known + P_LEAST, NEVER)
+    if since < end:
+        mark_rows(tree, window, table, entry, since, end, anew)
+    if weighs and min(since, stored) < end:
+        _sum_rows(tree, table, page, begin, min(since, stored), end)
     poke_i64(known + P_GENERATION, generation)
     poke_i64(known + P_BEGIN, begin)
     poke_i64(known + P_END, end)
+    poke_i64(known + P_LIMIT, (committed << 1) | over)
     poke_i64(known + P_UPDATES, updates)
+    fence_acquire()
+    return load_relaxed(block_of(table, page) + PAGE_STATE) >> GENERATION_SHIFT == generation
 
 
 @inner
@@ -221,33 +247,33 @@ def refresh(tree, window, table, entries):  # type: ignore[no-untyped-def]
     """Bring the sums up to date and list the pages that have rows to draw (kernels.resolve.E_*).
 
     Args:
-        tree: Address of the learner's words: P_* of every page, then block sums, then group sums.
+        tree: Address of what the learner knows (sampling.marks).
         window: What is to be drawn (kernels.resolve.V_*); always the same for a learner.
         table: Table descriptor.
         entries: Where to list pages; E_START is the sum of the leaves listed before.
 
     Returns:
-        Pages listed, sum of all leaves, rows that can anchor the window, rows in all.
+        Pages listed, sum of the leaves of all rows that can be drawn, these rows, rows that were offered.
     """
     rows = peek_i64(table + T_ROWS)
     need, short = peek_i64(window + V_NEED), peek_i64(window + V_SHORT)
     total = listed = candidates = offered = 0
     for _ in range(MOST_LOOKS):
         total = listed = candidates = offered = noted = 0
-        for page in range(peek_i64(table + T_COUNT)):
+        for page in range(pages_used(table)):
             known = tree + P_BYTES * page
+            entry = entries + E_BYTES * listed
             begin, end, committed, word, envs, over = rows_to_draw(table, page, need, short)
-            if end <= begin:
+            list_page(entry, total, page, rows, begin, committed, word, envs, over)
+            if end <= begin or not _follow(tree, window, table, entry, begin, end):
                 _forget(known)
                 continue
-            _follow(tree, window, table, page, begin, end, word >> GENERATION_SHIFT)
             candidates += peek_i64(known + P_COUNT)
             offered += end - begin
             if (word & KIND_MASK) == OPEN:
                 noted = note_open(table, entries, noted, page, word)
             if peek_i64(known + P_SUM) == 0:
                 continue
-            list_page(entries + E_BYTES * listed, total, page, rows, begin, committed, word, envs, over)
             total += peek_i64(known + P_SUM)
             listed += 1
         if not have_turned(table, entries, noted):
@@ -275,13 +301,13 @@ def _first_beyond(sums, first, last, position):  # type: ignore[no-untyped-def]
 def find_block(tree, table, page, position):  # type: ignore[no-untyped-def]
     """Block of a page within which `position` (below the page's sum) falls, and the position in it; asks for its leaves."""
     known = tree + P_BYTES * page
-    blocks, groups, _, _ = _sums_of(tree, table, page)
-    low = peek_i64(known + P_BEGIN) >> _BITS
-    high = (peek_i64(known + P_END) - 1) >> _BITS
-    group, position = _first_beyond(groups, low >> _BITS, high >> _BITS, position)
-    first = max(low, group << _BITS)
-    block, position = _first_beyond(blocks, first, min(high, (group << _BITS) + BLOCK - 1), position)
-    leaves = peek_i64(table + T_PRIORITY) + 4 * (page * peek_i64(table + T_ROWS) + (block << _BITS))
+    blocks, groups, _, _ = sums_of(tree, table, page)
+    low = peek_i64(known + P_BEGIN) >> BITS
+    high = (peek_i64(known + P_END) - 1) >> BITS
+    group, position = _first_beyond(groups, low >> BITS, high >> BITS, position)
+    first = max(low, group << BITS)
+    block, position = _first_beyond(blocks, first, min(high, (group << BITS) + BLOCK - 1), position)
+    leaves = peek_i64(table + T_PRIORITY) + 4 * (page * peek_i64(table + T_ROWS) + (block << BITS))
     prefetch(leaves)
     prefetch(leaves + 64)
     prefetch(leaves + 124)
@@ -289,18 +315,24 @@ def find_block(tree, table, page, position):  # type: ignore[no-untyped-def]
 
 
 @inner
-def find_row(tree, window, table, page, block, position):  # type: ignore[no-untyped-def]
+def find_row(tree, table, page, block, position):  # type: ignore[no-untyped-def]
     """Local row of a block within whose leaf `position` falls, and what that leaf stands for.
 
     Leaves may change under the search; it then ends on the last row with a positive leaf, or on row -1.
     """
     known = tree + P_BYTES * page
     leaves = peek_i64(table + T_PRIORITY) + 4 * page * peek_i64(table + T_ROWS)
-    first = max(block << _BITS, peek_i64(known + P_BEGIN))
-    last = min((block + 1) << _BITS, peek_i64(known + P_END))
-    if is_dense(window):
-        run, found = 0, first
-        blocks, _, _, _ = _sums_of(tree, table, page)
+    start = block << BITS
+    first = max(start, peek_i64(known + P_BEGIN))
+    last = min(start + BLOCK, peek_i64(known + P_END))
+    bits = peek_u32(marks_of(tree, table, page) + 4 * block)
+    run, found = 0, first
+    if bits != between(first - start, last - start):
+        for row in range(first, last):
+            run += value_of(peek_u32(leaves + 4 * row)) * ((bits >> (row - start)) & 1)
+            found += run <= position
+    else:
+        blocks, _, _, _ = sums_of(tree, table, page)
         if peek_i64(blocks + 8 * block) <= MANTISSA:
             # small codes all of them, which are what they stand for
             for row in range(first, last):
@@ -310,15 +342,14 @@ def find_row(tree, window, table, page, block, position):  # type: ignore[no-unt
             for row in range(first, last):
                 run += value_of(peek_u32(leaves + 4 * row))
                 found += run <= position
-        if found < last:
-            leaf = value_of(peek_u32(leaves + 4 * found))
-            if leaf > 0:
-                return found, leaf
-    envs = envs_of(table, page)
+    if found < last:
+        leaf = value_of(peek_u32(leaves + 4 * found))
+        if leaf > 0:
+            return found, leaf
     found, leaf = -1, 0
     for row in range(first, last):
         here = value_of(peek_u32(leaves + 4 * row))
-        if here > 0 and may_anchor(window, table, page, row, envs):
+        if here > 0 and (bits >> (row - start)) & 1:
             found, leaf = row, here
             if position < here:
                 break
@@ -326,8 +357,8 @@ def find_row(tree, window, table, page, block, position):  # type: ignore[no-unt
     return found, leaf
 
 
-@kernel("int64(int64, int64, int64, int64, int64, int64, int64, int64)")
-def store_leaves(tree, window, table, seat, ids, count, scratch, span):  # type: ignore[no-untyped-def]
+@kernel("int64(int64, int64, int64, int64, int64, int64, int64)")
+def store_leaves(tree, table, seat, ids, count, scratch, span):  # type: ignore[no-untyped-def]
     """The part of `update` that others can see: `ids` is the address of int64 [count], the new leaves lie in the last third of `scratch`.
 
     Returns:
@@ -342,8 +373,7 @@ def store_leaves(tree, window, table, seat, ids, count, scratch, span):  # type:
     sampled = peek_i64(table + T_SAMPLED)
     future = peek_i64(table + T_FUTURE)
     words = block_of(table, 0)
-    blocks, groups, block_count, group_count = _sums_of(tree, table, 0)
-    dense = window != 0 and is_dense(window)
+    blocks, groups, block_count, group_count = sums_of(tree, table, 0)
     inverse = 1.0 / rows
     marks = peek_i64(table + T_MARKS) + 4 * UPDATING_MARKS * ((seat - peek_i64(table + T_SEATS)) // LINE)
     ignored = 0
@@ -359,7 +389,7 @@ def store_leaves(tree, window, table, seat, ids, count, scratch, span):  # type:
             page = int((row + 0.5) * inverse)
             poke_u32(marks + 4 * (i - start), page + 1)
             prefetch(base + 4 * row)
-            prefetch(blocks + 8 * (block_count * page + ((row - page * rows) >> _BITS)))
+            prefetch(blocks + 8 * (block_count * page + ((row - page * rows) >> BITS)))
         # a marked page is not reused before its leaves are stored: whoever claims it looks at the marks behind a fence too
         store_release(seat + SEAT_UPDATING, stop - start)
         fence_full()
@@ -406,9 +436,10 @@ def store_leaves(tree, window, table, seat, ids, count, scratch, span):  # type:
             summed = peek_i64(known + P_GENERATION) == generation and peek_i64(known + P_BEGIN) <= local < peek_i64(
                 known + P_END
             )
-            if summed and (dense or may_anchor(window, table, page, local, envs_of(table, page))):
-                block_sum = blocks + 8 * (block_count * page + (local >> _BITS))
-                group_sum = groups + 8 * (group_count * page + (local >> (2 * _BITS)))
+            every = peek_i64(known + P_COUNT) == peek_i64(known + P_END) - peek_i64(known + P_BEGIN)
+            if summed and (every or is_marked(tree, table, page, local)):
+                block_sum = blocks + 8 * (block_count * page + (local >> BITS))
+                group_sum = groups + 8 * (group_count * page + (local >> (2 * BITS)))
                 poke_i64(block_sum, peek_i64(block_sum) + change)
                 poke_i64(group_sum, peek_i64(group_sum) + change)
                 poke_i64(known + P_SUM, peek_i64(known + P_SUM) + change)
@@ -452,9 +483,8 @@ def update_at(words, ids, priorities, count, scratch):  # type: ignore[no-untype
     fitted = peek_i64(clipped) | peek_i64(words + U_LOWERED)
     if fitted:
         count_clipped(peek_i64(table + T_CONTROL), clipped)
-    window = peek_i64(peek_i64(words + U_WINDOW))
     sums, seat, span = peek_i64(words + U_TREE), peek_i64(words + U_SEAT), peek_i64(words + U_SPAN)
-    late = store_leaves(sums, window, table, seat, ids, count, scratch, span)
+    late = store_leaves(sums, table, seat, ids, count, scratch, span)
     return late + CLIPPED if fitted else late
 
 

@@ -39,10 +39,10 @@ from conduit.sampling.pages import (
     rows_to_draw,
 )
 from conduit.store.atomics import call_5, peek_i64, poke_i64, words_at
+from conduit.store.protocol import pages_used
 from conduit.store.words import (
     KIND_MASK,
     OPEN,
-    T_COUNT,
     T_META,
     T_ROWS,
     T_SAMPLED,
@@ -75,7 +75,7 @@ def look(state, table, need, short):  # type: ignore[no-untyped-def]
     total = listed = 0
     for _ in range(MOST_LOOKS):
         total = listed = noted = 0
-        for page in range(peek_i64(table + T_COUNT)):
+        for page in range(pages_used(table)):
             begin, end, committed, word, envs, over = rows_to_draw(table, page, need, short)
             if end <= begin or (sampled != 0 and not has_fresh(table, page, begin, end)):
                 continue

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from conduit.errors import CapacityError, ConfigError
-from conduit.numbers import at_least, whole, within
+from conduit.numbers import MOST, at_least, whole, within
 from conduit.schema import Field, Schema
 from conduit.store.arenas import arena_items, checked_mean_lengths, row_share
 from conduit.store.geometry import Demand, Geometry, plan
@@ -66,7 +66,9 @@ def row_stride(field: Field) -> int:
 class Priorities:
     """How a table turns priorities into probabilities: P(i) = p_i / sum p, p_i = (|priority| + eps)^alpha.
 
-    p is stored as an integer, so that sums are exact: a multiple of scale * 2^-20, exactly up to 128 * scale and to 8 digits above. The
+    p is stored as an integer, so that sums are exact: a multiple of scale * 2^-20 up to 128 * scale, and to 8 digits above. It is rounded to the
+    nearest of these, so it is off by up to half a step: by 5e-7 of it at p = scale, half a percent at scale / 10,000, and as much as itself at
+    half a step. Choose `scale` so that all that matters is above scale / 10,000. The
     largest is scale * 2^(42 - b) for a table of up to 2^b rows: 4.2 million * scale for one of a million. A positive p below half a step, or
     above the largest, is stored as the nearest there is, counted, and told by a RuntimeWarning.
 
@@ -167,6 +169,8 @@ class Table:
         )
         page_rows = whole(self.page_rows)
         if page_rows is not None:
+            if page_rows > MOST:
+                at_least("page_rows", page_rows, 1)
             object.__setattr__(self, "page_rows", page_rows)
         if not isinstance(self.within_episodes, bool):
             raise ConfigError(f"Expected within_episodes as a bool, got {self.within_episodes!r}")

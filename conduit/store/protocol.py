@@ -76,6 +76,7 @@ from conduit.store.words import (
     TABLE_SHRUNK,
     TABLE_SPACE,
     TABLE_TICKET,
+    TABLE_USED,
     TAG_SHIFT,
     UPDATING_MARKS,
     WEIGHING_MARKS,
@@ -96,6 +97,12 @@ def block_of(table, page):  # type: ignore[no-untyped-def]
 def side_of(table, page):  # type: ignore[no-untyped-def]
     """Address of a page's side line."""
     return peek_i64(table + T_SIDES) + page * LINE
+
+
+@inner
+def pages_used(table):  # type: ignore[no-untyped-def]
+    """How many pages, from the first on, may have rows: behind them none has ever been claimed."""
+    return min(max(load_acquire(peek_i64(table + T_CONTROL) + TABLE_USED), 0), peek_i64(table + T_COUNT))
 
 
 @inner
@@ -173,6 +180,18 @@ def _wanted(table, page):  # type: ignore[no-untyped-def]
     return (word & CONSUMER_MASK) != 0 or position < load_acquire(block_of(table, page) + PAGE_COMMITTED)
 
 
+@inner
+def _count_as_used(table, page):  # type: ignore[no-untyped-def]
+    """Before a page's first rows are visible, so that whoever sees that there are rows looks at it."""
+    at = peek_i64(table + T_CONTROL) + TABLE_USED
+    seen = load_relaxed(at)
+    while seen <= page:
+        found = compare_and_swap(at, seen, page + 1)
+        if found == seen:
+            break
+        seen = found
+
+
 @kernel("int64(int64, int64, int64)")
 def claim(table, owner, careless):  # type: ignore[no-untyped-def]
     """Take a FREE page, or the oldest SEALED one that nobody leases; it is INIT and of a new generation then.
@@ -239,6 +258,7 @@ def claim(table, owner, careless):  # type: ignore[no-untyped-def]
             store_release(block + PAGE_STATE, (generation << GENERATION_SHIFT) | back)
             floor = max(floor, best_age)
             continue
+        _count_as_used(table, best)
         _add_up(table, best, generation)
         return best
 

@@ -62,6 +62,7 @@ from conduit.store.words import (
     TABLE_LIMITS,
     TABLE_RECOVERED,
     TABLE_SPACE,
+    TABLE_USED,
     TAIL_MASK,
 )
 from conduit.store.writers import TABLE_LOST
@@ -297,6 +298,8 @@ def _restore_words(view: TableView, blocks: Array, sides: Array, control: Array,
     segment.array(layout.sides, shape, sides.dtype)[...] = sides
     segment.array(layout.control, control.shape, control.dtype)[...] = control
     states = blocks[:, PAGE_STATE // 8].copy()
+    used = np.flatnonzero((states & KIND_MASK) != FREE)
+    segment.words[(layout.control + TABLE_USED) // 8] = used[-1] + 1 if len(used) else 0
     owned = states[np.isin(states & KIND_MASK, (INIT, OPEN))]
     consumers = sides[:, SIDE_CLAIM // 8] & CONSUMER_MASK
     owners = np.concatenate([(owned >> OWNER_SHIFT) & OWNER_MASK, consumers[consumers > 0] - 1])

@@ -92,6 +92,8 @@ TABLE_RECOVERED = 3 * LINE + 24
 """Pages taken back from dead writers."""
 TABLE_CUT = 3 * LINE + 32
 """1 while pages may be CUT (PAGE_ENDED): no writer has opened a page since the table was restored."""
+TABLE_USED = 3 * LINE + 40
+"""Pages that have ever been claimed, and all before them: only these have rows."""
 TABLE_RECENT_LEAF = 4 * LINE
 """Largest leaf priority of the current span of updates; at +8 that of the span before, at +16 updates in this span."""
 TABLE_CLIPPED = 4 * LINE + 24

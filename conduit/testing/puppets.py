@@ -13,6 +13,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
+import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from types import SimpleNamespace
@@ -28,6 +30,32 @@ from conduit.store.watching import OnOwnerExit
 from conduit.testing import rows
 
 Method = Literal["fork", "spawn", "forkserver"]
+
+
+def forked(work: Callable[[], object]) -> int:
+    """The process number of a forked child that does some work: it ends with 0, or with 1 where that raises."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        work()
+    except BaseException as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        os._exit(1)
+    os._exit(0)
+
+
+def ended(pid: int, seconds: float) -> int | None:
+    """The exit status of a child, below 0 the number of the signal that ended it; None when it had to be killed."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.002)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return None
 
 
 def _serve(connection: Connection) -> None:

@@ -82,12 +82,6 @@ def call_native_7(typingctx: Any, function: Any, a: Any, b: Any, c: Any, d: Any,
     return _native_caller(7)
 
 
-@intrinsic
-def call_native_8(typingctx: Any, function: Any, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any, g: Any, h: Any) -> Any:
-    """Call the kernel at a `native` address with eight arguments."""
-    return _native_caller(8)
-
-
 @inner
 def begin():  # type: ignore[no-untyped-def]
     """Here the tracer takes over."""

@@ -19,6 +19,7 @@ import numpy as np
 import conduit
 from conduit.errors import AccessDenied, BadSegment, Busy
 from conduit.store.names import shm_name
+from conduit.testing.puppets import ended, forked
 from perf.bars import Bar
 
 _SCHEMA = conduit.Schema(
@@ -71,31 +72,6 @@ def _restores() -> Iterator[Bar]:
         yield Bar(f"A6 next batch after a restore, writers open, {name}", f"{differ} of 32 differ", "0", differ == 0)
 
 
-def _status(pid: int, seconds: float) -> int | None:
-    """Exit status of a child, or None when it did not end by itself."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.002)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    return None
-
-
-def _in_child(work: Callable[[], object], seconds: float = 30.0) -> int | None:
-    """What becomes of a forked child that does some work: 0, an error's 1, a signal's number below 0, or None for a hang."""
-    pid = os.fork()
-    if pid:
-        return _status(pid, seconds)
-    try:
-        work()
-    except BaseException:  # noqa: BLE001 -- the parent is told by the status
-        os._exit(1)
-    os._exit(0)
-
-
 def _forks() -> Iterator[Bar]:
     """B5 forks beside a thread that opens named loaders."""
     name = f"bar-forks-{os.getpid()}"
@@ -118,7 +94,7 @@ def _forks() -> Iterator[Bar]:
         thread = threading.Thread(target=work)
         thread.start()
         try:
-            good = sum(_in_child(attach_anew, 5.0) == 0 for _ in range(100))
+            good = sum(ended(forked(attach_anew), 5.0) == 0 for _ in range(100))
         finally:
             stop.set()
             thread.join()
@@ -178,7 +154,7 @@ def _collect() -> None:
 
 def _collections() -> Iterator[Bar]:
     """B7 a collection inside an update of statistics finalises a writer that counts."""
-    status = _in_child(_collect, 60.0)
+    status = ended(forked(_collect), 60.0)
     found = "hangs" if status is None else "whole" if status == 0 else f"status {status}"
     yield Bar(
         "B7 a collection inside an update of statistics finalises a writer that counts", found, "whole", status == 0

@@ -71,6 +71,7 @@ def test_a_copy_is_a_copy():
         ([(3, TRUNCATED | KEPT), (1, FIRST), (1, 0), (0, FINAL)], 2, [3, None, None, None]),
         ([(1, TERMINATED), (0, FINAL), (1, FIRST)], 3, [1, None, None]),
         ([(1, TERMINATED), (0, FINAL)], 1, [None, None]),
+        ([(1, TERMINATED), (1, FIRST), (1, TRUNCATED), (1, FIRST)], 4, [0, 2, None, None]),
     ],
     ids=[
         "ticks of 2",
@@ -81,9 +82,18 @@ def test_a_copy_is_a_copy():
         "kept",
         "final row",
         "final to come",
+        "cut before the final",
     ],
 )
 def test_the_following_row(rows, committed, wanted):
     meta = np.zeros(len(rows), META_DTYPE)
     meta["link"] = [link << LINK_SHIFT | flags for link, flags in rows]
     assert [reference.following_row(local, meta, committed) for local in range(len(rows))] == wanted
+
+
+def test_behind_a_stream_that_has_ended_a_terminated_row_follows_itself():
+    meta = np.zeros(3, META_DTYPE)
+    for flags, wanted in ((TERMINATED, 2), (TRUNCATED, None), (TERMINATED | TRUNCATED, 2), (0, None)):
+        meta["link"] = [1 << LINK_SHIFT, 1 << LINK_SHIFT, 1 << LINK_SHIFT | flags]
+        assert reference.following_row(2, meta, 3, over=True) == wanted
+        assert reference.following_row(2, meta, 3) is None

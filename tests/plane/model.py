@@ -108,8 +108,10 @@ class Stream:
             if row.final is not None:
                 return "final", row.final
             return ("self", row.serial) if row.terminated else None
-        if tick + 1 >= self.published or self.ticks[tick + 1][env].first:
+        if tick + 1 >= self.published and self.open:
             return None
+        if tick + 1 >= self.published or self.ticks[tick + 1][env].first:
+            return ("self", row.serial) if row.terminated else None
         return "row", self.ticks[tick + 1][env].serial
 
 

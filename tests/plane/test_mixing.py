@@ -113,7 +113,7 @@ def test_a_prioritised_table_beside_a_uniform_one(engine):
         batch = loader.next()
         assert (batch["weights"] == 1).all()
         priorities = np.where(np.isin(batch["action"], (3010, 3011)), 1.0, 0.0)
-        for _ in range(40):
+        for _ in range(200):
             assert loader.update_priorities(batch, np.where(batch["action"] < 3100, 1.0, 3.0)) == 0
             batch = loader.next()
         ranked = batch["source"] == 1

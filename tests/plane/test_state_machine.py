@@ -513,8 +513,9 @@ class TableMachine(RuleBasedStateMachine):
             future = self.model.future * envs if model.state == OPEN or model.stream.places[-1][0] is not model else 0
             base = page * self.model.rows
             meta = self.view.meta[base : base + self.model.rows]
+            over = model.state != OPEN and model.stream.places[-1][0] is model
             for row in range(first, limit - future):
-                after = following_row(row - base, meta, limit - base)
+                after = following_row(row - base, meta, limit - base, over=over)
                 if after is not None:
                     anchors[row] = base + after
         assert anchors.keys() == wanted.keys()

@@ -92,6 +92,61 @@ def test_with_next_step_a_row_is_complete_once_its_final_observation_is_there(ma
     assert found[104]["next_obs"] == 105
 
 
+ENDS = ["close", "death", "cut", "another writer"]
+
+
+@pytest.mark.parametrize("how", ENDS)
+@pytest.mark.parametrize("sampling", [None, conduit.Prioritised()], ids=["uniform", "prioritised"])
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_a_terminated_row_whose_final_observation_will_never_come_is_complete_and_a_truncated_one_is_not(
+    make, how, sampling, n_step
+):
+    """With next_step the final observation is the next row: behind the last one of a stream, and before a cut, none comes."""
+    engine = make(num_envs=3, max_n_step=3, priorities=conduit.Priorities())
+    client = conduit.attach(engine.name)
+    writer = client.writer("t", num_envs=3, autoreset="next_step")
+    for t in range(5):
+        last = t == 4
+        flags = {"terminated": np.array([last, False, False]), "truncated": np.array([False, last, False])}
+        writer.append(obs=np.array([t, 10 + t, 20 + t], np.float32), reward=np.full(3, t, np.float32), **flags)
+    window = conduit.Transition(n_step=n_step, gamma=1.0)
+    options = {"window": window, "sampling": sampling}
+    open_end = {env * 10 + t for env in range(3) for t in range(5 - n_step)}
+    assert drawn(engine, **options).keys() == open_end
+    if how == "death":
+        client._participants.forget()
+        engine.recover()
+    elif how == "cut":
+        writer.cut()
+        for t in (5, 6, 7):
+            writer.append(obs=np.array([t, 10 + t, 20 + t], np.float32), reward=np.zeros(3, np.float32))
+    else:
+        writer.close()
+    if how == "another writer":
+        other = engine.writer("t", num_envs=3, autoreset="next_step")
+        other.append(obs=np.array([5, 15, 25], np.float32), reward=np.zeros(3, np.float32))
+    found = {obs: one for obs, one in drawn(engine, **options).items() if obs % 10 < 5}
+    assert found.keys() == {0, 1, 2, 3, 4, 10, 11, 12, 13, 20, 21, 22, 23}
+    assert (found[4]["next_obs"], found[4]["reward"], found[4]["terminated"]) == (4, 4, True)
+    if n_step == 3:
+        assert (found[2]["next_obs"], found[2]["reward"], found[2]["n_steps"]) == (4, 9, 3)
+        assert (found[12]["next_obs"], found[12]["reward"], found[12]["n_steps"]) == (14, 5, 2)
+        assert not found[12]["truncated"]
+    client.close()
+
+
+@pytest.mark.parametrize("window", [conduit.Sequence(2, next_obs=True), conduit.Rollout(2, 1, stride=1, next_obs=True)])
+def test_windows_with_next_observations_end_with_a_terminated_row_that_none_follows(make, window):
+    engine = make(max_length=3)
+    writer = engine.writer("t", autoreset="next_step")
+    for t in range(5):
+        writer.append(obs=t, reward=t, terminated=t == 4)
+    writer.close()
+    found = drawn(engine, window=window)
+    assert 3 in found
+    assert np.ravel(found[3]["next_obs"]).tolist() == [4, 4]
+
+
 def test_of_many_environments_only_those_that_ended_are_complete(make):
     engine = make(num_envs=8)
     writer = engine.writer("t", num_envs=8, autoreset="same_step")

@@ -14,10 +14,11 @@ import conduit
 from conduit.errors import Closed, ConfigError, DataTimeout, FieldError
 from conduit.kernels import reference
 from conduit.kernels.leaves import ONE, Leaves, largest_of, values_of
+from conduit.sampling.marks import BLOCK, P_BEGIN, P_COUNT, P_END, P_GENERATION, P_SUM
 from conduit.sampling.mass import Q_CANDIDATES, Q_TOTAL
-from conduit.sampling.tree import BLOCK, P_BEGIN, P_BYTES, P_END, P_GENERATION, P_SUM
 from conduit.store import words
 from tests.plane.history import MODES, ROW_BITS, History, operations
+from tests.sampling.marked import can_be_drawn, marks_in
 
 SCHEMA = conduit.Schema(
     [
@@ -98,19 +99,19 @@ def leaves(values, rule, rows=1000):
 
 
 def check_sums(sampler, view):
-    """Every sum a learner holds is the sum, from scratch, of the leaves it is of."""
+    """Every sum a learner holds is the sum, from scratch, of the leaves of the rows that it has marked; returns that of all."""
     pages, rows = view.layout.pages, view.layout.page_rows
     blocks = -(-rows // BLOCK)
     groups = -(-blocks // BLOCK)
-    known = sampler._tree[: P_BYTES // 8 * pages].reshape(pages, -1)
-    rest = sampler._tree[known.size :]
-    block_sums = rest[: pages * blocks].reshape(pages, blocks)
-    group_sums = rest[pages * blocks :].reshape(pages, groups)
+    known, block_sums, group_sums, marked = marks_in(sampler._tree, pages, rows)
     total = 0
     for page in np.flatnonzero(known[:, P_GENERATION // 8] >= 0):
         begin, end = known[page, P_BEGIN // 8], known[page, P_END // 8]
+        assert not marked[page, :begin].any()
+        assert not marked[page, end:].any()
+        assert known[page, P_COUNT // 8] == marked[page].sum()
         own = np.zeros(groups * BLOCK * BLOCK, np.int64)
-        own[begin:end] = values_of(view.priorities[page * rows + begin : page * rows + end])
+        own[:rows] = np.where(marked[page, :rows], values_of(view.priorities[page * rows : (page + 1) * rows]), 0)
         assert known[page, P_SUM // 8] == own.sum()
         np.testing.assert_array_equal(block_sums[page], own.reshape(-1, BLOCK).sum(1)[:blocks])
         np.testing.assert_array_equal(group_sums[page], own.reshape(groups, -1).sum(1))
@@ -818,13 +819,16 @@ def test_leaves_and_sums_are_those_of_a_naive_twin(reach, modes, pages, spare, m
                     row = key & ((1 << ROW_BITS) - 1)
                     assert world.view.priorities[row] == twin[stream.number, tick, env]
                 total = check_sums(loader.sampler, world.view)
-                assert total == sum(twin[s.number, t, e] for s, t, e in offered.values())
-                assert loader.sampler._state[Q_CANDIDATES // 8] == len(offered)
+                anchors = {
+                    key: place for key, place in offered.items() if can_be_drawn(world, loader.plan.window, *place)
+                }
+                assert total == sum(twin[s.number, t, e] for s, t, e in anchors.values())
+                assert loader.sampler._state[Q_CANDIDATES // 8] == len(anchors)
                 drawn = [] if batch is None else batch.ids.tolist()
                 for i, key in enumerate(drawn):
-                    stream, tick, env = offered[key]
+                    stream, tick, env = anchors[key]
                     leaf = twin[stream.number, tick, env]
-                    assert batch["probabilities"][i] == (leaf / total if total else 1 / len(offered))
+                    assert batch["probabilities"][i] == (leaf / total if total else 1 / len(anchors))
                 keys = [*drawn, *rng.choice(list(places) or [-1], 8).tolist(), -1]
                 values = rng.choice([0.0, 0.25, 1.0, 9.0], len(keys)) * rng.integers(0, 4)
                 ignored, largest = 0, 0

@@ -19,6 +19,7 @@ from conduit.forking import LockFile
 from conduit.store import leftovers, loaders, segment
 from conduit.store.locks import held
 from conduit.store.names import open_segment, shm_name
+from conduit.testing.puppets import ended, forked
 from conduit.testing.torture import small_table
 
 LIMITED = conduit.Table(small_table().schema, 1_000, page_rows=100, limiter=conduit.SampleToInsertRatio(1, 1, 900))
@@ -30,32 +31,6 @@ def engine(engine_name):
     tables = {"replay": LIMITED}
     with conduit.Engine.create(engine_name, tables, policies=weights, max_participants=16) as made:
         yield made
-
-
-def ended(pid: int, seconds: float) -> int | None:
-    """The exit status of a child, or None when it had to be killed."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.002)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    return None
-
-
-def forked(function) -> int:
-    """The process number of a child that calls `function`, and ends with 0 if it returns."""
-    pid = os.fork()
-    if pid:
-        return pid
-    try:
-        function()
-    except BaseException as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        os._exit(1)
-    os._exit(0)
 
 
 def work_in(name: str) -> None:

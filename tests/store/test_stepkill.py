@@ -15,6 +15,7 @@ from conduit.plane.client import Client
 from conduit.plane.engine import Engine
 from conduit.plane.limiting import Gate, seat_line
 from conduit.sampling import tree
+from conduit.sampling.marks import empty_marks
 from conduit.store import committing, limiter, protocol, recovery, reopening, spans, staging, turning
 from conduit.store.atomics import peek_i64, poke_i64
 from conduit.store.layout import HAZARDS_PER_PARTICIPANT
@@ -77,7 +78,7 @@ from conduit.testing.stepping import (
     call_native_3,
     call_native_4,
     call_native_5,
-    call_native_8,
+    call_native_7,
     finish,
 )
 from tests.sampling.test_prioritised import check_sums
@@ -231,7 +232,7 @@ def update_priorities(at):
     store, sums, table, seat = peek_i64(at), peek_i64(at + 8), peek_i64(at + 16), peek_i64(at + 24)
     ids, count, scratch, span = peek_i64(at + 32), peek_i64(at + 40), peek_i64(at + 48), peek_i64(at + 56)
     begin()
-    ignored = call_native_8(store, sums, 0, table, seat, ids, count, scratch, span)
+    ignored = call_native_7(store, sums, table, seat, ids, count, scratch, span)
     finish()
     return ignored
 
@@ -765,9 +766,7 @@ class Updating(Scene):
 
     def program(self) -> None:
         _, view = self.attach()
-        sums = np.zeros_like(self._sums)
-        known = sums[: tree.P_BYTES // 8 * view.layout.pages].reshape(view.layout.pages, -1)
-        known[:, tree.P_GENERATION // 8] = -1
+        sums = empty_marks(view.layout.pages, view.layout.page_rows)
         scratch = np.zeros(3 * len(self.ids), np.int64)
         scratch[2 * len(self.ids) :].view(np.uint32)[: len(self.ids)] = self.new
         words = (view.address, view.seat_line(), self.ids.ctypes.data, len(self.ids), scratch.ctypes.data, 1000)

@@ -80,7 +80,10 @@ def resolved(
             return None
         lacks = ahead == at and not word & TERMINATED
         waits = ahead != at and not kept and ahead >= limit
-        if lacks or waits or (ahead != at and not kept and int(meta["link"][ahead]) & FIRST):
+        cut = ahead != at and not kept and not waits and bool(int(meta["link"][ahead]) & FIRST)
+        if (cut or (waits and over)) and word & TERMINATED:
+            ahead = at
+        elif lacks or waits or cut:
             if used == 0 or (waits and not over and window.newest != "bootstrap"):
                 return None
             after = at

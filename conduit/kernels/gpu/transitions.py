@@ -64,7 +64,11 @@ def walk_step(meta, at, walking, limit, end, over, k, BOOTSTRAP: tl.constexpr): 
     looks = walking & (link != 0) & inline & (refused == 0)
     there = looks & (ahead < limit)
     successor = tl.load(meta + ahead * _META + 3, mask=there, other=_FIRST)
-    short = ((looks & ((successor & _FIRST) != 0)) | lacks) & (refused == 0)
+    alone = looks & ((successor & _FIRST) != 0)
+    # where it terminated and nothing will come, its own observation stands in
+    stays = alone & ((ended & _TERMINATED) != 0) & (there | (over != 0))
+    ahead = tl.where(stays, at, ahead)
+    short = ((alone & (stays == 0)) | lacks) & (refused == 0)
     if BOOTSTRAP:
         refused = refused | (short & (k == 0))
     else:

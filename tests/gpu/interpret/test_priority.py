@@ -9,7 +9,7 @@ from conduit.errors import ConfigError, FieldError
 from conduit.kernels import leaves as cpu
 from conduit.kernels.gpu import philox, priority, reference
 from conduit.kernels.gpu.launching import recorded
-from conduit.sampling.tree import P_BEGIN, P_BYTES, P_END, P_GENERATION
+from conduit.sampling.marks import P_BEGIN, P_BYTES, P_END, P_GENERATION
 
 RNG = np.random.default_rng(4)
 F = priority.FAN_OUT
