@@ -45,6 +45,7 @@ from conduit.plane.consuming import Consumer as Consumer
 from conduit.plane.delivery import Delivery as Delivery
 from conduit.plane.delivery import Loader as Loader
 from conduit.plane.engine import Engine as Engine
+from conduit.plane.episodes import Episodes as Episodes
 from conduit.plane.epochs import EpochLoader as EpochLoader
 from conduit.plane.ingestion import CommitEvery as CommitEvery
 from conduit.plane.ingestion import Ingestion as Ingestion
@@ -88,6 +89,7 @@ __all__ = [
     "Delivery",
     "Engine",
     "Episode",
+    "Episodes",
     "EpochLoader",
     "Field",
     "Ingestion",

@@ -39,6 +39,7 @@ KERNEL_MODULES = (
     "conduit.store.settling",
     "conduit.store.interpreter",
     "conduit.store.spans",
+    "conduit.store.episodes",
     "conduit.store.writing",
     "conduit.store.turning",
     "conduit.store.reopening",

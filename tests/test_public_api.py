@@ -23,6 +23,7 @@ NAMES = {
     "Delivery",
     "Engine",
     "Episode",
+    "Episodes",
     "EpochLoader",
     "Field",
     "Ingestion",
@@ -82,7 +83,7 @@ MEMBERS = {
         "items keys mask nest num_envs steps stream ticks transform values versions"
     ),
     "Client": (
-        "checkpoint close consumer delete freeze limiter loader mix name policy recover reset scan schema "
+        "checkpoint close consumer delete episodes freeze limiter loader mix name policy recover reset scan schema "
         "statistics table tables thaw writer"
     ),
     "CommitEvery": "publish_every",
@@ -90,11 +91,12 @@ MEMBERS = {
     "Counts": "deleted evicted granted inserted reserved sampled size",
     "Delivery": "close next",
     "Engine": (
-        "adopt checkpoint close consumer create delete freeze limiter loader mix name policy recover reset "
+        "adopt checkpoint close consumer create delete episodes freeze limiter loader mix name policy recover reset "
         "restore restored scan schema statistics table tables thaw writer"
     ),
     "EpochLoader": "close epoch load_state_dict next state_dict stats update_priorities valid",
     "Episode": "max_length next_obs",
+    "Episodes": "mean_length mean_return returns",
     "Field": "casting dtype item_bytes itemsize max_length name numpy_dtype observation ragged reward row_bytes shape",
     "Ingestion": "publish_every",
     "Limits": "max_diff min_diff min_size numbers samples_per_insert",
@@ -168,6 +170,7 @@ CALLS = {
     "Client.policy": "name='policy'",
     "Client.scan": "table",
     "Client.table": "name",
+    "Client.episodes": "table *since=None *last=None",
     "TableHandle.sampleable": "window=None",
     "MixedLoader.next": "timeout=None",
     "MixedLoader.update_priorities": "batch priorities",

@@ -11,6 +11,7 @@ from conduit.cli.output import counted, draw, duration, rate, size
 from conduit.plane.inspect import (
     Cleaned,
     EngineStatus,
+    EpisodesStatus,
     LimiterStatus,
     PolicyStatus,
     QueueStatus,
@@ -123,7 +124,18 @@ def _tables(seen: Seen) -> RenderableType:
             notes += [f"{one.name}: {why}" for why in (one.limiter.sampling, one.limiter.inserting) if why]
         if one.queue is not None:
             notes.append(f"{one.name}: {_queue(one.queue)[0][1]}")
+        if one.episodes is not None and one.episodes.ended:
+            notes.append(f"{one.name}: {_episodes(one.episodes)}")
     return Group(grid, *map(escape, notes))
+
+
+def _episodes(episodes: EpisodesStatus) -> str:
+    """How many have ended, and how the newest did."""
+    means = [] if episodes.mean_length is None else [f"length {episodes.mean_length:,.4g}"]
+    names = episodes.reward_names if len(episodes.reward_names) > 1 else ("return",)
+    means = [f"{name} {mean:,.4g}" for name, mean in zip(names, episodes.mean_return or (), strict=False)] + means
+    told = f"; of the newest {episodes.newest}, on average: {', '.join(means)}" if means else ""
+    return f"{counted(episodes.ended, 'episode')} ended{told}"
 
 
 def _held_back(limiter: LimiterStatus | None) -> str:
@@ -164,6 +176,8 @@ def _table(table: TableStatus, rows_per_s: float | None) -> RenderableType:
     if table.queue is not None:
         for what, text in _queue(table.queue):
             grid.add_row(what, text)
+    if table.episodes is not None and table.episodes.ended:
+        grid.add_row("episodes", escape(_episodes(table.episodes)))
     if table.pages_recovered:
         grid.add_row("recovered", f"{counted(table.pages_recovered, 'page')} of dead writers")
     if table.priorities_raised or table.priorities_lowered:

@@ -29,6 +29,7 @@ from conduit.plane.busy import OnBusy
 from conduit.plane.consuming import Consumer, Partial
 from conduit.plane.delivery import Loader
 from conduit.plane.device.interface import Device
+from conduit.plane.episodes import Episodes, read_episodes
 from conduit.plane.epochs import EpochLoader
 from conduit.plane.ingestion import CommitPerStep, Ingestion
 from conduit.plane.limiting import RateLimiter
@@ -432,6 +433,23 @@ class Client:
         self._consumers.add(consumer)
         self._participants.play("consumer")
         return consumer
+
+    def episodes(self, table: str, *, since: Episodes | None = None, last: int | None = None) -> Episodes:
+        """Returns and lengths of episodes that ended in a table, whoever wrote them, in replay tables and queues alike.
+
+        A table keeps the newest 1,024; of them, those of an episode that ended before its step was published are there at once.
+
+        Args:
+            table: Table name.
+            since: What an earlier call returned: only episodes that ended after it, each once. None for all that are there.
+            last: At most so many, the newest.
+
+        Raises:
+            ConfigError: Bad options.
+        """
+        view = self._view(table)
+        view.check_open()
+        return read_episodes(view, since, last)
 
     def statistics(self, table: str) -> Statistics:
         """The running statistics of a table's fields, shared by all processes; see `Table.statistics`, `conduit.normalise`."""

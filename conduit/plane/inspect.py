@@ -20,11 +20,13 @@ from typing import Any
 import numpy as np
 
 from conduit.errors import AccessDenied, BadSegment, ConduitError, ConfigError, EngineNotFound
+from conduit.plane.episodes import read_ring
 from conduit.plane.limiting import why_not_inserted, why_not_sampled
 from conduit.plane.status import (
     ClaimStatus,
     Cleaned,
     EngineStatus,
+    EpisodesStatus,
     LimiterStatus,
     PageCounts,
     ParticipantStatus,
@@ -36,6 +38,7 @@ from conduit.plane.status import (
 from conduit.schema import Field
 from conduit.store.counting import Counts, counts_over
 from conduit.store.declaration import row_stride
+from conduit.store.episodes import ring_bytes
 from conduit.store.layout import (
     HEADER_CLOSED,
     HEADER_PID,
@@ -318,6 +321,15 @@ def _queue(
     )
 
 
+def _episodes(fd: int, layout: TableLayout) -> EpisodesStatus:
+    ring = _read(fd, layout.episodes, ring_bytes(layout.schema) // 8)
+    found = read_ring(layout.name, layout.schema, ring.ctypes.data, int(ring[0]), last=100)
+    means = None
+    if len(found) and found.reward_names:
+        means = tuple(np.atleast_1d(found.mean_return).tolist())
+    return EpisodesStatus(found.total, len(found), means, found.mean_length if len(found) else None, found.reward_names)
+
+
 def _table(
     fd: int,
     layout: TableLayout,
@@ -380,6 +392,7 @@ def _table(
         frozen=bool(control[TABLE_EPOCH // 8] & 1),
         limiter=_limiter(layout, control, counts),
         queue=_queue(fd, layout, pages, control, participants),
+        episodes=_episodes(fd, layout),
     )
 
 
@@ -399,6 +412,7 @@ __all__ = [
     "ClaimStatus",
     "Cleaned",
     "EngineStatus",
+    "EpisodesStatus",
     "LimiterStatus",
     "PageCounts",
     "ParticipantStatus",

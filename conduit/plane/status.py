@@ -132,6 +132,25 @@ class QueueStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class EpisodesStatus:
+    """Episodes that ended in a table; `Client.episodes` has each of them.
+
+    Attributes:
+        ended: How many ever ended.
+        newest: Of how many of the newest the means are, at most 100.
+        mean_return: Mean sums of their rewards, one for each of `reward_names`; None where there is none.
+        mean_length: Mean number of their steps; None where there is none.
+        reward_names: Rewards, or their elements.
+    """
+
+    ended: int
+    newest: int
+    mean_return: tuple[float, ...] | None
+    mean_length: float | None
+    reward_names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TableStatus:
     """A table.
 
@@ -160,6 +179,7 @@ class TableStatus:
         frozen: Whether it takes no rows.
         limiter: What limits it, or None.
         queue: Of a queue: what has become of its rows; else None.
+        episodes: Returns and lengths of episodes that ended in it.
     """
 
     name: str
@@ -188,6 +208,7 @@ class TableStatus:
     frozen: bool
     limiter: LimiterStatus | None
     queue: QueueStatus | None = None
+    episodes: EpisodesStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from conduit.plane.values import checked_observation
 from conduit.store import committing, limiter, reopening, spans, staging, turning, writers, writing
 from conduit.store.endings import when_gone
 from conduit.store.participants import Participants
+from conduit.store.episodes import W_REPORTS, WRITER_WORDS, Reports
 from conduit.store.queue import QueueView
 from conduit.store.table import TableView
 from conduit.store.words import (
@@ -63,7 +64,6 @@ from conduit.store.words import (
     W_TAIL,
     W_TICK,
     W_TURNS,
-    W_WORDS,
 )
 
 OnFull = Literal["wait", "raise"]
@@ -158,7 +158,8 @@ class Stream:
                 for name, values in table.arenas.items()
             ]
         )
-        self.array = np.zeros(W_WORDS, np.int64)
+        self._reports = Reports(table.segment.base + table.layout.episodes, self.schema, table.columns, self.envs)
+        self.array = np.zeros(WRITER_WORDS, np.int64)
         self.words = self.array.data
         self.address: int = self.array.ctypes.data
         for offset, value in (
@@ -178,6 +179,7 @@ class Stream:
             (W_ARENAS, self._arenas.ctypes.data),
             (W_ARENA_COUNT, len(self._arenas)),
             (W_SEAT, self._seat),
+            (W_REPORTS, self._reports.address),
         ):
             self.words[offset // 8] = value
         seat.add(self)

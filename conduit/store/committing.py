@@ -8,6 +8,7 @@ from __future__ import annotations
 from conduit.jit import inner, kernel
 from conduit.store.arguments import data_of
 from conduit.store.atomics import load_relaxed, peek_i64, peek_u8, peek_u32, poke_i64, poke_u32, store_relaxed
+from conduit.store.episodes import report_ends
 from conduit.store.limiter import ask_for_rows
 from conduit.store.spans import keep_values
 from conduit.store.turning import next_page
@@ -63,7 +64,7 @@ from conduit.store.words import (
 )
 from conduit.store.writing import BEYOND, _finish_page, _is_stale, _publish, _room
 
-BEGINS, COMPLETES, MISPLACED = 1, 2, 4
+BEGINS, COMPLETES, MISPLACED, ENDS = 1, 2, 4, 8
 """What a row that is committed does to episodes; MISPLACED: it ends one and cannot."""
 
 
@@ -78,7 +79,7 @@ def _finish_row(meta, terminated, truncated, state, envs, version, next_step, st
     """Write one row's meta from its flags and its environment's state.
 
     Returns:
-        BEGINS if it begins an episode, COMPLETES if by it an episode's last row is complete, or both. MISPLACED, and nothing
+        BEGINS if it begins an episode, ENDS if it ends one, COMPLETES if by it an episode's last row is complete, or some of them. MISPLACED, and nothing
         is changed, if it ends an episode that must itself only be closed ("next_step"), or lacks the final observation that the
         writer insists on.
     """
@@ -113,6 +114,7 @@ def _finish_row(meta, terminated, truncated, state, envs, version, next_step, st
         poke_i64(state + 16, _step_after(step))
         if ended != 0:
             flags |= ended
+            does |= ENDS
             if next_step != 0:
                 poke_i64(state, AWAITING_FINAL)
             else:
@@ -224,6 +226,8 @@ def _commit(writer, ticks):  # type: ignore[no-untyped-def]
             row += 1
     if peek_i64(table + T_PRIORITY) != 0:
         _set_priorities(writer, table, row - count, count)
+    if does & ENDS:
+        report_ends(writer, row - count, count)
     local += count
     if does & COMPLETES:
         _note_complete(writer, meta + row * META_BYTES, local, count)

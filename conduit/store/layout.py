@@ -21,6 +21,7 @@ from conduit.numbers import whole
 from conduit.schema import Field, Schema
 from conduit.store.arenas import ArenaLayout, check_arenas
 from conduit.store.declaration import Priorities, Table, align, row_stride
+from conduit.store.episodes import ring_bytes
 from conduit.store.filenames import check_name
 from conduit.store.limits import Limits, checked_limiter
 from conduit.store.row_ids import first_generation
@@ -35,7 +36,7 @@ from conduit.store.words import (
 )
 
 MAGIC = 0x3154495544_4E4F43  # "CONDUIT1"
-VERSION = 4
+VERSION = 5
 HEADER_BYTES = 4096
 HEADER_MAGIC, HEADER_VERSION, HEADER_SIZE, HEADER_SPEC, HEADER_UUID, HEADER_PID, HEADER_TIME = 0, 8, 16, 24, 32, 48, 56
 HEADER_CLOSED, HEADER_DIGEST, HEADER_TERM = 64, 72, 80
@@ -116,6 +117,7 @@ class TableLayout:
     arenas: dict[str, ArenaLayout]
     end: int
     statistics: dict[str, int]
+    episodes: int
 
     @property
     def rows(self) -> int:
@@ -332,6 +334,8 @@ def _lay_table(name: str, spec: TableSpec, start: int, before: tuple[int, int], 
     for key in spec.statistics:
         statistics[key] = end
         end += seats * seat_bytes(schema[key])
+    episodes = align(end)
+    end = episodes + ring_bytes(schema)
     layout = TableLayout(
         name,
         schema,
@@ -356,6 +360,7 @@ def _lay_table(name: str, spec: TableSpec, start: int, before: tuple[int, int], 
         arenas,
         end,
         statistics,
+        episodes,
     )
     return layout, align(end, 4096)
 

@@ -20,6 +20,7 @@ from conduit.store.atomics import (
     store_release,
     zero_bytes,
 )
+from conduit.store.episodes import enter_page
 from conduit.store.protocol import block_of, seal, side_of
 from conduit.store.spans import keep_values
 from conduit.store.turning import _end_cut_streams
@@ -208,4 +209,5 @@ def reopen(writer, rows, tail, items):  # type: ignore[no-untyped-def]
     poke_i64(writer + W_TAIL, kept)
     poke_i64(writer + W_KEPT, kept)
     poke_i64(writer + W_PAGE, page)
+    enter_page(writer, committed)
     return base + committed

@@ -22,6 +22,7 @@ from conduit.store.atomics import (
     zero_bytes,
 )
 from conduit.store.copying import copy_rows
+from conduit.store.episodes import carry, enter_page
 from conduit.store.protocol import block_of, claim, publish_open, seal, side_of
 from conduit.store.removal import mark_deleted
 from conduit.store.spans import copy_values, empty_arenas, keep_values, kept_bytes
@@ -217,6 +218,7 @@ def turn(writer, page):  # type: ignore[no-untyped-def]
     if old >= 0:
         _publish(writer)
     if goes_on:
+        carry(writer)
         old_local = peek_i64(writer + W_LOCAL)
         history = peek_i64(table + T_HISTORY)
         wanted = (history + peek_i64(table + T_FUTURE)) * envs
@@ -264,6 +266,7 @@ def turn(writer, page):  # type: ignore[no-untyped-def]
     poke_i64(writer + W_TAIL, tail)
     poke_i64(writer + W_KEPT, tail)
     poke_i64(writer + W_COMPLETE, complete)
+    enter_page(writer, halo)
     return base + halo
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from conduit.jit import inner, kernel
 from conduit.store.arguments import data_of
 from conduit.store.atomics import fence_full, fetch_add, load_relaxed, peek_i64, poke_i64, store_relaxed, store_release
+from conduit.store.episodes import carry
 from conduit.store.events import wake
 from conduit.store.limiter import give_back_rows
 from conduit.store.protocol import block_of, free, seal
@@ -98,6 +99,7 @@ def _finish_page(writer):  # type: ignore[no-untyped-def]
     if peek_i64(writer + W_LOCAL) == 0:
         free(table, page)
     else:
+        carry(writer)
         _publish(writer)
         state = load_relaxed(block_of(table, page) + PAGE_STATE)
         seal(table, page, 0)

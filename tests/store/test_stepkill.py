@@ -18,6 +18,7 @@ from conduit.sampling import tree
 from conduit.sampling.marks import empty_marks
 from conduit.store import committing, limiter, protocol, recovery, reopening, spans, staging, turning
 from conduit.store.atomics import peek_i64, poke_i64
+from conduit.store.episodes import WRITER_WORDS
 from conduit.store.layout import HAZARDS_PER_PARTICIPANT
 from conduit.store.locks import LOCK_PUBLISHERS, try_lock
 from conduit.store.table import TableView
@@ -58,7 +59,6 @@ from conduit.store.words import (
     W_STREAM,
     W_TABLE,
     W_TICK,
-    W_WORDS,
 )
 from conduit.testing import stepping
 from conduit.testing.invariants import (
@@ -263,7 +263,7 @@ class StoreWriter:
         self.view = view
         self.stream = view.new_stream()
         self.states = np.array([[STARTING, 0, 0]], np.int64)
-        self.words = np.zeros(W_WORDS, np.int64)
+        self.words = np.zeros(WRITER_WORDS, np.int64)
         self.address = self.words.ctypes.data
         values = view.arenas.get("tokens")
         self.arenas = spans.arena_words(
