@@ -1,4 +1,4 @@
-"""Behaviour cloning from files: an expert's episodes are saved, loaded into a frozen table, and learnt from.
+"""Behaviour cloning from files: an expert's episodes are saved, loaded into a frozen table, and learnt from in shuffled epochs.
 
 Run it with `python examples/offline_bc.py`; it takes a few seconds. The same files can be read by anything (docs/offline.md); a Minari
 dataset, Parquet or D4RL's HDF5 is loaded by the same call.
@@ -43,22 +43,24 @@ def record(folder: Path) -> offline.Saved:
 
 
 def clone(folder: Path) -> torch.nn.Module:
-    """Train a network on the files; an epoch is as many rows as there are, drawn uniformly."""
+    """Train a network on the files, epoch by epoch."""
     torch.manual_seed(0)
     network = torch.nn.Sequential(torch.nn.Linear(4, 64), torch.nn.Tanh(), torch.nn.Linear(64, 2))
     optimizer = torch.optim.Adam(network.parameters(), 5e-3)
     with conduit.Engine.create("offline-clone", {"expert": offline.table_for(folder)}) as engine:
         loaded = offline.load(engine, "expert", folder, freeze=True)
-        loader = engine.loader("expert", batch_size=BATCH, fields=("obs", "action"), seed=0)
+        sampling = conduit.Shuffled(epochs=EPOCHS)
+        loader = engine.loader("expert", batch_size=BATCH, sampling=sampling, fields=("obs", "action"), seed=0)
         for epoch in range(EPOCHS):
-            losses = []
-            for _ in range(loaded.rows // BATCH):
-                batch = loader.next()
+            losses, seen = [], 0
+            for batch in loader:  # every step once
                 loss = torch.nn.functional.cross_entropy(network(batch["obs"]), batch["action"])
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
                 losses.append(loss.item())
+                seen += len(batch["action"])
+            assert seen == loaded.rows
             print(f"epoch {epoch + 1}: loss {np.mean(losses):.3f}")
     return network
 
