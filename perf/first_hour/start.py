@@ -196,7 +196,8 @@ def _run_crew(python: str, variables: dict[str, str]) -> tuple[list[float], list
         wall = time.perf_counter() - began
         told += [_told(one) for one in running[1:]]
         running.reverse()  # actors end before the engine does
-    return [one["cpu"] for one in told], [name for one in told for name in one["compiled"]], wall
+    # a process compiles nothing twice; conversions of several dtypes have one name there
+    return [one["cpu"] for one in told], [name for one in told for name in set(one["compiled"])], wall
 
 
 def writer() -> Iterator[Bar]:
