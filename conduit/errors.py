@@ -23,6 +23,8 @@
     ├── WaitTimeout(TimeoutError)         a wait reached its deadline
     │   ├── DataTimeout                   rows did not come, or a limiter kept them back
     │   └── SpaceTimeout                  no page became free, or a limiter kept the writer back
+    ├── ReadOnly(TypeError)               something was assigned to a batch
+    ├── Unsendable(TypeError)             what belongs to its process was to be copied or pickled
     ├── Frozen(PermissionError)           the table takes no rows now
     ├── BuffersBusy(BufferError)          every batch buffer is still held
     ├── Busy(BlockingIOError)             it would have to wait, and waiting was not asked for
@@ -180,6 +182,14 @@ class DataTimeout(WaitTimeout):
 
 class SpaceTimeout(WaitTimeout):
     """No page became free for a writer in time, or its table's limiter did not let it write."""
+
+
+class ReadOnly(ConduitError, TypeError):
+    """An entry or attribute of a batch was assigned to or deleted: a batch is what was delivered."""
+
+
+class Unsendable(ConduitError, TypeError):
+    """What belongs to the process that opened it was to be copied or pickled; the message says what can be sent instead."""
 
 
 class Frozen(ConduitError, PermissionError):

@@ -1,8 +1,10 @@
-"""What a forked child must not inherit: mutexes that a thread of its parent holds, and descriptors that kernel locks are taken on.
+"""What must stay in its process: mutexes that a thread of it holds, descriptors that kernel locks are taken on, open objects.
 
 Only the thread that forks goes on in the child. A mutex that another one held would stay locked there for ever, so those that a
 fresh attach needs are made anew. A kernel lock belongs to an open file description, which the child shares: it would outlive its
 holder for as long as the child lives, so the child closes such descriptors before it does anything else.
+
+What was opened of an engine consists of addresses and locks of its process, so it is neither copied nor pickled (`StaysHere`).
 
 Destructors take no mutex: a garbage collection may begin at any allocation, one of the thread that holds it included.
 """
@@ -17,7 +19,9 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
+
+from conduit.errors import Unsendable
 
 _PATIENCE = 10.0
 """Seconds that a fork waits for other threads to leave what it must not split; then it goes on all the same."""
@@ -45,6 +49,19 @@ def renew_in_child(module: str, name: str, make: Callable[[], Any], *, whole: bo
 def opening() -> Any:
     """Held while a descriptor that locks are taken on is opened and named to `drop_in_child`: no fork comes in between."""
     return _opening
+
+
+class StaysHere:
+    """Something that belongs to the process that opened it. What is to be done elsewhere instead is `_elsewhere`."""
+
+    __slots__ = ()
+    _elsewhere = "open one there"
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise Unsendable(
+            f"Expected something that can be copied or pickled, got a {type(self).__name__}, which belongs to the process that opened "
+            f"it: send the client, which attaches again by its engine's name where it arrives, and {self._elsewhere}"
+        )
 
 
 class Droppable(Protocol):

@@ -35,6 +35,8 @@ BUILTINS = {
     "BuffersBusy": BufferError,
     "Busy": BlockingIOError,
     "Exhausted": LookupError,
+    "ReadOnly": TypeError,
+    "Unsendable": TypeError,
     "Overwritten": LookupError,
     "ParticipantsFull": OSError,
     "ActorError": RuntimeError,

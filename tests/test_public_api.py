@@ -76,7 +76,7 @@ NAMES = {
 MEMBERS = {
     "Actor": "attempt count index seed stopping wait",
     "Actors": "abort check close failures join kill running status",
-    "Batch": "episodes get ids items keys nest release reward_names steps transform values versions",
+    "Batch": "clone episodes get ids items keys nest release reward_names steps to transform values versions",
     "BatchTransform": "bound check_device extended outputs run run_on_device",
     "Claim": (
         "ack batch bootstrap complete delivered_before episodes finals first_tick get give_back ids is_first "

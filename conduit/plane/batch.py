@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn, cast
 
 import numpy as np
 
 from conduit.arrays import import_torch
+from conduit.errors import ConfigError, ReadOnly
 from conduit.jit import entry
 from conduit.kernels import cpu, deliveries, goals, resolve
 from conduit.kernels.describing import Summed, describe_window
@@ -32,15 +34,8 @@ Maker = Callable[[Array], Any]
 """Makes what is handed out from a buffer's array: a tensor, or a view."""
 
 
-class Batch(Arrays):
-    """One delivered batch: names to tensors (or arrays), and where the rows come from.
-
-    `batch["obs.camera"]` is `batch.obs.camera` too; a field that is called as something the batch has itself (ids, steps, keys,
-    items and so on) is reached by its name in brackets.
-
-    Its memory stays valid and unchanged as long as anything made from it is alive: the batch, a tensor of it, a view of
-    such a tensor. `release()` gives it back earlier.
-    """
+class _InMaking(Arrays):
+    """A batch whose attributes can still be assigned: once they are there it becomes a Batch, whose cannot."""
 
     __slots__ = ("_buffer", "_keys", "_make", "_schema", "_turn", "_values")
 
@@ -56,6 +51,35 @@ class Batch(Arrays):
         for name in buffer.brains:
             self._values[name] = as_bfloat16(self._values[name])
         self._keys: dict[str, Any] = {}
+        # costs a tenth of six calls of object.__setattr__
+        self.__class__ = Batch
+
+    def __getitem__(self, name: str) -> Any:
+        value = self._values.get(name)
+        return self._find(name) if value is None else value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+class Batch(_InMaking):
+    """One delivered batch: names to tensors (or arrays), and where the rows come from.
+
+    `batch["obs.camera"]` is `batch.obs.camera` too; a field that is called as something the batch has itself (ids, steps, keys,
+    items and so on) is reached by its name in brackets.
+
+    Its memory stays valid and unchanged as long as anything made from it is alive: the batch, a tensor of it, a view of
+    such a tensor. `release()` gives it back earlier.
+
+    Tensors may be written to in place: the memory is this process's own, and no stored row is changed by it. The batch itself
+    takes no assignment; `dict(batch)` is a mapping that does. A copy, by `clone`, `copy.deepcopy` or `pickle`, has memory of its
+    own and needs neither loader nor engine.
+    """
+
+    __slots__ = ()
 
     def _key(self, name: str) -> Any:
         if name not in self._keys:
@@ -87,15 +111,25 @@ class Batch(Arrays):
         """Names of the rewards in the batch, or of the returns that were made of them."""
         return self._buffer.reward_names
 
-    def __getitem__(self, name: str) -> Any:
-        value = self._values.get(name)
-        return self._find(name) if value is None else value
+    def __setitem__(self, name: str, value: object) -> NoReturn:
+        raise ReadOnly(
+            f"Expected no assignment to batch[{name!r}], a batch is what was delivered: own = dict(batch) takes assignments, "
+            f"batch.clone() has tensors of its own, batch[{name!r}][...] = value writes into this batch's"
+        )
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
+    def __delitem__(self, name: str) -> NoReturn:
+        raise ReadOnly(
+            f"Expected batch[{name!r}] to stay, a batch is what was delivered: own = dict(batch) lets names go, fields=[...] of the "
+            "loader delivers what is needed only"
+        )
 
-    def __len__(self) -> int:
-        return len(self._values)
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise ReadOnly(
+            f"Expected no assignment to batch.{name}, a batch is what was delivered: own = dict(batch) takes entries of your own"
+        )
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise ReadOnly(f"Expected batch.{name} to stay, a batch is what was delivered")
 
     def transform(self, transforming: Transforming, number: int) -> None:
         """Run a loader's steps on the whole batch; called once, before it is handed out."""
@@ -110,6 +144,52 @@ class Batch(Arrays):
         fields = {name: value for name, value in self._values.items() if name in own}
         return self._schema.nest(fields) | {name: value for name, value in self._values.items() if name not in own}
 
+    def clone(self) -> Batch:
+        """A copy with memory of its own, which no buffer of the loader stands behind; on the same device."""
+        return self._with(cloned)
+
+    def to(self, device: Any, *, non_blocking: bool = False) -> Batch:
+        """The batch on a device, ids and the like included.
+
+        Args:
+            device: As of `torch.Tensor.to`: a torch.device, its name or its number.
+            non_blocking: As of `torch.Tensor.to`.
+
+        Returns:
+            This batch itself where all of its tensors are there already, otherwise a batch with memory of its own.
+
+        Raises:
+            ConfigError: A batch of numpy arrays.
+        """
+        if any(isinstance(value, np.ndarray) for value in self._values.values()):
+            raise ConfigError(
+                f"Expected a batch of torch tensors to move to {device!r}, this one has numpy arrays: open the loader with "
+                'format="torch"'
+            )
+        moved = {
+            name: value.to(device, non_blocking=non_blocking) if hasattr(value, "to") else value
+            for name, value in self._values.items()
+        }
+        if all(value is moved[name] for name, value in self._values.items()):
+            return self
+        return self._with(lambda value: value.to(device, non_blocking=non_blocking), moved)
+
+    def _with(self, change: Callable[[Any], Any], values: dict[str, Any] | None = None) -> Batch:
+        """A batch of its own, whose arrays are these ones changed, or `values` where they are there already."""
+        from conduit.plane.owned import OwnedBatch  # which is a Batch
+
+        changed = {name: change(value) for name, value in self._values.items()} if values is None else values
+        return OwnedBatch(changed, {name: change(self._key(name)) for name in KEYS}, self._schema, self.reward_names)
+
+    def __copy__(self) -> Batch:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Batch:
+        return self.clone()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._with(detached).__reduce__()
+
     def release(self) -> None:
         """Promise not to look at this batch or anything made from it again; its memory may be reused at once. Idempotent."""
         if self._buffer.turn == self._turn:  # else the memory is another batch's by now
@@ -119,6 +199,20 @@ class Batch(Arrays):
     def __repr__(self) -> str:
         inner = ", ".join(f"{name}: {tuple(value.shape)} {value.dtype}" for name, value in self._values.items())
         return f"Batch({inner})"
+
+
+batch_of = cast(Callable[["Buffer", Maker, Schema], Batch], _InMaking)
+"""What a buffer holds as a batch."""
+
+
+def cloned(value: Any) -> Any:
+    """A tensor, array or whatever else a user's step put into a batch, with memory of its own."""
+    return value.clone() if hasattr(value, "clone") else copy.deepcopy(value)
+
+
+def detached(value: Any) -> Any:
+    """The same, apart from the graph that a tensor was computed by, which no other process has."""
+    return cloned(value.detach() if hasattr(value, "detach") else value)
 
 
 def as_bfloat16(value: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any, Self
 import numpy as np
 
 from conduit.errors import Closed, ConfigError
+from conduit.forking import StaysHere
 from conduit.jit import entry
 from conduit.kernels.batchwise import Apply, BatchTransform, Contents, check_new
 from conduit.kernels.naming import shown
@@ -221,7 +222,7 @@ class RolloutBatch(dict[str, Any]):
     reward_names: tuple[str, ...]
 
 
-class Claim(Arrays):
+class Claim(StaysHere, Arrays):
     """Consecutive ticks of one writer, for their claimer alone: {field name, "terminated", "truncated": [ticks, num_envs, *shape]}.
 
     Arrays are views of shared memory: read them only. They stay valid as long as anything made from the claim is alive, also
@@ -241,6 +242,8 @@ class Claim(Arrays):
             kept too many final observations.
         delivered_before: True if the rows may have been handed out before, to a consumer that died or gave them back.
     """
+
+    _elsewhere = "claim there; {name: value.clone() for name, value in claim.items()} are copies that can be sent"
 
     __slots__ = (
         "__weakref__",

@@ -65,7 +65,11 @@ def _device_loader(device: str | Device, pool: str | int | None) -> Callable[...
 
 
 class Client:
-    """A process's attachment to an engine. Use `conduit.attach`; it is a context manager."""
+    """A process's attachment to an engine. Use `conduit.attach`; it is a context manager.
+
+    It can be pickled, to a process that is spawned, a pool's worker or an actor of Ray: where it is unpickled it attaches again by the
+    engine's name, with a seat of its own.
+    """
 
     def __init__(self, segment: Segment, on_owner_exit: OnOwnerExit | None = None) -> None:
         self._segment = segment
@@ -82,6 +86,7 @@ class Client:
         self._writers: weakref.WeakSet[Writer] = weakref.WeakSet()
         self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
         self._closed = self._left = False
+        self._on_owner_exit: OnOwnerExit = on_owner_exit or "raise"
         # an owner has nobody to look out for
         self._watch = None if on_owner_exit is None else Watch(segment, self._participants, on_owner_exit)
 
@@ -578,6 +583,12 @@ class Client:
         return save(
             self._segment, self._views, Path(path), keep, extra or {}, sys.modules["conduit"].__version__, progress
         )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from conduit.plane.attaching import attach  # which makes clients
+
+        self._check_open()
+        return functools.partial(attach, on_owner_exit=self._on_owner_exit), (self.name,)
 
     def close(self) -> None:
         """Close this client's writers and detach; idempotent. Batches that are held stay valid."""

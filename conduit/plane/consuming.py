@@ -16,6 +16,7 @@ import numpy as np
 
 from conduit.clock import Deadline
 from conduit.errors import Closed, ConfigError, DataTimeout
+from conduit.forking import StaysHere
 from conduit.jit import entry
 from conduit.kernels.batchwise import BatchTransform
 from conduit.numbers import at_least
@@ -55,11 +56,13 @@ class ConsumerStats:
     waited_s: float
 
 
-class Consumer:
+class Consumer(StaysHere):
     """Claims rows of a queue, each of them for this consumer alone. For use by one thread; claims may end in any.
 
     Iterating never ends by itself; it waits for rows as long as `timeout` allows.
     """
+
+    _elsewhere = "open a consumer there, client.consumer(table, ...)"
 
     def __init__(
         self,

@@ -16,6 +16,7 @@ import numpy as np
 
 from conduit.clock import Deadline
 from conduit.errors import Closed, ConfigError, DataTimeout, DeviceError, FieldError
+from conduit.forking import StaysHere
 from conduit.jit import entry
 from conduit.kernels import cpu
 from conduit.kernels.batchwise import BatchTransform, with_batch_transforms
@@ -26,7 +27,7 @@ from conduit.kernels.resolve import V_CURRENT, V_OLDEST
 from conduit.kernels.transforms import Pipeline
 from conduit.kernels.windows import Window, crosses
 from conduit.numbers import whole
-from conduit.plane.batch import Batch, Buffer, Format, Maker, Scratch, torch_maker
+from conduit.plane.batch import Batch, Buffer, Format, Maker, Scratch, batch_of, torch_maker
 from conduit.plane.busy import OnBusy, check_on_busy, refused, warn_of_copies
 from conduit.plane.lacking import what_is_there, who_writes
 from conduit.plane.limiting import Gate
@@ -97,7 +98,7 @@ class Delivery(ABC):
         self.close()
 
 
-class Loader(Delivery):
+class Loader(StaysHere, Delivery):
     """Uniform batches of transitions from one table, made on the CPU when they are asked for.
 
     Iterating never ends by itself; it waits for rows as long as `timeout` allows.
@@ -106,6 +107,8 @@ class Loader(Delivery):
         plan: What a batch is made of.
         sampler: The sampler; `sampler.batch` is the number of the next batch.
     """
+
+    _elsewhere = "open a loader there, client.loader(table, ...); shard=(rank, world) parts its batches"
 
     def __init__(
         self,
@@ -275,7 +278,7 @@ class Loader(Delivery):
 
     def _hand_out(self, buffer: Buffer) -> Batch:
         buffer.take()
-        return Batch(buffer, self._make, self._shown)
+        return batch_of(buffer, self._make, self._shown)
 
     def _fill(self, buffer: Buffer) -> bool:
         """Draw a batch; staleness is counted from the version that is published now, however long rows were waited for."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from conduit.errors import ConfigError, EngineExists, EngineNotFound, Leftover
+from conduit.errors import ConfigError, EngineExists, EngineNotFound, Leftover, Unsendable
 from conduit.plane.client import Client
 from conduit.store import segment as segments
 from conduit.store import watching
@@ -181,6 +181,12 @@ class Engine(Client):
     def restored(self) -> Restored | None:
         """What this engine was restored from, or None."""
         return self._restored
+
+    def __reduce__(self) -> NoReturn:
+        raise Unsendable(
+            f"Expected a handle that can be copied or pickled, got engine {self.name!r} itself, which its process owns: send "
+            f"conduit.attach({self.name!r}), a client that attaches again where it arrives, or the name"
+        )
 
     def _before_leaving(self) -> None:
         self._segment.mark_closed()

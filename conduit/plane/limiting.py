@@ -10,7 +10,7 @@ import numpy as np
 
 from conduit.clock import Deadline
 from conduit.errors import Busy, ConfigError
-from conduit.forking import renew_in_child
+from conduit.forking import StaysHere, renew_in_child
 from conduit.jit import entry
 from conduit.numbers import at_least
 from conduit.store import limiter as kernels
@@ -207,8 +207,10 @@ def explain(limits: Limits, counts: Counts, samples: int = 1, rows: int = 1) -> 
     )
 
 
-class RateLimiter:
+class RateLimiter(StaysHere):
     """The limiter of a table, as it is now, in all processes; from `Client.limiter`."""
+
+    _elsewhere = "ask there, client.limiter(table)"
 
     def __init__(self, table: TableView) -> None:
         if table.layout.limits is None:

@@ -17,11 +17,12 @@ import numpy as np
 
 from conduit.clock import Deadline
 from conduit.errors import Closed, ConfigError, FieldError
+from conduit.forking import StaysHere
 from conduit.kernels.leaves import as_priorities
 from conduit.kernels.plan import Computed
 from conduit.nesting import check_known
 from conduit.numbers import at_least, real, whole
-from conduit.plane.batch import Batch, Buffer
+from conduit.plane.batch import Batch, Buffer, batch_of
 from conduit.plane.delivery import Array, Delivery, Loader, LoaderStats
 from conduit.plane.sharing import Share
 from conduit.sampling.drawable import Drawable
@@ -90,7 +91,7 @@ class Part(Loader):
     def batch_of(self, buffer: Buffer) -> Batch:
         """The batch whose slots have all been filled."""
         buffer.take()
-        batch = Batch(buffer, self._make, self._shown)
+        batch = batch_of(buffer, self._make, self._shown)
         if self.plan.batchwise:
             batch.transform(self._transforming, self.sampler.batch)
         return batch
@@ -117,7 +118,7 @@ class Part(Loader):
         return replace(super().stats, rows=self._rows)
 
 
-class MixedLoader(Delivery):
+class MixedLoader(StaysHere, Delivery):
     """Batches of which each table gives its share. Use `Client.mix`; for use by one thread.
 
     A batch has, beside its outputs, `source` int64 [B]: the number of the table that a row comes from, in the order of `tables`.
@@ -126,6 +127,8 @@ class MixedLoader(Delivery):
         tables: Names of the tables, in the order of their rows.
         samplers: {table: its sampler}, for instance to change `samplers["replay"].beta`.
     """
+
+    _elsewhere = "open a loader there, client.mix(tables, ...)"
 
     def __init__(
         self,

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from conduit.errors import Overwritten
+from conduit.forking import StaysHere
 from conduit.plane.steps import Array, Steps
 from conduit.schema import Schema
 from conduit.store.appearance import never_raises, place_of, state_of
@@ -55,7 +56,7 @@ class _Part:
     tick: int
 
 
-class Scan:
+class Scan(StaysHere):
     """Every step that a table had when the scan was made, once; iterating yields `Steps`.
 
     Attributes:
@@ -63,6 +64,8 @@ class Scan:
         rows: Rows to read at most; rows that only close an episode count here and are no steps.
         missing: Rows that were overwritten before the scan came to them, so far.
     """
+
+    _elsewhere = "scan there, client.scan(table)"
 
     def __init__(self, table: TableView) -> None:
         table.check_open()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from conduit.errors import ConfigError
+from conduit.forking import StaysHere
 from conduit.kernels.windows import Window
 from conduit.sampling.anchors import anchors
 from conduit.schema import Schema
@@ -14,11 +15,13 @@ from conduit.store.queue import QueueView
 from conduit.store.table import TableView
 
 
-class TableHandle:
+class TableHandle(StaysHere):
     """One table of an engine, from `Client.table`; for any thread. `len(handle)` is its number of rows.
 
     Every answer is of the moment: others write meanwhile.
     """
+
+    _elsewhere = "ask there, client.table(name)"
 
     def __init__(self, table: TableView) -> None:
         self._table = table

@@ -14,6 +14,7 @@ import numpy as np
 
 from conduit.errors import ConfigError, FieldError
 from conduit.field import Field
+from conduit.forking import StaysHere
 from conduit.jit import entry
 from conduit.kernels.leaves import Leaves, as_priorities, clipping, count_clipped
 from conduit.numbers import whole
@@ -51,7 +52,7 @@ def _recognise_nothing(*_: Any) -> int:
     return objects.REFUSED
 
 
-class Writer:
+class Writer(StaysHere):
     """Appends the steps of one or more environments to a table. Use it from one thread; open one per thread.
 
     Attributes:
@@ -59,6 +60,8 @@ class Writer:
         autoreset: What follows the end of an episode: "next_step" (Gymnasium's NEXT_STEP: the next row is the final
             observation), "same_step" or "disabled" (the final observation is handed over as `final`).
     """
+
+    _elsewhere = "open a writer there, client.writer(table, ...)"
 
     def __init__(
         self,

@@ -22,6 +22,7 @@ import numpy as np
 from conduit.arrays import as_numbers, from_bfloat16
 from conduit.errors import ConfigError, FieldError, WaitTimeout
 from conduit.field import Field
+from conduit.forking import StaysHere
 from conduit.jit import entry, inner, kernel
 from conduit.nesting import hint, with_parents
 from conduit.schema import Schema
@@ -218,12 +219,14 @@ def set_totals(seat: Array, totals: Array) -> None:
     seat[:1].view(np.int64)[0] = 1  # the second copy is the current one
 
 
-class Statistics:
+class Statistics(StaysHere):
     """Running statistics of a table's fields, from `Table(..., statistics=("obs",))`; for any thread.
 
     Args:
         table: The table as this process maps it.
     """
+
+    _elsewhere = "ask there, client.statistics(table)"
 
     def __init__(self, table: TableView) -> None:
         self._table = table

@@ -20,6 +20,7 @@ import numpy as np
 from conduit.arrays import as_array, import_torch
 from conduit.clock import Deadline
 from conduit.errors import Busy, Closed, ConfigError, FieldError, WaitTimeout
+from conduit.forking import StaysHere
 from conduit.jit import entry
 from conduit.nesting import hint
 from conduit.schema import Field, dtype_name
@@ -95,12 +96,14 @@ class Weights:
         return tensors
 
 
-class PolicySlot:
+class PolicySlot(StaysHere):
     """Weights that a learner publishes and actors poll.
 
     Attributes:
         held: Version of the last `poll` of this object that returned weights; rows of writers bound to it carry it.
     """
+
+    _elsewhere = "take the slot there, client.policy(name)"
 
     def __init__(self, segment: Segment, layout: WeightsLayout, index: int, participants: Participants) -> None:
         self._segment = segment

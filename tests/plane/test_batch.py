@@ -346,3 +346,18 @@ def test_a_batch_that_is_refused_in_memory_of_its_own_is_passed_over_as_any_othe
             assert (loader.stats.allocated > 0) == keep
     assert any(isinstance(outcome, int) for outcome in outcomes[0])
     assert outcomes[1][3:] == outcomes[0][3:]
+
+
+@pytest.mark.parametrize("options", [*LOADERS.values(), {}], ids=[*LOADERS, "padded"])
+def test_what_is_written_into_a_batch_is_gone_with_the_next_one_in_its_memory(make, options):
+    engine = filled(make)
+    options = {"batch_size": 16, "seed": 2, "buffers": 2, "on_busy": "error"} | options
+    with engine.loader("replay", **options) as loader:
+        wanted = [everything(batch) for batch in itertools.islice(loader, 6)]
+    with engine.loader("replay", **options) as loader:
+        for each in wanted:
+            batch = loader.next()
+            same(everything(batch), each)
+            for value in (*batch.values(), batch.ids, batch.versions, batch.episodes, batch.steps):
+                value[...] = 77 if value.dtype not in (bool, torch.bool) else True
+            del batch, value

@@ -19,9 +19,10 @@ from conduit.kernels import augment, cpu, rows, staging
 from conduit.kernels.plan import INTERNAL, KEYS, NEXT, Output, Plan
 from conduit.kernels.transforms import FLOATS, Transform
 from conduit.kernels.windows import Transition
-from conduit.plane.batch import Batch, Buffer, Scratch, offsets_of, spans_of
+from conduit.plane.batch import Buffer, Scratch, offsets_of, spans_of
 from conduit.plane.device.interface import Device, Event, Tensor
 from conduit.plane.device.residence import Residence
+from conduit.plane.owned import OwnedBatch
 from conduit.plane.transforming import Transforming
 from conduit.schema import Schema
 from conduit.store.table import TableView
@@ -81,14 +82,15 @@ def view_of(memory: Tensor, offset: int, dtype: str, shape: tuple[int, ...]) -> 
     return memory[offset : offset + size].view(kind).view(shape)
 
 
-class DeviceBatch(Batch):
+class DeviceBatch(OwnedBatch):
     """A batch on a device. It was made on the stream that was current when it was asked for.
 
     Use it on that stream, or tell the allocator of another one by `tensor.record_stream`. Its memory is its own: it is free again
     when nothing made from it is alive any more.
     """
 
-    __slots__ = ("_device", "_reward_names")
+    __slots__ = ("_device",)
+    _device: Device
 
     def __init__(
         self,
@@ -98,27 +100,13 @@ class DeviceBatch(Batch):
         device: Device,
         reward_names: tuple[str, ...],
     ) -> None:
-        self._values = values
-        self._keys = keys
-        self._schema = schema
-        self._device = device
-        self._reward_names = reward_names
-
-    @property
-    def reward_names(self) -> tuple[str, ...]:
-        """Names of the rewards in the batch, or of the returns that were made of them."""
-        return self._reward_names
-
-    def _key(self, name: str) -> Tensor:
-        return self._keys[name]
+        super().__init__(values, keys, schema, reward_names)
+        object.__setattr__(self, "_device", device)
 
     def transform(self, transforming: Transforming, number: int) -> None:
         """Launch a loader's steps on the whole batch."""
         with self._device.guard():
             transforming.finish_on_device(self._values, number)
-
-    def release(self) -> None:
-        """Nothing: the memory is free when the last tensor is gone."""
 
 
 class DeviceBuffer(Buffer):

@@ -1,0 +1,46 @@
+"""Batches that have memory of their own: copies, those of other processes, those on a device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from conduit.plane.batch import Batch
+from conduit.plane.transforming import Transforming
+from conduit.schema import Schema
+
+
+class OwnedBatch(Batch):
+    """A batch that no buffer of a loader stands behind: its memory goes with the last thing that is made of it.
+
+    Args:
+        values: {name: tensor or array}.
+        keys: Where the rows come from, {conduit.kernels.plan.KEYS: int64 [B]}.
+        schema: The table's, with the names that fields have in the batch.
+        reward_names: Those of `values` that are rewards.
+    """
+
+    __slots__ = ("_reward_names",)
+    _reward_names: tuple[str, ...]
+
+    def __init__(
+        self, values: dict[str, Any], keys: dict[str, Any], schema: Schema, reward_names: tuple[str, ...]
+    ) -> None:
+        put = object.__setattr__
+        put(self, "_values", values)
+        put(self, "_keys", keys)
+        put(self, "_schema", schema)
+        put(self, "_reward_names", reward_names)
+
+    @property
+    def reward_names(self) -> tuple[str, ...]:
+        """Names of the rewards in the batch, or of the returns that were made of them."""
+        return self._reward_names
+
+    def transform(self, transforming: Transforming, number: int) -> None:
+        """Nothing: the steps on the whole batch have been run."""
+
+    def release(self) -> None:
+        """Nothing: the memory is free when nothing made of the batch is alive."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OwnedBatch, (self._values, self._keys, self._schema, self._reward_names)
