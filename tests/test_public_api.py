@@ -83,7 +83,7 @@ MEMBERS = {
         "items keys mask nest num_envs steps stream ticks transform values versions"
     ),
     "Client": (
-        "checkpoint close consumer delete episodes freeze limiter loader mix name policy recover reset scan schema "
+        "checkpoint close consumer dataset delete episodes freeze limiter loader mix name policy recover reset scan schema "
         "statistics table tables thaw writer"
     ),
     "CommitEvery": "publish_every",
@@ -91,7 +91,7 @@ MEMBERS = {
     "Counts": "deleted evicted granted inserted reserved sampled size",
     "Delivery": "close next",
     "Engine": (
-        "adopt checkpoint close consumer create delete episodes freeze limiter loader mix name policy recover reset "
+        "adopt checkpoint close consumer create dataset delete episodes freeze limiter loader mix name policy recover reset "
         "restore restored scan schema statistics table tables thaw writer"
     ),
     "EpochLoader": "close epoch load_state_dict next state_dict stats update_priorities valid",
@@ -105,7 +105,7 @@ MEMBERS = {
     "MixedLoader": "batch bounds close next stats update_priorities valid",
     "Moments": "count mean variance",
     "Placement": "choose",
-    "PolicySlot": "bind close poll publish version wait",
+    "PolicySlot": "bind close name poll publish version wait",
     "Pool": "capacity device name tier",
     "Priorities": "alpha eps scale span unit",
     "Prioritised": "beta normalise stratified",

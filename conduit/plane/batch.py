@@ -76,7 +76,7 @@ class Batch(_InMaking):
 
     Tensors may be written to in place: the memory is this process's own, and no stored row is changed by it. The batch itself
     takes no assignment; `dict(batch)` is a mapping that does. A copy, by `clone`, `copy.deepcopy` or `pickle`, has memory of its
-    own and needs neither loader nor engine.
+    own, needs neither loader nor engine, and takes assignments of entries.
     """
 
     __slots__ = ()
@@ -113,8 +113,8 @@ class Batch(_InMaking):
 
     def __setitem__(self, name: str, value: object) -> NoReturn:
         raise ReadOnly(
-            f"Expected no assignment to batch[{name!r}], a batch is what was delivered: own = dict(batch) takes assignments, "
-            f"batch.clone() has tensors of its own, batch[{name!r}][...] = value writes into this batch's"
+            f"Expected no assignment to batch[{name!r}], a batch is what was delivered: own = dict(batch) takes assignments "
+            f"and shares its tensors, own = batch.clone() has tensors of its own too, batch[{name!r}][...] = value writes into these"
         )
 
     def __delitem__(self, name: str) -> NoReturn:
@@ -145,7 +145,7 @@ class Batch(_InMaking):
         return self._schema.nest(fields) | {name: value for name, value in self._values.items() if name not in own}
 
     def clone(self) -> Batch:
-        """A copy with memory of its own, which no buffer of the loader stands behind; on the same device."""
+        """A copy with memory of its own, which no buffer of the loader stands behind; on the same device. It takes assignments."""
         return self._with(cloned)
 
     def to(self, device: Any, *, non_blocking: bool = False) -> Batch:
@@ -188,7 +188,7 @@ class Batch(_InMaking):
         return self.clone()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return self._with(detached).__reduce__()
+        return self.clone().__reduce__()
 
     def release(self) -> None:
         """Promise not to look at this batch or anything made from it again; its memory may be reused at once. Idempotent."""
@@ -206,13 +206,8 @@ batch_of = cast(Callable[["Buffer", Maker, Schema], Batch], _InMaking)
 
 
 def cloned(value: Any) -> Any:
-    """A tensor, array or whatever else a user's step put into a batch, with memory of its own."""
-    return value.clone() if hasattr(value, "clone") else copy.deepcopy(value)
-
-
-def detached(value: Any) -> Any:
-    """The same, apart from the graph that a tensor was computed by, which no other process has."""
-    return cloned(value.detach() if hasattr(value, "detach") else value)
+    """A tensor, array or whatever else a user's step put into a batch, with memory of its own and no graph behind it."""
+    return value.detach().clone() if hasattr(value, "detach") else copy.deepcopy(value)
 
 
 def as_bfloat16(value: Any) -> Any:

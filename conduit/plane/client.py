@@ -13,8 +13,9 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
+from conduit.arrays import import_torch
 from conduit.errors import Closed, ConfigError, SchemaMismatch
 from conduit.jit import entry
 from conduit.kernels.batchwise import BatchTransform
@@ -51,6 +52,9 @@ from conduit.store.statistics import Statistics
 from conduit.store.table import TableView
 from conduit.store.watching import OnOwnerExit, Watch
 from conduit.store.weights import PolicySlot
+
+if TYPE_CHECKING:
+    from conduit.plane.dataset import Dataset
 
 
 def _device_loader(device: str | Device, pool: str | int | None) -> Callable[..., Loader]:
@@ -297,6 +301,42 @@ class Client:
                 rename=rename,
                 shard=shard,
             )
+
+    def dataset(self, table: str, *, seed: int | None = None, **options: Any) -> Dataset:
+        """The table as a torch.utils.data.IterableDataset of batches, for `DataLoader(dataset, batch_size=None, num_workers=2)`.
+
+        It holds names and options, not this client: whoever iterates it, a worker of a DataLoader too, however it is started, attaches
+        by the engine's name and opens a loader. Workers part the batches of one loader among them, and a DataLoader takes them in
+        turn, so while the table rests they come in that loader's order, however many workers there are. Each batch is a copy; a
+        loader in the learner's process spares that.
+
+        Args:
+            table: Table name.
+            seed: As for `loader`: every iteration then begins with the same draws. None takes torch's (`torch.manual_seed`
+                repeats it), another one for each iteration.
+            **options: As for `loader`, but for name and device.
+
+        Raises:
+            ConfigError: Bad options; names the offending one.
+            MissingExtra: torch is not installed.
+        """
+        import_torch("Client.dataset", "iterate a client.loader(...)")
+        from conduit.plane.dataset import Dataset  # imports torch, which most processes do without
+
+        for option, remedy in (
+            ("name", "the workers' loaders cannot all have it"),
+            ("device", "move its batches by batch.to(device)"),
+            ("pool", "move its batches by batch.to(device)"),
+        ):
+            if option in options and not (option == "device" and options[option] == "cpu"):
+                raise ConfigError(
+                    f"Expected no {option} for a dataset, got {options[option]!r}: {remedy}, or use client.loader"
+                )
+        # what is wrong with the options is said here and not in a worker
+        self.loader(table, seed=seed, **options).close()
+        slot, shard = options.pop("policy", None), options.pop("shard", None)
+        policy = None if slot is None else slot.name
+        return Dataset(self.name, table, self._on_owner_exit, seed=seed, shard=shard, policy=policy, options=options)
 
     @contextlib.contextmanager
     def _named(self, name: str | None, view: TableView, seed: int | None) -> Iterator[tuple[NamedLoader | None, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from typing import Any
 
 from conduit.plane.batch import Batch
@@ -9,8 +10,11 @@ from conduit.plane.transforming import Transforming
 from conduit.schema import Schema
 
 
-class OwnedBatch(Batch):
+class OwnedBatch(Batch, MutableMapping[str, Any]):
     """A batch that no buffer of a loader stands behind: its memory goes with the last thing that is made of it.
+
+    It is a mapping of its holder's own and takes assignments. What torch's DataLoader does to mappings (default_convert, pin_memory)
+    is done to a copy of such a one, which keeps its ids.
 
     Args:
         values: {name: tensor or array}.
@@ -30,6 +34,15 @@ class OwnedBatch(Batch):
         put(self, "_keys", keys)
         put(self, "_schema", schema)
         put(self, "_reward_names", reward_names)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._values[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._values[name]
+
+    def __copy__(self) -> OwnedBatch:
+        return OwnedBatch(dict(self._values), self._keys, self._schema, self._reward_names)
 
     @property
     def reward_names(self) -> tuple[str, ...]:

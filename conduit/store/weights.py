@@ -124,6 +124,11 @@ class PolicySlot(StaysHere):
         self.held = 0
 
     @property
+    def name(self) -> str:
+        """Name of the slot."""
+        return self._layout.name
+
+    @property
     def version(self) -> int:
         """Latest version published, 0 before the first; costs well under a microsecond."""
         return self._latest[0]
