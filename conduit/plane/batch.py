@@ -111,13 +111,13 @@ class Batch(_InMaking):
         """Names of the rewards in the batch, or of the returns that were made of them."""
         return self._buffer.reward_names
 
-    def __setitem__(self, name: str, value: object) -> NoReturn:
+    def __setitem__(self, name: str, value: object) -> None:
         raise ReadOnly(
             f"Expected no assignment to batch[{name!r}], a batch is what was delivered: own = dict(batch) takes assignments "
             f"and shares its tensors, own = batch.clone() has tensors of its own too, batch[{name!r}][...] = value writes into these"
         )
 
-    def __delitem__(self, name: str) -> NoReturn:
+    def __delitem__(self, name: str) -> None:
         raise ReadOnly(
             f"Expected batch[{name!r}] to stay, a batch is what was delivered: own = dict(batch) lets names go, fields=[...] of the "
             "loader delivers what is needed only"
