@@ -161,7 +161,10 @@ CALLS = {
         "*policy=None *seed=None *name=None *format='torch' *buffers=3 *on_busy='allocate' *timeout=30.0 "
         "*min_rows=None *fields=None *ragged='pad' *rename=None *device='cpu' *pool=None *shard=None"
     ),
-    "Client.consumer": "table *format='torch' *timeout=30.0 *partial='deliver' *batch_transforms=() *rename=None",
+    "Client.consumer": (
+        "table *format='torch' *timeout=30.0 *partial='deliver' *transform=None *batch_transforms=() *rename=None "
+        "*on_refused='raise'"
+    ),
     "Client.mix": (
         "tables *batch_size *window=None *sampling=None *transform=None *batch_transforms=() *max_staleness=None "
         "*policy=None *seed=None *name=None *format='torch' *buffers=3 *on_busy='allocate' *timeout=30.0 "

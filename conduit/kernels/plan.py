@@ -284,7 +284,7 @@ def make_plan(
     window = Transition() if window is None else window
     if not isinstance(window, Transition | Sequence | Episode | Rollout):
         raise ConfigError(f"Expected a window (Transition, Sequence, Episode, Rollout), got {type(window).__name__}")
-    chosen = _transforms(schema, transform or {})
+    chosen = conversions(schema, transform or {})
     visible = shown(schema, rename)
     stored = dict(zip(visible.names, schema.fields, strict=True))
     made = _computed(window)
@@ -408,7 +408,12 @@ def _summand(done: Conversion | None, field: Field) -> Transform:
     return done.transform
 
 
-def _transforms(schema: Schema, given: Mapping[str, Pipeline]) -> dict[str, Conversion]:
+def conversions(schema: Schema, given: Mapping[str, Pipeline]) -> dict[str, Conversion]:
+    """{field: what is done to it} of {field, or parent: pipeline}.
+
+    Raises:
+        ConfigError: A name that is none of the schema's, or steps that do not fit their field.
+    """
     chosen: dict[str, Conversion] = {}
     # what is named more exactly comes later and wins
     for name, pipeline in sorted(given.items(), key=lambda pair: str(pair[0]).count(".")):

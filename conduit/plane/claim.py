@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self
 
 import numpy as np
 
 from conduit.errors import Closed, ConfigError
+from conduit.field import Field
 from conduit.forking import StaysHere
 from conduit.jit import entry
 from conduit.kernels.batchwise import Apply, BatchTransform, Contents, check_new
@@ -15,6 +17,7 @@ from conduit.kernels.naming import shown
 from conduit.kernels.plan import FLAGS, Computed
 from conduit.kernels.windows import Rollout
 from conduit.plane.batch import Maker, as_bfloat16
+from conduit.plane.converting import Converting, Reading
 from conduit.plane.views import Arrays
 from conduit.store import queue
 from conduit.store.appearance import never_raises, place_of
@@ -101,6 +104,7 @@ class Columns:
         own: The same from an array that belongs to the claim.
         steps: Steps on each claim's arrays as a batch of one rollout.
         rename: {field, or parent: name in claims}.
+        converting: The consumer's transforms.
 
     Raises:
         ConfigError: A step that is none, that lacks its inputs or makes what is there already; names that cannot be.
@@ -113,11 +117,14 @@ class Columns:
         own: Maker,
         steps: Iterable[BatchTransform],
         rename: Mapping[str, str] | None,
+        converting: Converting,
     ) -> None:
         self.table = table
+        self.converting = converting
         self.schema = shown(table.layout.schema, rename)
         # names in claims to names in the table
         self.stored = dict(zip(self.schema.names, table.layout.schema.names, strict=True))
+        self.converted = {name: field for name, field in self.stored.items() if field in converting.outputs}
         self.make = make
         self.own = own
         self.page_rows = table.layout.page_rows
@@ -165,12 +172,14 @@ class Columns:
         table = self.table.layout.table
         lead = (table.rollout_length or 1, table.num_envs or 1)
         fields = [field for field in self.schema.fields if not field.ragged]
-        known = {field.name: Computed(field.name, field.dtype, (*lead, *field.shape)) for field in fields}
+        kinds = {field.name: self._kind(field) for field in fields}
+        known = {name: Computed(name, dtype, (*lead, *shape)) for name, (dtype, shape) in kinds.items()}
         known |= {name: Computed(name, "bool", lead) for name in (*FLAGS, *_MARKS)}
         for field in fields:
             if field.observation:
                 name = _BOOTSTRAP + field.name
-                known[name] = Computed(name, field.dtype, (lead[1], *field.shape))
+                dtype, shape = kinds[field.name]
+                known[name] = Computed(name, dtype, (lead[1], *shape))
         self.steps = tuple(
             step.bound(Contents(Rollout(*lead), known, False, self.schema.reward_names)) for step in self.steps
         )
@@ -180,6 +189,27 @@ class Columns:
                 check_new(item.name, known, step)
                 known[item.name] = item
             is_open = is_open or isinstance(step, Apply)
+
+    def _kind(self, field: Field) -> tuple[str, tuple[int, ...]]:
+        """Dtype and shape of a field's rows in a claim."""
+        if field.name not in self.converted:
+            return field.dtype, field.shape
+        output = self.converting.outputs[self.converted[field.name]]
+        return output.transform.dtype, output.shape
+
+    def convert(
+        self,
+        name: str,
+        rows: Array,
+        generation: int,
+        lead: tuple[int, ...],
+        reading: Reading,
+        counts: Array | None = None,
+    ) -> Any:
+        """Rows of a field that has a transform, as they are handed out (conduit.plane.converting)."""
+        field = self.converted[name]
+        value = self.own(self.converting.make(field, rows, generation, lead, reading, counts))
+        return as_bfloat16(value) if self.converting.outputs[field].transform.dtype == "bfloat16" else value
 
     def array(self, hold: Any, name: str, row: int, lead: tuple[int, ...]) -> Array:
         """View of consecutive rows of a column from physical row `row` on, [*lead, *shape], that keeps `hold` alive."""
@@ -249,8 +279,10 @@ class Claim(StaysHere, Arrays):
         "__weakref__",
         "_added",
         "_columns",
+        "_due",
         "_hold",
         "_lead",
+        "_reading",
         "_record",
         "_row",
         "_values",
@@ -270,6 +302,8 @@ class Claim(StaysHere, Arrays):
         self._row = words[Q_PAGE] * columns.page_rows + words[Q_START]
         self._values: dict[str, Any] = {}
         self._added: tuple[str, ...] = ()
+        self._reading: Reading = {}
+        self._due: list[tuple[Array, Array]] = []  # what statistics take when the claim is acknowledged
         self.num_envs: int = words[Q_ENVS]
         self.ticks: int = (words[Q_STOP] - words[Q_START]) // self.num_envs
         self.stream: int = words[Q_STREAM]
@@ -341,9 +375,14 @@ class Claim(StaysHere, Arrays):
         local = self._record.words[Q_BOOTSTRAP]
         if local < 0:
             return None
-        row = self._record.words[Q_PAGE] * self._columns.page_rows + local
-        names = self._columns.schema.observation_names
-        return {name: self._columns.deliver(self._hold, name, row, (self.num_envs,)) for name in names}
+        row, columns = self._record.words[Q_PAGE] * self._columns.page_rows + local, self._columns
+        lead, rows = (self.num_envs,), np.arange(row, row + self.num_envs)
+        return {
+            name: columns.convert(name, rows, self._record.words[Q_GENERATION], lead, self._reading)
+            if name in columns.converted
+            else columns.deliver(self._hold, name, row, lead)
+            for name in columns.schema.observation_names
+        }
 
     @property
     def finals(self) -> tuple[Any, dict[str, Any]]:
@@ -360,7 +399,10 @@ class Claim(StaysHere, Arrays):
         check_links(columns.table.layout, page, rows - page * columns.page_rows)
         found: dict[str, Any] = {}
         for name in columns.schema.observation_names:
-            if columns.schema[name].ragged:
+            if name in columns.converted:
+                generation = self._record.words[Q_GENERATION]
+                found[name] = columns.convert(name, rows, generation, (len(rows),), self._reading)
+            elif columns.schema[name].ragged:
                 found[name] = [columns.deliver(self._hold, name, row, (1,))[0] for row in rows.tolist()]
             else:
                 value = columns.own(columns.table.columns[columns.stored[name]][rows])
@@ -384,6 +426,21 @@ class Claim(StaysHere, Arrays):
             if not isinstance(value, list):
                 batch[_BOOTSTRAP + name] = value[None]
         return batch
+
+    def convert(self) -> None:
+        """Apply a consumer's transforms; called once, before the claim is handed out.
+
+        Raises:
+            FieldError: A row that one of them refuses.
+        """
+        columns, generation = self._columns, self._record.words[Q_GENERATION]
+        self._reading = columns.converting.read()
+        rows = np.arange(self._row, self._row + self.ticks * self.num_envs)
+        is_step = ((self._meta("link") & FINAL) == 0).reshape(-1)
+        for name, field in columns.converted.items():
+            columns.converting.check(field, rows, generation, is_step)
+            self._values[name] = columns.convert(name, rows, generation, self._lead, self._reading, is_step)
+        self._due = [(rows, is_step)]
 
     def transform(self, number: int) -> None:
         """Run a consumer's steps on the claim as a batch; called once, before it is handed out.
@@ -418,12 +475,15 @@ class Claim(StaysHere, Arrays):
         return self._columns.schema.nest(fields) | {name: value for name, value in self.items() if name not in own}
 
     def ack(self) -> None:
-        """The rows are done: nobody gets them again. Idempotent.
+        """The rows are done: nobody gets them again, and statistics that a transform updates take them. Idempotent.
 
         Raises:
             Closed: The claim was given back, or its client or engine has closed: the rows are delivered again.
         """
         self._record.acknowledge()
+        if self._due:
+            with contextlib.suppress(IndexError):  # another thread was first
+                self._columns.converting.count(*self._due.pop())
 
     def give_back(self) -> None:
         """The rows are not done: they are delivered again, to anybody. Idempotent.

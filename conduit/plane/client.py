@@ -27,7 +27,7 @@ from conduit.numbers import whole
 from conduit.plane.autoreset import Autoreset
 from conduit.plane.batch import Format
 from conduit.plane.busy import OnBusy
-from conduit.plane.consuming import Consumer, Partial
+from conduit.plane.consuming import Consumer, OnRefused, Partial
 from conduit.plane.delivery import Loader
 from conduit.plane.device.interface import Device
 from conduit.plane.episodes import Episodes, read_episodes
@@ -448,8 +448,10 @@ class Client:
         format: Format = "torch",  # noqa: A002 - the natural word in a call
         timeout: float | None = 30.0,
         partial: Partial = "deliver",
+        transform: Mapping[str, Pipeline] | None = None,
         batch_transforms: Iterable[BatchTransform] = (),
         rename: Mapping[str, str] | None = None,
+        on_refused: OnRefused = "raise",
     ) -> Consumer:
         """Open a consumer of a queue, for use by one thread: each row is delivered to one consumer, and is done when that says so.
 
@@ -458,10 +460,15 @@ class Client:
             format: "torch" tensors or "numpy" arrays, on the CPU, without a copy.
             timeout: Seconds that `next` may wait; None without limit.
             partial: What becomes of rollouts that are shorter than rollout_length: "deliver" them, or "drop" them.
+            transform: As for `loader`, of conduit.scale, cast, clip, one_hot, normalise: {field: step or tuple of steps}. Those for an
+                observation also apply to `bootstrap` and `finals`. What they make is the claim's own, other fields stay views.
+                normalise(update=True) counts a claim when it is acknowledged.
             batch_transforms: Steps on each claim as a batch of one rollout (`Claim.batch`): conduit.gae, vtrace,
                 returns_to_go, normalise_advantages, apply. What they add is in the claim, without the batch axis.
             rename: {field, or parent of fields: name in claims}, for a field whose name is also that of something that a batch
                 or a step adds, such as {"mask": "action_mask"}.
+            on_refused: What becomes of a claim with a row that a transform refuses: "raise" FieldError, and it is given back and comes
+                again; or "drop" it, acknowledged unseen, with one warning and counted in `stats.refused`.
 
         Raises:
             ConfigError: Bad options, or the table is no queue.
@@ -473,7 +480,14 @@ class Client:
                 f"client.loader({table!r}, batch_size=...)"
             )
         consumer = Consumer(
-            view, format=format, timeout=timeout, partial=partial, batch_transforms=batch_transforms, rename=rename
+            view,
+            format=format,
+            timeout=timeout,
+            partial=partial,
+            transform=transform,
+            batch_transforms=batch_transforms,
+            rename=rename,
+            on_refused=on_refused,
         )
         self._consumers.add(consumer)
         self._participants.play("consumer")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
@@ -15,14 +16,16 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from conduit.clock import Deadline
-from conduit.errors import Closed, ConfigError, DataTimeout
+from conduit.errors import Closed, ConfigError, DataTimeout, FieldError
 from conduit.forking import StaysHere
 from conduit.jit import entry
 from conduit.kernels.batchwise import BatchTransform
+from conduit.kernels.transforms import Pipeline
 from conduit.numbers import at_least
 from conduit.plane.batch import Format, torch_maker
 from conduit.plane.claim import Claim, Columns, Record
 from conduit.plane.lacking import who_writes
+from conduit.plane.converting import Converting
 from conduit.store import queue
 from conduit.store.appearance import filling_of, never_raises, place_of, state_of
 from conduit.store.endings import when_gone
@@ -33,6 +36,7 @@ from conduit.store.words import HAZARDS_PER_PARTICIPANT
 
 Array = np.ndarray[Any, Any]
 Partial = Literal["deliver", "drop"]
+OnRefused = Literal["raise", "drop"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,7 @@ class ConsumerStats:
         delivered_before: Claims whose rows may have been handed out before, by a consumer that died or gave them back.
         dropped: Unfinished rollouts that were acknowledged unseen (partial="drop").
         waited_s: Seconds spent waiting for rows.
+        refused: Claims with a row that a transform refused; with on_refused="drop" they were acknowledged unseen.
     """
 
     claims: int
@@ -54,6 +59,7 @@ class ConsumerStats:
     delivered_before: int
     dropped: int
     waited_s: float
+    refused: int
 
 
 class Consumer(StaysHere):
@@ -71,13 +77,17 @@ class Consumer(StaysHere):
         format: Format,  # noqa: A002 - the natural word in a call
         timeout: float | None,
         partial: Partial,
+        transform: Mapping[str, Pipeline] | None,
         batch_transforms: Iterable[BatchTransform],
         rename: Mapping[str, str] | None,
+        on_refused: OnRefused,
     ) -> None:
         if format not in ("torch", "numpy"):
             raise ConfigError(f"Expected format 'torch' or 'numpy', got {format!r}")
         if partial not in ("deliver", "drop"):
             raise ConfigError(f"Expected partial 'deliver' or 'drop', got {partial!r}")
+        if on_refused not in ("raise", "drop"):
+            raise ConfigError(f"Expected on_refused 'raise' or 'drop', got {on_refused!r}")
         Deadline(timeout)
         table.check_open()
         self._rollout = table.layout.table.rollout_length or 0
@@ -89,13 +99,19 @@ class Consumer(StaysHere):
         self._timeout = timeout
         self._drops = partial == "drop"
         tensors = torch_maker() if format == "torch" else None
-        self._columns = Columns(table, tensors or _read_only, tensors or np.ndarray.view, batch_transforms, rename)
+        converting = Converting(table, transform)
+        self._columns = Columns(
+            table, tensors or _read_only, tensors or np.ndarray.view, batch_transforms, rename, converting
+        )
+        self._converts = bool(converting.outputs)
+        self._shapes = self._converts or bool(self._columns.steps)
+        self._passes = on_refused == "drop"
         # one object for each claim stands behind its arrays; its death says that nobody can look any more
         self._hold_type = type("_Hold", (ctypes.c_char * table.segment.layout.size,), {})
         self._counts = np.zeros(queue.C_WORDS, np.int64)
         self._open: list[Array] = []
         self._spare: tuple[Record, Any] | None = None
-        self._dropped = 0
+        self._dropped = self._refused = 0
         self._take, self._end = entry(queue.claim_rows), entry(queue.end)
         self._waited = 0.0
         self._closed = False
@@ -112,6 +128,8 @@ class Consumer(StaysHere):
             BufferError: This client holds too many claims and leases.
             BadSegment: The page whose turn it is is damaged.
             ConfigError: `max_ticks` for rollouts.
+            FieldError: A row that a transform refuses: `row_id`, `at` and `value` say which. Its claim has been given back, nothing
+                is lost, and it comes again; on_refused="drop" passes such claims over.
             Closed: The consumer, client or engine has closed.
             OwnerGone: The engine's owner is gone.
         """
@@ -142,10 +160,37 @@ class Consumer(StaysHere):
             most = self._checked_ticks(max_ticks)
         while True:
             claim = self._claim(most)
-            if claim is None or not self._drops or claim.complete:
+            if claim is None:
+                return None
+            if self._drops and not claim.complete:
+                self._dropped += 1
+                claim.ack()
+            elif not self._shapes or self._shape(claim):
                 return claim
-            self._dropped += 1
+
+    def _shape(self, claim: Claim) -> bool:
+        """Run transforms and steps on a claim; False where a row of it was refused and it has been passed over.
+
+        Raises:
+            FieldError: A row was refused; the claim has been given back.
+        """
+        try:
+            if self._converts:
+                claim.convert()
+            if self._columns.steps:
+                claim.transform(int(self._counts[queue.C_CLAIMS]))
+        except FieldError as error:
+            # what is no row's fault would pass everything over
+            self._refused += error.row_id is not None
+            if error.row_id is None or not self._passes:
+                claim.give_back()
+                raise
             claim.ack()
+            if self._refused == 1:
+                text = f"A claim was passed over, as on_refused='drop' says; the next ones are counted only. {error}"
+                warnings.warn(text, RuntimeWarning, stacklevel=4)
+            return False
+        return True
 
     def _checked_ticks(self, max_ticks: int) -> int:
         if self._rollout:
@@ -166,10 +211,7 @@ class Consumer(StaysHere):
                 table.check_open()
                 raise too_many_holds()
             return None
-        claim = Claim(self._columns, record, hold, self._rollout)
-        if self._columns.steps:
-            claim.transform(int(self._counts[queue.C_CLAIMS]))
-        return claim
+        return Claim(self._columns, record, hold, self._rollout)
 
     def _prepare(self, seat: Array) -> tuple[Record, Any]:
         """What a claim is noted in, and what stands behind its arrays: whatever they come to hold ends with them."""
@@ -186,7 +228,7 @@ class Consumer(StaysHere):
     def stats(self) -> ConsumerStats:
         """Counts since the consumer was opened."""
         claims, rows, again, acknowledged, given_back = self._counts.tolist()
-        return ConsumerStats(claims, rows, acknowledged, given_back, again, self._dropped, self._waited)
+        return ConsumerStats(claims, rows, acknowledged, given_back, again, self._dropped, self._waited, self._refused)
 
     def close(self) -> None:
         """Give back what is claimed and not acknowledged; idempotent. Arrays of claims stay valid as long as the client lives."""
