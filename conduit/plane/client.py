@@ -312,8 +312,8 @@ class Client:
 
         Args:
             table: Table name.
-            seed: As for `loader`: every iteration then begins with the same draws. None takes torch's (`torch.manual_seed`
-                repeats it), another one for each iteration.
+            seed: As for `loader`: every iteration then begins with the same draws, or is the same epoch (conduit.Shuffled). None
+                takes torch's (`torch.manual_seed` repeats it), another one for each iteration.
             **options: As for `loader`, but for name and device.
 
         Raises:
@@ -332,6 +332,9 @@ class Client:
                 raise ConfigError(
                     f"Expected no {option} for a dataset, got {options[option]!r}: {remedy}, or use client.loader"
                 )
+        for option in ("batch_transforms", "fields"):
+            if isinstance(options.get(option), Iterator):
+                options[option] = tuple(options[option])
         # what is wrong with the options is said here and not in a worker
         self.loader(table, seed=seed, **options).close()
         slot, shard = options.pop("policy", None), options.pop("shard", None)

@@ -131,3 +131,18 @@ def test_a_dropped_iterator_leaves_no_seat(engine):
     before = len(engine._participants.list())
     iterator.close()
     assert len(engine._participants.list()) == before - 1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_iteration_over_shuffled_windows_is_one_epoch_of_which_workers_have_disjoint_parts(engine, workers):
+    dataset = engine.dataset("replay", sampling=conduit.Shuffled(), batch_size=16)
+    loader = DataLoader(dataset, batch_size=None, num_workers=workers, timeout=60 if workers else 0)
+    orders = [[k for batch in loader for k in batch["action"].tolist()] for _ in range(2)]
+    wanted = sorted(
+        k
+        for batch in engine.loader("replay", sampling=conduit.Shuffled(), batch_size=16)
+        for k in batch["action"].tolist()
+    )
+    assert [sorted(order) for order in orders] == [wanted, wanted]
+    assert len(set(wanted)) == len(wanted) >= 499
+    assert orders[0] != orders[1]
