@@ -24,8 +24,8 @@ from conduit.kernels.transforms import Pipeline
 from conduit.numbers import at_least
 from conduit.plane.batch import Format, torch_maker
 from conduit.plane.claim import Claim, Columns, Record
-from conduit.plane.lacking import who_writes
 from conduit.plane.converting import Converting
+from conduit.plane.lacking import who_writes
 from conduit.store import queue
 from conduit.store.appearance import filling_of, never_raises, place_of, state_of
 from conduit.store.endings import when_gone

@@ -183,7 +183,7 @@ class EpochLoader(Loader):
                 raise DataTimeout(
                     f"Expected at least {self._least} rows that begin a {type(self.plan.window).__name__} in table "
                     f"{self._table.layout.name!r}, got {found} within {deadline.timeout:g} s: "
-                    f"{what_is_there(self._table, found, self.plan.window)}"
+                    f"{what_is_there(self._table, self.plan.window)}"
                 )
         self._begun, self._stock = True, self.sampler.stock
         if self._place is not None:

@@ -22,8 +22,8 @@ from conduit.plane.tally import Tally
 from conduit.plane.values import checked_observation
 from conduit.store import committing, limiter, reopening, spans, staging, turning, writers, writing
 from conduit.store.endings import when_gone
-from conduit.store.participants import Participants
 from conduit.store.episodes import W_REPORTS, WRITER_WORDS, Reports
+from conduit.store.participants import Participants
 from conduit.store.queue import QueueView
 from conduit.store.table import TableView
 from conduit.store.words import (

@@ -60,12 +60,12 @@ from conduit.store.words import (
     TABLE_CUT,
     TABLE_DATA,
     TABLE_LIMITS,
+    TABLE_LOST,
     TABLE_RECOVERED,
     TABLE_SPACE,
     TABLE_USED,
     TAIL_MASK,
 )
-from conduit.store.writers import TABLE_LOST
 
 Array = np.ndarray[Any, Any]
 LimiterPolicy = Literal["keep", "reset", "rebase"]

@@ -94,6 +94,8 @@ TABLE_CUT = 3 * LINE + 32
 """1 while pages may be CUT (PAGE_ENDED): no writer has opened a page since the table was restored."""
 TABLE_USED = 3 * LINE + 40
 """Pages that have ever been claimed, and all before them: only these have rows."""
+TABLE_LOST = 3 * LINE + 48
+"""Writers whose process died and for which no other has come since (store.writers)."""
 TABLE_RECENT_LEAF = 4 * LINE
 """Largest leaf priority of the current span of updates; at +8 that of the span before, at +16 updates in this span."""
 TABLE_CLIPPED = 4 * LINE + 24
@@ -137,6 +139,8 @@ SEAT_WEIGHING, WEIGHING_MARKS = 48, 2
 """Page + 1 of a row that has gone and is about to weigh nothing, or 0: a mark for each of the threads that come at once."""
 SEAT_UPDATING = 64
 """How many of the seat's marks (T_MARKS) are those of an update of priorities that is going on."""
+SEAT_WRITERS = 72
+"""Writers that the seat's holder has open; stored by it, and by who recovers it (store.writers)."""
 UPDATING_MARKS = 256
 
 # --- table descriptor: private to a process, int64 words, handed to kernels by address

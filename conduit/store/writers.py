@@ -10,17 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from conduit.store.words import LINE
+from conduit.store.words import LINE, SEAT_WRITERS, TABLE_LOST
 
 if TYPE_CHECKING:
     from conduit.store.layout import TableLayout
     from conduit.store.segment import Segment
     from conduit.store.table import TableView
-
-SEAT_WRITERS = 72
-"""In a table's seat line, behind words.SEAT_UPDATING: writers that the seat's holder has open; stored by it, and by who recovers it."""
-TABLE_LOST = 3 * LINE + 40
-"""In a table's control, behind words.TABLE_CUT: writers whose process died and for which no other has come since."""
 
 
 def _seats(segment: Segment, layout: TableLayout) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -31,9 +31,9 @@ from conduit.store.words import (
     PAGE_TICK,
     SEALED,
     SEAT_WEIGHING,
+    SEAT_WRITERS,
     T_FUTURE,
 )
-from conduit.store.writers import SEAT_WRITERS
 from conduit.testing import rows
 
 Array = np.ndarray[Any, Any]
