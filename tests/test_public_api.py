@@ -79,7 +79,7 @@ MEMBERS = {
     "Batch": "clone episodes get ids items keys nest release reward_names steps to transform values versions",
     "BatchTransform": "bound check_device extended outputs run run_on_device",
     "Claim": (
-        "ack batch bootstrap complete delivered_before episodes finals first_tick get give_back ids is_first "
+        "ack batch bootstrap complete convert delivered_before episodes finals first_tick get give_back ids is_first "
         "items keys mask nest num_envs steps stream ticks transform values versions"
     ),
     "Client": (
