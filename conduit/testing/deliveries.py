@@ -205,7 +205,7 @@ def recount(view: TableView) -> list[str]:
         mine = counts[page * rows : page * rows + committed]
         gone = (mine & HAS_GONE) != 0
         flags = view.meta["link"][page * rows : page * rows + committed]
-        spent = ~may_be_taken.py_func(mine, limit)
+        spent = ~may_be_taken.function(mine, limit)
         # a deleted copy is marked where it was written
         spent[halo:] |= (flags[halo:] & (DELETED | FINAL)) == DELETED
         told = int(sides[page, SIDE_GONE // 8] >> PAST_SHIFT)

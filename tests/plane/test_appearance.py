@@ -74,7 +74,7 @@ def things(engine_name):
 SAYS = {
     "Engine": "open: replay 12 of 512 rows, demos 12 of 512 rows, queue 12 of",
     "Client": "open: replay 12 of 512 rows",
-    "TableHandle": "'replay' of engine {name}, replay, 0.2 MiB, open: 12 of 512 rows",
+    "TableHandle": "'replay' of engine {name}, replay, 0.3 MiB, open: 12 of 512 rows",
     "Writer": "'replay' of engine {name}, autoreset='disabled', stream 0, 12 ticks, open",
     "Loader": "'replay' of engine {name}, name='mine', batch_size=4, Transition(n_step=1",
     "Uniform": "batch 0, 0 candidate rows",

@@ -105,7 +105,7 @@ def test_an_acquire_fence_costs_nothing_and_keeps_the_compiler_from_moving_loads
     ids=["claim", "what a claim adds up", "lease", "seal", "recover"],
 )
 def test_the_protocols_kernels_hold_the_atomic_instructions_they_rest_on(kernel, arity, atomic):
-    text = assembly(kernel.py_func, f"({', '.join(['int64'] * arity)})")
+    text = assembly(kernel.function, f"({', '.join(['int64'] * arity)})")
     for operation in atomic:
         assert re.search(INSTRUCTIONS[operation][1 if X86 else 2], text), operation
 
@@ -250,7 +250,7 @@ def test_two_processes_lose_nothing_where_plain_increments_are_lost(work):
     pytest.skip(f"two processes never ran at the same time in {MOST_RACES} races")
 
 
-def test_importing_the_atomics_compiles_nothing():
-    script = "import conduit.store.protocol as p; assert not p.claim.overloads; print('ok')"
+def test_importing_the_atomics_imports_no_compiler():
+    script = "import sys; import conduit.store.protocol; assert not {'numba', 'llvmlite'} & set(sys.modules); print('ok')"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.stderr) == ("ok\n", "")
