@@ -121,7 +121,10 @@ def find_torn_rows(obs, action, reward, terminated, truncated, count, torn):  # 
 
 @kernel("int64(int64, int64, int64, int64, int64, int64, int64, int64)", nogil=True)
 def find_torn_transitions(obs, after, action, reward, terminated, truncated, count, torn):  # type: ignore[no-untyped-def]
-    """Like `find_torn_rows`, and each next observation (at `after`) must be the one that follows its row."""
+    """Like `find_torn_rows`, and each next observation (at `after`) must be the one that follows its row.
+
+    A terminated row whose writer died before the row that only closes the episode has its own observation there.
+    """
     bad = find_torn_rows(obs, action, reward, terminated, truncated, count, torn)
     for i in range(count):
         if peek_u8(torn + i) != 0:
@@ -131,8 +134,11 @@ def find_torn_transitions(obs, after, action, reward, terminated, truncated, cou
         reached = peek_i64(following + 8)
         next_row = reached == number + 1
         kept_final = _end(number) != 0 and reached == -1 - number
+        unclosed = _end(number) == 1 and reached == number
         if not (
-            _is_whole(following) and peek_i64(following) == peek_i64(obs + _BYTES * i) and (next_row or kept_final)
+            _is_whole(following)
+            and peek_i64(following) == peek_i64(obs + _BYTES * i)
+            and (next_row or kept_final or unclosed)
         ):
             poke_u8(torn + i, 1)
             bad += 1
