@@ -575,7 +575,7 @@ def test_optional_packages_that_are_broken_do_not_make_the_doctor_unhappy(tmp_pa
 
 def test_kernels_that_are_kept_nowhere_are_a_warning_with_the_remedy(monkeypatch):
     monkeypatch.setattr(checks, "trial", lambda _backing: probe.Outcome(True, "written"))
-    monkeypatch.setattr(probe, "kernel_cache", lambda: probe.KernelCache((), 0, 0))
+    monkeypatch.setattr(probe, "kernel_cache", lambda: probe.KernelCache("", (), 0, 0))
     cache = next(one for one in checks.of_engine() if one.name == "kernel cache")
     assert (cache.status, cache.required) == ("warning", False)
     assert "every process compiles its kernels anew" in cache.found
@@ -636,7 +636,7 @@ def test_every_key_and_state_is_documented(cast, engine_name, light):
     gather(documents[2]["versions"])
     text = re.sub(r"^```.*?^```$", "", DOCS.read_text(), flags=re.MULTILINE | re.DOTALL)
     documented = set(re.findall(r"[\w-]+", " ".join(re.findall(r"`([^`]+)`", text))))
-    assert not keys - documented
+    assert keys - documented == set()
 
 
 # --- checkpoint, checkpoints

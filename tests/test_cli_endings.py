@@ -121,6 +121,7 @@ SWEEP = {
         ["{name}", "replay"],
     ],
     "doctor": [["more"], ["--nope"]],
+    "warm": [["more"], ["--nope"], ["--all", "x"]],
     "bench": [*(["--seconds", number] for number in BAD_NUMBERS), ["more"]],
     "demo": [
         *(["--minutes", number] for number in ("0", *BAD_NUMBERS)),
