@@ -205,12 +205,15 @@ class TestBoundaries:
             steps(writer, range(16, 30))
             one = drawn(engine)
             three = drawn(engine, window=conduit.Transition(n_step=3, gamma=GAMMA))
-        assert one.keys() == set(range(29)) - {9, 15}
-        assert three.keys() == set(range(27)) - {9, 15}
-        # behind the last observation of an episode that was cut nothing comes any more: windows end with it
-        assert [three[t]["n_steps"] for t in (6, 7, 8, 12, 13, 14)] == [3, 2, 1, 3, 2, 1]
-        assert [three[t]["next_obs"] for t in (6, 7, 8, 12, 13, 14)] == [9, 9, 9, 15, 15, 15]
-        assert all(row["next_obs"] == t + 1 for t, row in one.items())
+        assert one.keys() == set(range(29)) - {9}
+        assert three.keys() == set(range(27)) - {9}
+        # behind the last observation of an episode that was cut nothing comes any more: windows end with it; a step that ended its
+        # episode needs nothing behind it
+        assert [three[t]["n_steps"] for t in (6, 7, 8, 12, 13, 14, 15)] == [3, 2, 1, 3, 3, 2, 1]
+        assert [three[t]["next_obs"] for t in (6, 7, 8, 12, 13, 14, 15)] == [9, 9, 9, 15, 15, 15, 15]
+        assert [t for t, row in three.items() if row["terminated"]] == [t for t in three if t in {13, 14, 15}]
+        assert (one[15]["terminated"], one[15]["next_obs"]) == (True, 15)
+        assert all(row["next_obs"] == t + 1 for t, row in one.items() if t != 15)
 
 
 class TestPriorities:

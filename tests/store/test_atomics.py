@@ -251,6 +251,8 @@ def test_two_processes_lose_nothing_where_plain_increments_are_lost(work):
 
 
 def test_importing_the_atomics_imports_no_compiler():
-    script = "import sys; import conduit.store.protocol; assert not {'numba', 'llvmlite'} & set(sys.modules); print('ok')"
+    script = (
+        "import sys; import conduit.store.protocol; assert not {'numba', 'llvmlite'} & set(sys.modules); print('ok')"
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.stderr) == ("ok\n", "")
