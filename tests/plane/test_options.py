@@ -206,7 +206,7 @@ def test_a_policy_has_one_publisher_at_a_time(make):
         ),
         ({"on_full": "drop"}, ConfigError, "on_full 'wait' or 'raise', got 'drop'"),
         ({"timeout": -1}, ConfigError, "a timeout of at least 0 seconds, got -1"),
-        ({"timeout": "10"}, None, ""),
+        ({"timeout": "10"}, ConfigError, "a timeout of at least 0 seconds, got '10'"),
         ({"policy": "policy"}, ConfigError, "a conduit.PolicySlot as policy, got str"),
         ({"ingestion": 3}, ConfigError, "a conduit.Ingestion as ingestion, got int"),
         ({"placement": "gpu"}, ConfigError, "a conduit.Placement as placement, got str"),

@@ -67,7 +67,7 @@ def walk_step(meta, at, walking, limit, end, over, k, BOOTSTRAP: tl.constexpr): 
     alone = looks & ((successor & _FIRST) != 0)
     # where it terminated and nothing will come, its own observation stands in
     stays = alone & ((ended & _TERMINATED) != 0) & (there | (over != 0))
-    ahead = tl.where(stays, at, ahead)
+    ahead = at + tl.where(stays, 0, link)
     short = ((alone & (stays == 0)) | lacks) & (refused == 0)
     if BOOTSTRAP:
         refused = refused | (short & (k == 0))
