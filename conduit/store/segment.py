@@ -118,7 +118,8 @@ class Segment:
     def take_over(self) -> None:
         """This process is the owner from now on; a death in the middle of a close is taken back."""
         self.words[HEADER_PID // 8] = os.getpid()
-        self.words[HEADER_TERM // 8] += 1
+        # only whether it is another one counts; a damaged word may be the largest
+        self.words[HEADER_TERM // 8] = (self.words[HEADER_TERM // 8] + 1) & 0x7FFFFFFF
         self.words[HEADER_CLOSED // 8] = 0
 
     def is_current(self) -> bool:

@@ -17,10 +17,18 @@ if TYPE_CHECKING:
     from conduit.store.segment import Segment
     from conduit.store.table import TableView
 
+_MOST = 1 << 20
+"""More writers than a table has pages."""
+
 
 def _seats(segment: Segment, layout: TableLayout) -> np.ndarray[Any, np.dtype[np.int64]]:
     shape = (segment.layout.spec.max_participants, LINE // 8)
     return segment.array(layout.seats, shape, np.dtype(np.int64))[:, SEAT_WRITERS // 8]
+
+
+def _bounded(count: Any) -> int:
+    """A count as it was read: a damaged word is some number of writers that there can be."""
+    return min(max(int(count), 0), _MOST)
 
 
 def note(table: TableView, count: int, *, opened: bool) -> None:
@@ -36,10 +44,11 @@ def empty(segment: Segment, number: int, *, died: bool) -> None:
     """A seat's holder has no writers any more; the caller holds its lock."""
     for layout in segment.layout.tables.values():
         seats = _seats(segment, layout)
-        count = int(seats[number])
-        if count:
-            seats[number] = 0
-            segment.words[(layout.control + TABLE_LOST) // 8] += count if died else 0
+        count = _bounded(seats[number])
+        seats[number] = 0
+        if died and count:
+            at = (layout.control + TABLE_LOST) // 8
+            segment.words[at] = _bounded(_bounded(segment.words[at]) + count)
 
 
 def count(table: TableView) -> tuple[dict[int, int], int]:
@@ -50,9 +59,9 @@ def count(table: TableView) -> tuple[dict[int, int], int]:
     """
     seats = _seats(table.segment, table.layout)
     alive: dict[int, int] = {}
-    dead = int(table.segment.words[(table.layout.control + TABLE_LOST) // 8])
+    dead = _bounded(table.segment.words[(table.layout.control + TABLE_LOST) // 8])
     for one in table.check_open().list():
-        found = int(seats[one.number])
+        found = _bounded(seats[one.number])
         if found and one.alive:
             alive[one.pid] = alive.get(one.pid, 0) + found
         else:
