@@ -96,10 +96,16 @@ def finish():  # type: ignore[no-untyped-def]
 
 @kernel("int64(int64, int64, int64)", nogil=True)
 def _steps(pid, count, status):  # type: ignore[no-untyped-def]
-    """Take up to `count` single steps; returns how many were taken before the process did anything but step."""
+    """Take up to `count` single steps; returns how many were taken before the process did anything but step.
+
+    -1: a step was refused; -2: the process could not be waited for.
+    """
     for taken in range(count):
-        if _ptrace(_SINGLE_STEP, pid, 0, 0) != 0 or _waitpid(pid, status, 0) != pid:
+        if _ptrace(_SINGLE_STEP, pid, 0, 0) != 0:
             return -1
+        # once more where a signal interrupted the wait
+        if _waitpid(pid, status, 0) != pid and _waitpid(pid, status, 0) != pid:
+            return -2
         if (peek_u32(status) & 0xFF) != 0x7F or (peek_u32(status) >> 8 & 0xFF) != _TRAP:
             return taken
     return count
