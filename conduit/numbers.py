@@ -1,4 +1,4 @@
-"""Whole and real numbers as callers hand them over: Python's, numpy's, and 0-d arrays and tensors alike; never a bool.
+"""Numbers and flags as callers hand them over: Python's, numpy's, and 0-d arrays and tensors alike; a bool is no number.
 
 A batch size that came out of numpy, torch or JAX is as good as Python's own. What a caller hands over is turned into Python's int or
 float once, where it comes in, so that nothing behind that meets another type.
@@ -10,6 +10,8 @@ import math
 import numbers
 import operator
 from typing import Any
+
+import numpy as np
 
 from conduit.errors import ConfigError
 
@@ -83,3 +85,14 @@ def within(name: str, value: object, low: float, high: float) -> float:
         bounds = f"of at least {low:g}" if math.isinf(high) else f"from {low:g} to {high:g}"
         raise ConfigError(f"Expected {name} {bounds}, got {value!r}")
     return number
+
+
+def flag(name: str, value: object) -> bool:
+    """`value` as a bool.
+
+    Raises:
+        ConfigError: It is neither True nor False, Python's or numpy's; the message has `name`.
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise ConfigError(f"Expected {name} True or False, got {value!r}")
+    return bool(value)

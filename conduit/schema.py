@@ -101,6 +101,8 @@ class Schema:
         """
         if isinstance(fields, Mapping):
             raise SchemaError("Expected fields, got a mapping: use `Schema.from_example` for a row of values")
+        if not isinstance(fields, Iterable):
+            raise SchemaError(f"Expected fields, such as [conduit.Field(...)], got {fields!r}")
         given = tuple(fields)
         by_name: dict[str, Field] = {}
         for item in given:

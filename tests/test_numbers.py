@@ -185,6 +185,7 @@ FLOATS = {
     "vtrace": lambda x: conduit.vtrace(x, rho_bar=x, c_bar=x),
     "returns_to_go": conduit.returns_to_go,
     "normalise_advantages": lambda x: conduit.normalise_advantages(eps=x),
+    "eta": lambda x: conduit.sequence_priority(np.ones((2, 3)), eta=x),
     "mean_lengths": lambda x: conduit.Table(RAGGED, 400, mean_lengths={"tokens": x}),
 }
 
@@ -252,3 +253,59 @@ def test_a_loaders_numbers_that_are_none_are_refused_when_it_is_opened(engine_na
         for name in (None, "named"):
             with pytest.raises(conduit.errors.ConfigError, match=next(iter(options)).rstrip("s")):
                 engine.loader("t", **{"batch_size": 8, "name": name, **options})
+
+
+def test_what_is_neither_true_nor_false_is_refused_by_name():
+    for value in (np.True_, True):
+        assert conduit.Sequence(4, pad=value).pad is True
+    for value in ("no", 1, None, np.array([True])):
+        for make in (
+            lambda x: conduit.Sequence(4, across=x),
+            lambda x: conduit.Sequence(4, pad=x),
+            lambda x: conduit.Episode(4, next_obs=x),
+            lambda x: conduit.Rollout(4, 2, next_obs=x),
+            lambda x: conduit.Prioritised(stratified=x),
+            lambda x: conduit.Shuffled(drop_last=x),
+            lambda x: conduit.Table(SCHEMA, 100, within_episodes=x),
+        ):
+            with pytest.raises(conduit.errors.ConfigError, match=r"Expected \w+ True or False, got"):
+                make(value)
+
+
+NO_ARGUMENTS = {
+    "errors that are text": lambda e: conduit.sequence_priority(["0.5"]),
+    "errors that are objects": lambda e: conduit.sequence_priority({}),
+    "complex errors": lambda e: conduit.sequence_priority(np.ones((2, 3)) * 1j),
+    "priorities of a table": lambda e: conduit.Table(SCHEMA, 100, priorities="yes"),
+    "a schema of one field": lambda e: conduit.Schema(3),
+    "padding": lambda e: conduit.Transition(padding=np.array([1, 2])),
+    "buffers": lambda e: e.loader("t", batch_size=2, buffers=10**400),
+    "ids as text": lambda e: e.loader("t", batch_size=2, format="numpy").valid("1"),
+    "ids as floats": lambda e: e.loader("t", batch_size=2, format="numpy").valid([1.0]),
+    "the batch of a sampler": lambda e: setattr(e.loader("t", batch_size=2, format="numpy").sampler, "batch", "1"),
+    "a batch below 0": lambda e: setattr(e.loader("t", batch_size=2, format="numpy").sampler, "batch", -1),
+    "a batch beyond 64 bits": lambda e: setattr(e.loader("t", batch_size=2, format="numpy").sampler, "batch", 1 << 63),
+    "valid of no batch": lambda e: e.mix({"t": 1}, batch_size=2, format="numpy").valid([1]),
+    "priorities of no batch": lambda e: e.mix(
+        {"t": 1}, batch_size=2, format="numpy", sampling=conduit.Prioritised()
+    ).update_priorities([1], [1.0]),
+    "two priorities of one step": lambda e: e.writer("t").append(obs=[0, 0], action=0, reward=0.0, priority=[1.0, 2.0]),
+    "columns": lambda e: e.writer("t").extend(3),
+    "a field of statistics": lambda e: e.statistics("t").read(["obs"]),
+    "where a checkpoint goes": lambda e: e.checkpoint(3),
+    "where a checkpoint is": lambda e: conduit.Engine.restore(3),
+    "what goes with a checkpoint": lambda e: e.checkpoint("nowhere", extra=[]),
+    "keyword arguments of actors": lambda e: conduit.launch(print, 1, kwargs=3),
+    "environment of actors": lambda e: conduit.launch(print, 1, env="A=1"),
+    "where actors print": lambda e: conduit.launch(print, 1, stdout="file"),
+    "whom a death is told": lambda e: conduit.launch(print, 1, on_death="log"),
+}
+
+
+@pytest.mark.parametrize("call", NO_ARGUMENTS.values(), ids=NO_ARGUMENTS.keys())
+def test_what_is_no_argument_is_refused_by_the_call_that_brings_it(engine_name, call):
+    tables = {"t": conduit.Table(SCHEMA, 100, priorities=conduit.Priorities(), statistics=("obs",))}
+    with conduit.Engine.create(engine_name, tables) as engine:
+        with pytest.raises(conduit.errors.ConduitError, match=r"^Expected"):
+            call(engine)
+        assert engine.table("t").rows == 0

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from conduit.arrays import as_numbers
-from conduit.errors import ConfigError, FieldError
+from conduit.errors import FieldError
 from conduit.jit import entry, inner, intrinsic, ir, kernel, types
+from conduit.numbers import within
 from conduit.store.atomics import fetch_add, peek_i64, poke_i64
 from conduit.store.declaration import Priorities
 from conduit.store.words import TABLE_CLIPPED
@@ -301,11 +302,10 @@ def sequence_priority(errors: Any, mask: Any = None, eta: float = 0.9) -> Any:
         [...], of the library (and, for floats, dtype) that `errors` came in; 0 where no step counts.
 
     Raises:
-        ConfigError: eta out of range.
-        FieldError: The shapes differ.
+        ConfigError: eta is no number from 0 to 1.
+        FieldError: The errors are not real, or the shapes differ.
     """
-    if not 0.0 <= eta <= 1.0:
-        raise ConfigError(f"Expected eta from 0 to 1, got {eta!r}")
+    eta = within("eta", eta, 0.0, 1.0)
     if hasattr(errors, "detach"):
         import torch
 
@@ -318,7 +318,10 @@ def sequence_priority(errors: Any, mask: Any = None, eta: float = 0.9) -> Any:
         # in float64: a sum of many float16 errors is soon too large for one
         mean = magnitudes.sum(-1, dtype=torch.float64) / steps.sum(-1).clamp(min=1)
         return (eta * magnitudes.amax(-1).double() + (1.0 - eta) * mean).to(magnitudes.dtype)
-    sizes: Array = np.abs(np.asarray(errors))
+    given: Array = np.asarray(errors)
+    if given.dtype.kind not in "iuf":
+        raise FieldError(f"Expected real errors [..., length], got {given.dtype}", at="errors")
+    sizes: Array = np.abs(given)
     sizes = sizes if sizes.dtype.kind == "f" else sizes.astype(np.float64)
     counted: Array = np.ones(sizes.shape, bool) if mask is None else np.asarray(mask, bool)
     _check_mask(counted.shape, sizes.shape)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from conduit.errors import ConfigError
-from conduit.numbers import at_least, whole, within
+from conduit.numbers import at_least, flag, whole, within
 
 Padding = Literal["zero", "repeat"]
 Newest = Literal["wait", "bootstrap"]
@@ -22,8 +22,13 @@ def _keep_whole(window: object, **leasts: int) -> None:
         object.__setattr__(window, name, at_least(name, getattr(window, name), least))
 
 
+def _keep_flags(window: Sequence | Episode | Rollout, *names: str) -> None:
+    for name in names:
+        object.__setattr__(window, name, flag(name, getattr(window, name)))
+
+
 def _one_of(name: str, value: object, among: tuple[str, ...]) -> None:
-    if value not in among:
+    if not isinstance(value, str) or value not in among:
         raise ConfigError(f"Expected {name} to be one of {', '.join(map(repr, among))}, got {value!r}")
 
 
@@ -83,6 +88,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         _keep_whole(self, length=1, burn_in=0)
+        _keep_flags(self, "across", "pad", "next_obs")
         if self.burn_in >= self.length:
             raise ConfigError(f"Expected burn_in below the length {self.length}, got {self.burn_in}")
         if self.overlap is not None:
@@ -106,6 +112,7 @@ class Episode:
 
     def __post_init__(self) -> None:
         _keep_whole(self, max_length=1)
+        _keep_flags(self, "next_obs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +138,7 @@ class Rollout:
 
     def __post_init__(self) -> None:
         _keep_whole(self, ticks=1, num_envs=1)
+        _keep_flags(self, "next_obs")
         if self.stride is not None:
             _keep_whole(self, stride=1)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from conduit.errors import ActorError, ConfigError
 from conduit.launching.actors import Actors
-from conduit.numbers import at_least, within
+from conduit.numbers import at_least, whole, within
 
 _PATIENCE = 30.0
 """Seconds for what was started to end; the thread has deadlines of its own below it."""
@@ -70,6 +70,14 @@ def launch(
         raise ConfigError(f"Expected a function, got {function!r}")
     if isinstance(args, str | bytes) or not isinstance(args, Sequence):
         raise ConfigError(f'Expected args as a tuple, such as args=("engine",), got {args!r}')
+    for name, given in (("kwargs", kwargs), ("env", env)):
+        if given is not None and not isinstance(given, Mapping):
+            raise ConfigError(f"Expected {name} as a mapping or None, got {given!r}")
+    for name, given in (("stdout", stdout), ("stderr", stderr)):
+        if given is not None and whole(given) is None and not hasattr(given, "fileno"):
+            raise ConfigError(f"Expected {name} as a file, a descriptor or None, got {given!r}")
+    if on_death is not None and not callable(on_death):
+        raise ConfigError(f"Expected on_death as a function or None, got {on_death!r}")
     if getattr(process.current_process(), "_inheriting", False):
         raise ConfigError(
             "Expected launch to be called by the program, got a call while a new process imports the program's main module: "

@@ -51,6 +51,10 @@ class Bulk:
             raise ConfigError(
                 f"Expected a schema without ragged fields, got {', '.join(schema.ragged_names)}: use writer.append"
             )
+        if not isinstance(columns, Mapping):
+            raise FieldError(
+                f"Expected columns as {{field: array [ticks, ...]}}, got {type(columns).__name__}", at="columns"
+            )
         try:
             flat = schema.flatten(columns)
         except FieldError as error:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conduit.errors import CheckpointError, ConfigError
-from conduit.store.checkpoint import Manifest, candidates, is_checkpoint, numbered, read_manifest
+from conduit.store.checkpoint import Manifest, as_path, candidates, is_checkpoint, numbered, read_manifest
 from conduit.store.files import FileReader
 from conduit.store.limits import Limits
 from conduit.store.names import Backing
@@ -123,7 +123,7 @@ def restore(
         raise ConfigError(f"Expected limiter 'keep', 'reset' or 'rebase', got {limiter!r}")
     skipped: list[tuple[Path, str]] = []
     first: CheckpointError | None = None
-    for one in candidates(Path(path)):
+    for one in candidates(as_path(path)):
         try:
             manifest = read_manifest(one)
             limited = [key for key, table in manifest.spec.tables.items() if table.limits is not None]
@@ -183,7 +183,7 @@ def checkpoints(
     Raises:
         CheckpointError: The path cannot be looked at.
     """
-    root = Path(path)
+    root = as_path(path)
     found = [root] if is_checkpoint(root) else numbered(root)
     return [_look(one, verify, progress) for one in found]
 

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Required, Self, TypedDict, Unpack, overload
 
 from conduit.arrays import import_torch
 from conduit.errors import Closed, ConfigError, SchemaMismatch
@@ -66,6 +66,30 @@ def _device_loader(device: str | Device, pool: str | int | None) -> Callable[...
         raise ConfigError(f"Expected device 'cpu', 'cuda' or 'cuda:0' and so on, got {device!r}")
     place = CudaDevice(device) if isinstance(device, str) else device
     return functools.partial(DeviceLoader, device=place, pool=pool)
+
+
+class _LoaderOptions(TypedDict, total=False):
+    """The options of `Client.loader` but for `sampling`, on which the type of the loader depends; for type checkers."""
+
+    batch_size: Required[int]
+    window: Window | None
+    transform: Mapping[str, Pipeline] | None
+    batch_transforms: Iterable[BatchTransform]
+    max_staleness: int | None
+    policy: PolicySlot | None
+    seed: int | None
+    name: str | None
+    format: Format
+    buffers: int
+    on_busy: OnBusy
+    timeout: float | None
+    min_rows: int | None
+    fields: Iterable[str] | None
+    ragged: Layout | Mapping[str, Layout]
+    rename: Mapping[str, str] | None
+    device: str | Device
+    pool: str | int | None
+    shard: tuple[int, int] | None
 
 
 class Client:
@@ -187,6 +211,13 @@ class Client:
         self._writers.add(writer)
         self._participants.play("writer")
         return writer
+
+    @overload
+    def loader(self, table: str, *, sampling: Shuffled, **options: Unpack[_LoaderOptions]) -> EpochLoader: ...
+    @overload
+    def loader(
+        self, table: str, *, sampling: Prioritised | None = None, **options: Unpack[_LoaderOptions]
+    ) -> Loader: ...
 
     def loader(
         self,
@@ -634,11 +665,18 @@ class Client:
             ConfigError: Bad options.
             Closed: The client or engine has closed.
         """
+        from conduit.store.checkpoint import as_path
         from conduit.store.saving import save  # most processes make no checkpoints
 
         self._check_open()
         return save(
-            self._segment, self._views, Path(path), keep, extra or {}, sys.modules["conduit"].__version__, progress
+            self._segment,
+            self._views,
+            as_path(path),
+            keep,
+            {} if extra is None else extra,
+            sys.modules["conduit"].__version__,
+            progress,
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

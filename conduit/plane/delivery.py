@@ -26,7 +26,7 @@ from conduit.kernels.plan import Plan, make_plan
 from conduit.kernels.resolve import V_CURRENT, V_OLDEST
 from conduit.kernels.transforms import Pipeline
 from conduit.kernels.windows import Window, crosses
-from conduit.numbers import whole
+from conduit.numbers import MOST, whole
 from conduit.plane.batch import Batch, Buffer, Format, Maker, Scratch, batch_of, torch_maker
 from conduit.plane.busy import OnBusy, check_on_busy, refused, warn_of_copies
 from conduit.plane.lacking import what_is_there, who_writes
@@ -38,6 +38,7 @@ from conduit.sampling.shuffled import ShuffledSampler
 from conduit.sampling.uniform import Uniform
 from conduit.store.appearance import filling_of, never_raises, place_of, state_of
 from conduit.store.loaders import NamedLoader
+from conduit.store.row_ids import as_ids
 from conduit.store.table import TableView
 from conduit.store.weights import PolicySlot
 from conduit.store.words import LAST_VERSION
@@ -138,7 +139,7 @@ class Loader(StaysHere, Delivery):
             raise ConfigError(f"Expected format 'torch' or 'numpy', got {format!r}")
         check_on_busy(on_busy)
         count = whole(buffers)
-        if count is None or count < 2:
+        if count is None or not 2 <= count <= MOST:
             raise ConfigError(f"Expected at least 2 buffers (the loop variable holds one), got {buffers!r}")
         rank, world = (0, 1) if shard is None else checked_shard(shard)
         stalest = whole(max_staleness)
@@ -379,8 +380,11 @@ class Loader(StaysHere, Delivery):
 
         Returns:
             bool of that shape; False where the row has been overwritten since, or the id is none of this table's.
+
+        Raises:
+            FieldError: These are no integers.
         """
-        keys = np.asarray(ids, np.int64, order="C")
+        keys = as_ids(ids)
         out = np.zeros(keys.shape, bool)
         entry(cpu.still_valid)(self._table.address, keys.ctypes.data, keys.size, out.ctypes.data)
         return out
@@ -442,7 +446,9 @@ def _sampler(
         return Uniform(seed, table.layout.pages, least)
     rule = table.layout.table.priorities
     if not isinstance(sampling, Prioritised):
-        raise ConfigError(f"Expected sampling to be conduit.Prioritised(...) or None, got {type(sampling).__name__}")
+        raise ConfigError(
+            f"Expected sampling to be conduit.Prioritised(...), conduit.Shuffled(...) or None, got {sampling!r}"
+        )
     if rule is None:
         raise ConfigError(
             f"Expected table {table.layout.name!r} to have priorities: create it with priorities=conduit.Priorities(...)"

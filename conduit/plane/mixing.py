@@ -160,6 +160,12 @@ class MixedLoader(StaysHere, Delivery):
                 f"{float(least):.3g}: use at least {-(-1 // min(self._shares))}, or counts='random'"
             )
         chosen = self._by_table(sampling, "sampling")
+        for one in chosen:
+            if one is not None and not isinstance(one, Prioritised):
+                raise ConfigError(
+                    f"Expected sampling to be conduit.Prioritised(...) or None for tables that are mixed, got {one!r}: epochs, by "
+                    "conduit.Shuffled(...), are those of one table, client.loader(table, ...)"
+                )
         rows = self._by_table(min_rows, "min_rows")
         # names of fields for all tables, or for each its own
         each = isinstance(rename, Mapping) and any(isinstance(names, Mapping) for names in rename.values())
@@ -290,6 +296,7 @@ class MixedLoader(StaysHere, Delivery):
             raise ConfigError(
                 "Expected a loader with sampling=conduit.Prioritised(...) for a table, all draw uniformly"
             )
+        _check_batch(batch)
         values = as_priorities(priorities, len(batch.ids))
         ids, source = np.asarray(batch.ids), np.asarray(batch[SOURCE.name])
         if not (np.isfinite(values) & (values >= 0)).all():
@@ -303,7 +310,12 @@ class MixedLoader(StaysHere, Delivery):
         )
 
     def valid(self, batch: Batch) -> Array:
-        """Bool [B]: which rows of a batch of this loader are still what they were."""
+        """Bool [B]: which rows of a batch of this loader are still what they were.
+
+        Raises:
+            FieldError: It is no batch of several tables.
+        """
+        _check_batch(batch)
         ids, source = np.asarray(batch.ids), np.asarray(batch[SOURCE.name])
         out = np.zeros(ids.shape, bool)
         for number, part in enumerate(self._parts):
@@ -329,6 +341,14 @@ class MixedLoader(StaysHere, Delivery):
         self._closed = True
         for part in self._parts:
             part.close()
+
+
+def _check_batch(batch: object) -> None:
+    if not isinstance(batch, Batch) or SOURCE.name not in batch:
+        raise FieldError(
+            f"Expected a batch of several tables, with `ids` and `{SOURCE.name}`, got {type(batch).__name__}",
+            at="batch",
+        )
 
 
 def _shares(weights: Mapping[str, float]) -> list[Fraction]:

@@ -344,7 +344,7 @@ class Writer(StaysHere):
             )
         table, envs = self._stream.table, self._stream.envs
         leaves = Leaves(rule, envs, table.layout.rows)
-        values = np.reshape(priority, 1) if self.num_envs is None else priority
+        values = [priority] if self.num_envs is None and np.ndim(priority) == 0 else priority
         leaves.fill(values, envs)
         if leaves.clipped.any():
             entry(count_clipped)(table.segment.base + table.layout.control, leaves.clipped.ctypes.data)

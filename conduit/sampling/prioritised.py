@@ -20,7 +20,7 @@ from conduit.jit import address, entry
 from conduit.kernels.leaves import as_priorities, clipping, largest_of, not_a_priority
 from conduit.kernels.plan import Computed
 from conduit.kernels.resolve import SIGNATURE
-from conduit.numbers import within
+from conduit.numbers import flag, within
 from conduit.sampling.marks import empty_marks
 from conduit.sampling.mass import (
     Q_BATCH_AT,
@@ -100,6 +100,7 @@ class Prioritised:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "beta", within("beta", self.beta, 0, math.inf))
+        object.__setattr__(self, "stratified", flag("stratified", self.stratified))
         if self.normalise not in ("none", "batch", "buffer"):
             raise ConfigError(f"Expected normalise 'none', 'batch' or 'buffer', got {self.normalise!r}")
 

@@ -18,7 +18,7 @@ from conduit.jit import entry
 from conduit.kernels import philox
 from conduit.kernels.resolve import E_BYTES, E_GENERATION, E_PAGE
 from conduit.kernels.windows import Window
-from conduit.numbers import whole
+from conduit.numbers import flag, whole
 from conduit.sampling.anchors import P_COUNT, P_ENTRIES, P_PICKED, P_WORDS, draw_picked, list_anchors, pick
 from conduit.sampling.pages import empty_list
 from conduit.sampling.uniform import S_CANDIDATES, S_PAGES, S_SEED, S_SNAPSHOT, Uniform
@@ -49,8 +49,7 @@ class Shuffled:
         if (count is None) != (self.epochs is None) or (count is not None and not 1 <= count < 1 << 20):
             raise ConfigError(f"Expected epochs from 1 to {(1 << 20) - 1}, or None for no end, got {self.epochs!r}")
         object.__setattr__(self, "epochs", count)
-        if not isinstance(self.drop_last, bool | np.bool_):
-            raise ConfigError(f"Expected drop_last True or False, got {self.drop_last!r}")
+        object.__setattr__(self, "drop_last", flag("drop_last", self.drop_last))
 
 
 class ShuffledSampler(Uniform):

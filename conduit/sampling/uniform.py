@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from conduit.errors import UnknownName
+from conduit.errors import ConfigError, UnknownName
 from conduit.jit import address, inner
 from conduit.kernels.cpu import J_FOLLOWING, J_GENERATIONS, J_PAGES, J_ROWS, J_TABLE, J_WINDOW, ask_for
 from conduit.kernels.philox import random_pair, scale_to
@@ -29,6 +29,7 @@ from conduit.kernels.resolve import (
     V_SHORT,
 )
 from conduit.kernels.transitions import ask_ahead
+from conduit.numbers import whole
 from conduit.sampling.pages import (
     MOST_LOOKS,
     empty_list,
@@ -229,7 +230,10 @@ class Uniform:
 
     @batch.setter
     def batch(self, number: int) -> None:
-        self._words[S_BATCH // 8] = number
+        value = whole(number)
+        if value is None or not 0 <= value < 1 << 63:
+            raise ConfigError(f"Expected the number of a batch, from 0, got {number!r}")
+        self._words[S_BATCH // 8] = value
 
     def finish(self, arrays: dict[str, np.ndarray[Any, Any]], first: int = 0, count: int | None = None) -> None:
         """Nothing is left to do for a batch of equal probabilities."""

@@ -227,6 +227,17 @@ def is_checkpoint(path: Path) -> bool:
         raise unreadable(error, path) from error
 
 
+def as_path(path: object) -> Path:
+    """A path as callers hand it over.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    if not isinstance(path, str | os.PathLike) or not isinstance(found := os.fspath(path), str):
+        raise ConfigError(f"Expected a path, got {path!r}")
+    return Path(found)
+
+
 def candidates(path: Path) -> list[Path]:
     """The checkpoints that `path` may mean, best first: itself, or all those in it.
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from conduit.errors import CapacityError, ConfigError
-from conduit.numbers import MOST, at_least, whole, within
+from conduit.numbers import MOST, at_least, flag, whole, within
 from conduit.schema import Field, Schema
 from conduit.store.arenas import arena_items, checked_mean_lengths, row_share
 from conduit.store.geometry import Demand, Geometry, plan
@@ -172,8 +172,9 @@ class Table:
             if page_rows > MOST:
                 at_least("page_rows", page_rows, 1)
             object.__setattr__(self, "page_rows", page_rows)
-        if not isinstance(self.within_episodes, bool):
-            raise ConfigError(f"Expected within_episodes as a bool, got {self.within_episodes!r}")
+        object.__setattr__(self, "within_episodes", flag("within_episodes", self.within_episodes))
+        if self.priorities is not None and not isinstance(self.priorities, Priorities):
+            raise ConfigError(f"Expected priorities=conduit.Priorities(...) or None, got {self.priorities!r}")
         if self.mean_episode is not None:
             object.__setattr__(self, "mean_episode", within("mean_episode", self.mean_episode, 1.0, math.inf))
         if self.max_times_sampled is not None and self.max_times_sampled > MOST_DELIVERIES:

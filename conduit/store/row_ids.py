@@ -9,6 +9,10 @@ overwritten, unless it names the present generation to the bit.
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from conduit.errors import FieldError
 from conduit.jit import inner, kernel
 from conduit.store.atomics import load_relaxed, peek_i64, words_at
@@ -82,3 +86,15 @@ def not_a_row(table: str, key: int, index: int) -> FieldError:
         "changed; pass the `ids` of batches of this table, from this engine",
         at="ids",
     )
+
+
+def as_ids(ids: Any) -> np.ndarray[Any, Any]:
+    """Row ids of any shape, as C-contiguous int64 of that shape.
+
+    Raises:
+        FieldError: These are no integers.
+    """
+    keys = np.asarray(ids)
+    if keys.dtype.kind not in "iu" and keys.size:
+        raise FieldError(f"Expected ids as int64, from batch.ids, got {keys.dtype}", at="ids")
+    return np.asarray(keys, np.int64, order="C")

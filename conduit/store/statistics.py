@@ -243,7 +243,7 @@ class Statistics(StaysHere):
 
     def _field(self, name: str) -> tuple[Field, int]:
         found = self._table.layout.statistics
-        if name not in found:
+        if not isinstance(name, str) or name not in found:
             raise ConfigError(
                 f"Expected a field with statistics, declared with Table(..., statistics=({name!r},)), in table "
                 f"{self._table.layout.name!r}, got {name!r}{hint(name, found)}"

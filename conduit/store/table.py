@@ -8,7 +8,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from conduit.clock import Deadline
-from conduit.errors import Closed, FieldError, Frozen, Overwritten
+from conduit.errors import Closed, Frozen, Overwritten
 from conduit.jit import entry
 from conduit.store import counting, holds, protocol, removal, settling
 from conduit.store.declaration import row_stride
@@ -16,7 +16,7 @@ from conduit.store.endings import when_gone
 from conduit.store.layout import TableLayout
 from conduit.store.limiter import use_seat
 from conduit.store.participants import Participants
-from conduit.store.row_ids import find_foreign, not_a_row
+from conduit.store.row_ids import as_ids, find_foreign, not_a_row
 from conduit.store.segment import Segment
 from conduit.store.soundness import check_spans, damaged_page
 from conduit.store.statistics import Statistics
@@ -276,10 +276,7 @@ class TableView:
             FieldError: The ids are no integers, or one cannot be of a row of this table; nothing is deleted then.
             BufferError: This client holds too many leases.
         """
-        keys = np.asarray(ids)
-        if keys.dtype.kind not in "iu" and keys.size:
-            raise FieldError(f"Expected ids as int64, from batch.ids, got {keys.dtype}", at="ids")
-        keys = np.ascontiguousarray(keys.ravel(), np.int64)
+        keys = as_ids(ids).ravel()
         seat = self.check_open().seat
         done = entry(removal.delete)(self.address, keys.ctypes.data, keys.size, seat)
         if done < -1:

@@ -54,8 +54,8 @@ with writer.bare() as bare:
 
 loader = client.loader("replay", batch_size=256, transform={"obs": conduit.scale(1 / 255)}, format="numpy")
 reveal_type(loader)  # is conduit.plane.delivery.Loader
-client.loader("replay", 256)  # error: call-arg
-client.loader("replay", batch_size=256, format="jax")  # error: arg-type
+client.loader("replay", 256)  # error: call-overload
+client.loader("replay", batch_size=256, format="jax")  # error: call-overload
 client.loader("replay", batch_size=256, transform={"obs": 1 / 255})  # error: dict-item
 for batch in loader:
     reveal_type(batch)  # is conduit.plane.batch.Batch
@@ -72,6 +72,13 @@ for step in range(100):
 reveal_type(prioritised.sampler.beta)  # is float
 reveal_type(prioritised.sampler.batch)  # is int
 prioritised.sampler.beta = "1"  # error: assignment
+epochs = client.loader("replay", batch_size=256, sampling=conduit.Shuffled(epochs=3))
+reveal_type(epochs)  # is conduit.plane.epochs.EpochLoader
+reveal_type(len(epochs))  # is int
+reveal_type(epochs.epoch)  # is int
+reveal_type(prioritised)  # is conduit.plane.delivery.Loader
+len(prioritised)  # error: arg-type
+client.loader("replay", batch_size=256, sampling="shuffled")  # error: call-overload
 mixed = client.mix({"replay": 0.75, "demos": 0.25}, batch_size=64)
 mixed.samplers["replay"].beta = 0.5
 
