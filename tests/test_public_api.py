@@ -150,7 +150,8 @@ CALLS = {
     ),
     "Engine.create": "name tables *policies=None *backing='shm' *max_participants=128 *exist_ok=False *replace=False",
     "Engine.adopt": "name",
-    "Engine.restore": "path name=None *limiter=None *backing='shm' *max_participants=None *progress=None",
+    "Engine.restore": "path name=None *limiter=None *backing='shm' *max_participants=None *progress=None *exist_ok=False "
+    "*replace=False",
     "Client.checkpoint": "path *keep=2 *extra=None *progress=None",
     "Client.writer": (
         "table *num_envs=None *autoreset=None *policy=None *schema=None *timeout=10.0 *on_full='wait' "

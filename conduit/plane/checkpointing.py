@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import warnings
@@ -9,12 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from conduit.errors import CheckpointError, ConfigError
+from conduit.errors import CheckpointError, ConfigError, Leftover
 from conduit.store.checkpoint import Manifest, as_path, candidates, is_checkpoint, numbered, read_manifest
 from conduit.store.files import FileReader
+from conduit.store.layout import SegmentSpec
 from conduit.store.limits import Limits
 from conduit.store.names import Backing
-from conduit.store.restoring import Counts, LimiterPolicy, create_from, read_extra
+from conduit.store.restoring import Counts, LimiterPolicy, create_from, read_extra, spec_of
 from conduit.store.segment import Segment
 
 Progress = Callable[[int, int], None]
@@ -117,6 +119,7 @@ def restore(
     backing: Backing,
     max_participants: int | None,
     progress: Progress | None,
+    replace: bool,
 ) -> tuple[Segment, Restored]:
     """Create a segment from the best checkpoint that `path` means; see `Engine.restore`."""
     if limiter not in (None, "keep", "reset", "rebase"):
@@ -133,7 +136,8 @@ def restore(
                     "counts stay as they were, begin anew, or are moved to where nobody waits"
                 )
             extra = read_extra(one, manifest)
-            segment, counts = create_from(
+            make = functools.partial(
+                create_from,
                 one,
                 manifest,
                 manifest.engine if name is None else name,
@@ -142,6 +146,14 @@ def restore(
                 max_participants=max_participants,
                 progress=progress,
             )
+            try:
+                segment, counts = make()
+            except Leftover:
+                if not replace:
+                    raise
+                # what a dead owner left goes only once it is sure that something comes in its place
+                _verify(one, manifest, None)
+                segment, counts = make(replace=True)
         except CheckpointError as error:
             first = first or error
             skipped.append((one, str(error)))
@@ -151,6 +163,35 @@ def restore(
         return segment, _report(one, manifest, counts, extra, tuple(skipped))
     assert first is not None  # noqa: S101 - candidates are at least one
     raise first
+
+
+def meant(path: str | os.PathLike[str], name: str | None, max_participants: int | None) -> tuple[str, SegmentSpec]:
+    """Name and specification of the engine that `restore` would create.
+
+    Raises:
+        CheckpointError: No checkpoint there can be read.
+    """
+    first: CheckpointError | None = None
+    for one in candidates(as_path(path)):
+        try:
+            manifest = read_manifest(one)
+        except CheckpointError as error:
+            first = first or error
+            continue
+        return manifest.engine if name is None else name, spec_of(manifest, max_participants)
+    assert first is not None  # noqa: S101 - candidates are at least one
+    raise first
+
+
+def _verify(path: Path, manifest: Manifest, progress: Progress | None) -> None:
+    """Read every file of a checkpoint.
+
+    Raises:
+        CheckpointError: One is damaged; names it.
+    """
+    with FileReader(path, manifest.files, progress) as reader:
+        for name in manifest.files:
+            reader.verify(name)
 
 
 def _report(
@@ -196,9 +237,7 @@ def _look(path: Path, verify: bool, progress: Progress | None) -> Checkpoint:
     problem = None
     if verify:
         try:
-            with FileReader(path, manifest.files, progress) as reader:
-                for name in manifest.files:
-                    reader.verify(name)
+            _verify(path, manifest, progress)
         except CheckpointError as error:
             problem = str(error)
     tables = manifest.tables

@@ -76,10 +76,7 @@ class Engine(Client):
             SchemaMismatch, ConfigError: With `exist_ok`: the dead owner's engine is of other tables; names the first difference.
             ConfigError, CapacityError: Bad options.
         """
-        if exist_ok and replace:
-            raise ConfigError(
-                "Expected exist_ok=True, to go on with a dead owner's engine, or replace=True, to begin anew; got both"
-            )
+        _check_one_way(exist_ok=exist_ok, replace=replace)
         for option, given in (("tables", tables), ("policies", policies)):
             if given is not None and not isinstance(given, Mapping):
                 raise ConfigError(f"Expected {{name: ...}} as {option}, got {type(given).__name__}")
@@ -140,6 +137,8 @@ class Engine(Client):
         backing: Backing = "shm",
         max_participants: int | None = None,
         progress: Callable[[int, int], None] | None = None,
+        exist_ok: bool = False,
+        replace: bool = False,
     ) -> Engine:
         """Create an engine from a checkpoint; `Engine.restored` says what came back.
 
@@ -157,18 +156,41 @@ class Engine(Client):
             backing: As for `create`.
             max_participants: As for `create`; as it was without.
             progress: Called with bytes done and bytes in all, by this thread.
+            exist_ok: Adopt an engine of this name whose owner is dead, which has the rows written since the checkpoint too,
+                if it was made with the checkpoint's tables, policies and max_participants. The checkpoint is not read into it:
+                `restored` is None, and limits and counts are those in force.
+            replace: Put the restored engine in the place of one whose owner is dead; the rows of that one are gone, and clients that
+                stayed attached to it are told that it closed. It is left alone until the checkpoint has been read once and found good.
 
         Raises:
             CheckpointError: No checkpoint, a damaged or foreign one, or one of another version; names the file.
             EngineExists, Leftover, NoSpace: As `create`; nothing is left behind.
-            ConfigError: Bad options.
+            SchemaMismatch: With `exist_ok`, as `create`.
+            ConfigError: Bad options, or, with `exist_ok`, as `create`.
         """
         # what checkpoints need is imported where it is used: most processes make and read none
-        from conduit.plane.checkpointing import restore
+        from conduit.plane.checkpointing import meant, restore
 
-        segment, restored = restore(
-            path, name, limiter=limiter, backing=backing, max_participants=max_participants, progress=progress
-        )
+        _check_one_way(exist_ok=exist_ok, replace=replace)
+        while True:
+            try:
+                segment, restored = restore(
+                    path,
+                    name,
+                    limiter=limiter,
+                    backing=backing,
+                    max_participants=max_participants,
+                    progress=progress,
+                    replace=replace,
+                )
+                break
+            except Leftover:
+                if not exist_ok:
+                    raise
+            try:
+                return cls._take_over(*meant(path, name, max_participants))
+            except EngineNotFound:
+                continue  # it was removed meanwhile
         try:
             engine = cls(segment)
         except BaseException:
@@ -193,6 +215,13 @@ class Engine(Client):
         # the finalizer is called once, so it stays until the name is gone
         _unlink_in_owner(self._segment, os.getpid())
         self._finalizer.detach()
+
+
+def _check_one_way(*, exist_ok: bool, replace: bool) -> None:
+    if exist_ok and replace:
+        raise ConfigError(
+            "Expected exist_ok=True, to go on with a dead owner's engine, or replace=True, to begin anew; got both"
+        )
 
 
 def _unlink_in_owner(segment: Segment, pid: int) -> None:

@@ -25,7 +25,7 @@ from conduit.store.checkpoint import MANIFEST, Manifest, TableEntry, columns_of,
 from conduit.store.cut import TableCut
 from conduit.store.filenames import safe
 from conduit.store.files import BLOCK, DAMAGED, HEADER, FileReader, Sink, write_all
-from conduit.store.layout import WEIGHT_COPIES, TableLayout, checked_participants
+from conduit.store.layout import WEIGHT_COPIES, SegmentSpec, TableLayout, checked_participants
 from conduit.store.limits import Limits
 from conduit.store.loaders import Known, write_loader
 from conduit.store.names import Backing
@@ -90,11 +90,10 @@ def create_from(
     backing: Backing,
     max_participants: int | None,
     progress: Progress | None,
+    replace: bool = False,
 ) -> tuple[Segment, dict[str, Counts]]:
     """Create a segment that holds what a checkpoint does; see `Engine.restore`."""
-    spec = manifest.spec
-    if max_participants is not None:
-        spec = dataclasses.replace(spec, max_participants=checked_participants(max_participants))
+    spec = spec_of(manifest, max_participants)
     found: dict[str, Counts] = {}
 
     def fill(segment: Segment) -> Iterator[None]:
@@ -114,7 +113,14 @@ def create_from(
         for index, (loader, one) in enumerate(manifest.loaders.items()):
             write_loader(segment, index, loader, Known(one.table, one.seed, one.batch, one.stock))
 
-    return segments.create(name, spec, backing, fill), found
+    return segments.create(name, spec, backing, fill, replace=replace), found
+
+
+def spec_of(manifest: Manifest, max_participants: int | None) -> SegmentSpec:
+    """What a segment that is restored from a checkpoint is made of, with as many participants as asked for."""
+    if max_participants is None:
+        return manifest.spec
+    return dataclasses.replace(manifest.spec, max_participants=checked_participants(max_participants))
 
 
 def read_extra(path: Path, manifest: Manifest) -> dict[str, bytes]:

@@ -10,6 +10,7 @@ import pytest
 import conduit
 from conduit.errors import (
     BadSegment,
+    CheckpointError,
     Closed,
     ConfigError,
     EngineExists,
@@ -350,3 +351,76 @@ def test_who_is_overtaken_between_looking_and_locking_looks_again(dead, monkeypa
         conduit.Engine.create(dead, TABLES, replace=True)
     with made[0] as engine:
         assert engine._segment.is_current()
+
+
+# restored from a checkpoint
+
+
+def checkpointed(own, folder):
+    own.client.checkpoint(folder)
+    add_five(own)
+
+
+@pytest.fixture
+def left(engine_name, tmp_path):
+    """Name of an engine whose owner was killed with 65 rows, and the folder of a checkpoint of 60 of them."""
+    with Puppet() as owner:
+        owner.do(create, engine_name, BIG)
+        owner.do(write_rows, 60)
+        owner.do(checkpointed, tmp_path)
+        owner.kill()
+    yield engine_name, tmp_path
+    if segment_path(engine_name).exists():
+        inspect.clean(engine_name)
+
+
+def test_a_restore_takes_no_name_that_a_dead_owner_left_unless_it_is_told_to(left):
+    name, folder = left
+    with pytest.raises(Leftover, match="exist_ok=True"):
+        conduit.Engine.restore(folder)
+    with pytest.raises(ConfigError, match=r"exist_ok=True, .* or replace=True"):
+        conduit.Engine.restore(folder, exist_ok=True, replace=True)
+    assert segment_path(name).exists()
+
+
+def test_a_restore_goes_on_with_what_a_dead_owner_left(left):
+    name, folder = left
+    with conduit.Engine.restore(folder, exist_ok=True) as engine:
+        assert engine.restored is None
+        assert engine.name == name
+        assert engine.table("replay").rows == 65
+        check_nothing_leaked(engine._views["replay"])
+    assert not segment_path(name).exists()
+    with conduit.Engine.restore(folder, exist_ok=True) as engine:  # nobody has the name
+        assert engine.restored.tables["replay"].rows == engine.table("replay").rows == 60
+
+
+def test_a_restore_goes_on_only_with_an_engine_of_the_checkpoint_s_kind(left):
+    name, folder = left
+    with pytest.raises(ConfigError, match=r"max_participants 128, as engine .* got 8"):
+        conduit.Engine.restore(folder, max_participants=8, exist_ok=True)
+    assert segment_path(name).exists()
+
+
+def test_a_restore_replaces_what_a_dead_owner_left(left):
+    name, folder = left
+    before = segment_path(name).stat().st_ino
+    with conduit.Engine.restore(folder, replace=True) as engine:
+        assert segment_path(name).stat().st_ino != before
+        assert engine.restored.tables["replay"].rows == engine.table("replay").rows == 60
+        for options in ({"exist_ok": True}, {"replace": True}):
+            with pytest.raises(EngineExists, match="its owner is alive") as refused:
+                conduit.Engine.restore(folder, **options)
+            assert not isinstance(refused.value, Leftover)
+
+
+def test_what_a_dead_owner_left_stays_when_the_checkpoint_is_damaged(left):
+    name, folder = left
+    damaged = folder / "0000000001" / "tables" / "replay" / "columns" / "obs.npy"
+    content = bytearray(damaged.read_bytes())
+    content[-1] ^= 1
+    damaged.write_bytes(content)
+    with pytest.raises(CheckpointError):
+        conduit.Engine.restore(folder, replace=True)
+    with conduit.Engine.adopt(name) as engine:
+        assert engine.table("replay").rows == 65
