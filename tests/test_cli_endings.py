@@ -11,6 +11,8 @@ import struct
 import subprocess
 import sys
 import termios
+import time
+import tomllib
 import warnings
 from pathlib import Path
 
@@ -337,3 +339,50 @@ def test_watch_as_json_is_a_document_a_line_with_rates_and_ends_with_the_engine(
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, "")
     assert json.loads(out.splitlines()[-1])["engines"] == []
+
+
+SCRIPT = "import os; os.write(1, b'begun'); from conduit_command import main; main()"
+
+
+@pytest.mark.parametrize("delay", [0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.9])
+def test_an_interrupt_while_a_command_is_being_imported_ends_it_with_130_and_no_traceback(engine, delay):
+    with subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, "status", engine.name, "--interval", "60"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+        env=environment(),
+    ) as process:
+        assert process.stdout.read(5) == b"begun"
+        time.sleep(delay)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, b"", b"")
+
+
+def test_a_command_that_is_started_with_interrupts_ignored_goes_on_when_one_comes(engine):
+    """As in a script's background, where Ctrl-C is for what runs in the foreground."""
+    ignoring = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); " + SCRIPT
+    with subprocess.Popen(
+        [sys.executable, "-c", ignoring, "status", engine.name, "--interval", "0", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+        env=environment(),
+    ) as process:
+        assert process.stdout.read(5) == b"begun"
+        for _ in range(10):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.05)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, b"")
+    assert json.loads(out)["engines"][0]["name"] == engine.name
+
+
+def test_the_script_conduit_calls_what_runs_before_the_package_is_imported():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert project["project"]["scripts"] == {"conduit": "conduit_command:main"}
+    program = "import sys, conduit_command; print([one for one in sys.modules if one.partition('.')[0] in ('conduit', 'numpy')])"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+    assert "conduit_command.py" in project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]

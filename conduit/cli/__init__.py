@@ -21,9 +21,12 @@ its keys are documented in docs/cli.md and stay. Exit codes: 0 done; 1 the answe
 
 from __future__ import annotations
 
+import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from types import FrameType
+from typing import Annotated, Any
 
 import typer
 
@@ -322,8 +325,23 @@ def bench(
 
 
 def main() -> None:
-    """Run the command line; the entry point of the script `conduit`."""
-    sys.exit(ended(lambda: _run(sys.argv[1:])))
+    """Run the command line."""
+    run(None)
+
+
+def run(on_interrupt: Callable[[int, FrameType | None], Any] | None) -> None:
+    """Run the command line and leave the process.
+
+    Args:
+        on_interrupt: The handler of SIGINT from here on; None keeps the one that there is.
+    """
+
+    def work() -> int:
+        if on_interrupt is not None:
+            signal.signal(signal.SIGINT, on_interrupt)
+        return _run(sys.argv[1:])
+
+    sys.exit(ended(work))
 
 
 def _run(arguments: list[str]) -> int:
