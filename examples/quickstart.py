@@ -11,7 +11,9 @@ CELLS = 8  # a walk from the middle; it pays 1 at the right end, and stops there
 LIMIT = 40
 VERSIONS = 40  # of the table
 
-SCHEMA = conduit.Schema.from_example({"obs": np.zeros(CELLS, np.float32), "action": 0, "reward": 0.0})
+SCHEMA = conduit.Schema.from_example(
+    {"obs": np.zeros(CELLS, np.float32), "action": 0, "reward": 0.0}
+)  # `reward` is what returns sum up
 
 
 def one_hot(cell: int) -> np.ndarray:
@@ -56,6 +58,7 @@ def main() -> None:
             conduit.launch(act, 1, args=("quickstart",)) as actors,
             engine.loader("replay", batch_size=64, min_rows=500, seed=0, format="numpy") as loader,
         ):
+            ended = None
             for update in range(1, 50 * VERSIONS + 1):
                 batch = loader.next()
                 actors.check()  # raises the actor's error if it keeps dying
@@ -65,6 +68,11 @@ def main() -> None:
                 np.add.at(q, (cell, action), 0.1 * (goal - q[cell, action]))
                 if update % 50 == 0:
                     policy.publish({"q": q})
+                if update % 500 == 1:
+                    ended = engine.episodes("replay", since=ended)  # each once, whichever actor played it
+                    print(
+                        f"update {update:5,}: {ended.total:6,} episodes, the new ones' mean return {ended.mean_return:.2f}"
+                    )
     moves = "".join("<>"[best] for best in q[1:-1].argmax(axis=1))
     print(
         f"policy {moves}, value of the start {q[CELLS // 2].max():.2f}, newest rows of version {batch.versions.max()}"

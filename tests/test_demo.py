@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -367,3 +368,9 @@ def test_the_quickstart_example_finds_the_way():
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert "policy >>>>>>" in done.stdout
+    looked = re.findall(
+        r"^update +([\d,]+): +[\d,]+ episodes, the new ones' mean return (\d\.\d\d)$", done.stdout, re.MULTILINE
+    )
+    assert [update for update, _ in looked] == ["1", "501", "1,001", "1,501"]
+    assert float(looked[0][1]) < 0.5
+    assert float(looked[-1][1]) > 0.8
