@@ -116,10 +116,11 @@ def test_a_copy_is_the_same_for_the_same_seed_and_few_words_differ():
     assert len(changed) > 300
 
 
-def test_the_driver_sees_crashes_hangs_and_errors_that_are_not_conduits(monkeypatch):
+def test_the_driver_sees_crashes_hangs_and_errors_that_are_not_conduits(monkeypatch, tmp_path):
     straight = damage.work_in
 
     def bad(name, kind):
+        (tmp_path / str(os.getpid())).touch()  # another run on this machine has other workers
         content = Path(f"/dev/shm{shm_name(name)}").read_bytes()
         seed = next(seed for seed in range(8) if damage.damaged(made[seed % len(made)], seed) == content)
         if seed == 2:
@@ -139,7 +140,11 @@ def test_the_driver_sees_crashes_hangs_and_errors_that_are_not_conduits(monkeypa
         (4, "hang"),
         (5, "ValueError"),
     ]
-    assert not list(Path("/dev/shm").glob(f"cdt.{os.getuid()}.damage-*"))
+    workers = [int(one.name) for one in tmp_path.iterdir()]
+    assert len(workers) == 3  # one more after the crash, and after the hang
+    for pid in (os.getpid(), *workers):
+        left = Path("/dev/shm").glob(f"cdt.{os.getuid()}.damage-{pid}*")
+        assert not [one.name for one in left if not one.name.partition(f"damage-{pid}")[2][:1].isdigit()]
 
 
 # -- words of pages
