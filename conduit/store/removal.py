@@ -17,6 +17,7 @@ from conduit.store.atomics import (
     load_acquire,
     load_relaxed,
     peek_i64,
+    peek_u32,
     poke_u32,
     store_release,
 )
@@ -259,6 +260,33 @@ def delete(table, ids, count, seat):  # type: ignore[no-untyped-def]
         give_slot(mine, second)
     give_slot(mine, first)
     return done
+
+
+@kernel("int64(int64, int64, int64, int64, int64)")
+def deleted_rows(table, page, generation, rows, out):  # type: ignore[no-untyped-def]
+    """Which of a page's first `rows` rows are deleted.
+
+    Args:
+        table: Table descriptor.
+        page: The page.
+        generation: Its generation.
+        rows: How many of its rows are asked for, up to all that a page has.
+        out: Address of uint32 [ceil(rows of a page / 32)], overwritten: bit i % 32 of word i // 32 is row i's.
+
+    Returns:
+        1, or 0 when the page has no rows of that generation any more: what was written says nothing then.
+    """
+    size = peek_i64(table + T_ROWS)
+    metas = peek_i64(table + T_META) + META_BYTES * page * size
+    for start in range(0, size, 32):
+        bits = 0
+        for row in range(start, min(start + 32, rows)):
+            bits |= (peek_u32(metas + META_BYTES * row + 12) & DELETED != 0) << (row - start)
+        poke_u32(out + start // 8, bits)
+    fence_acquire()
+    state = load_relaxed(block_of(table, page) + PAGE_STATE)
+    kind = state & KIND_MASK
+    return state >> GENERATION_SHIFT == generation and (kind == OPEN or kind == SEALED) and is_present(table, page)
 
 
 @kernel("int64(int64)")

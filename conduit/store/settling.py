@@ -78,6 +78,12 @@ def _begun(table):  # type: ignore[no-untyped-def]
     return begun
 
 
+@kernel("int64(int64)")
+def times_begun(table):  # type: ignore[no-untyped-def]
+    """How often anybody has begun to count or to delete, or -1 while somebody is at it: rows that are flagged as deleted move it."""
+    return _begun(table)
+
+
 @inner
 def _is_deleted(table, row):  # type: ignore[no-untyped-def]
     return peek_u32(peek_i64(table + T_META) + META_BYTES * row + 12) & (DELETED | FINAL) == DELETED

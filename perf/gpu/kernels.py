@@ -149,6 +149,7 @@ def steps(bench: Bench) -> None:
         torch.ones(pages, dtype=torch.int64, device=device),
     )
     over = torch.zeros(pages, dtype=torch.int64, device=device)
+    gone = torch.zeros(pages, -(-page_rows // 32), dtype=torch.int32, device=device)
     state = philox.make_state(3, 0, device)
     at, given_up = (torch.zeros(n, dtype=torch.int64, device=device) for n in (batch, 1))
     window = conduit.Transition(n_step=5, gamma=0.99)
@@ -162,6 +163,7 @@ def steps(bench: Bench) -> None:
             meta,
             committed,
             over,
+            gone,
             at,
             given_up,
             window=window,

@@ -41,12 +41,14 @@ def _anchors(  # type: ignore[no-untyped-def]
     meta,
     committed,
     over,
+    gone,
     rows,
     given_up,
     count,
     N: tl.constexpr,
     BOOTSTRAP: tl.constexpr,
     PAGE_ROWS: tl.constexpr,
+    WORDS: tl.constexpr,
     STEPS: tl.constexpr,
     TRIES: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -71,8 +73,10 @@ def _anchors(  # type: ignore[no-untyped-def]
         limit = page * PAGE_ROWS + tl.load(committed + page)
         end = (page + 1) * PAGE_ROWS
         ends_here = tl.load(over + page)
-        ok = open_
-        walking = open_
+        local = (row - page * PAGE_ROWS).to(tl.int32)
+        bits = tl.load(gone + page * WORDS + (local >> 5), mask=open_, other=0)
+        ok = open_ & (((bits >> (local & 31)) & 1) == 0)
+        walking = ok
         at = row
         for k in range(N):
             ahead, ended, refused, short = walk_step(meta, at, walking, limit, end, ends_here, k, BOOTSTRAP)
@@ -114,6 +118,7 @@ def anchors(
     meta: Any,
     committed: Any,
     over: Any,
+    gone: Any,
     rows: Any,
     given_up: Any,
     *,
@@ -130,6 +135,8 @@ def anchors(
         meta: int32 [rows, 4], the column `meta`.
         committed: int64 [pages], rows committed of each page, from its first row on.
         over: int64 [pages], not 0 where nothing will ever come behind the last of them.
+        gone: int32 [pages, ceil(page_rows / 32)], bit i % 32 of word i // 32 is 1 where local row i was deleted since `meta` was
+            copied; one that is flagged in `meta` is not drawn either.
         rows: int64 [count], overwritten; -1 where the ranges are empty, or hold hardly a row that anchors one.
         given_up: int64 [1], grows by how many are -1.
         window: The transition.
@@ -146,6 +153,8 @@ def anchors(
     check(meta, "meta", "int32", (None, words.META_BYTES // 4), like=state)
     check(committed, "committed", "int64", (None,), like=state)
     check(over, "over", "int64", (len(committed),), like=state)
+    words_of = tiles(page_rows, 32)
+    check(gone, "gone", "int32", (len(committed), words_of), like=state)
     check(rows, "rows", "int64", (None,), like=state)
     check(given_up, "given_up", "int64", (1,), like=state)
     if len(firsts) == 0 or page_rows < 1 or len(rows) > LARGEST_PART:
@@ -163,6 +172,7 @@ def anchors(
         meta,
         committed,
         over,
+        gone,
         rows,
         given_up,
         len(rows),
@@ -170,6 +180,7 @@ def anchors(
         N=window.n_step,
         BOOTSTRAP=int(window.newest == "bootstrap"),
         PAGE_ROWS=page_rows,
+        WORDS=words_of,
         STEPS=len(firsts).bit_length(),
         TRIES=MOST_TRIES,
         BLOCK=_BLOCK,

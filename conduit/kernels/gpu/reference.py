@@ -17,7 +17,7 @@ from conduit.kernels import reference
 from conduit.kernels.plan import Output
 from conduit.kernels.transforms import Transform
 from conduit.kernels.windows import Transition
-from conduit.store.words import FINAL, FIRST, KEPT, LINK_SHIFT, TERMINATED, TRUNCATED
+from conduit.store.words import DELETED, FINAL, FIRST, KEPT, LINK_SHIFT, TERMINATED, TRUNCATED
 
 Array = np.ndarray[Any, Any]
 
@@ -76,7 +76,7 @@ def resolved(
     while True:
         word = int(meta["link"][at])
         ahead, kept = at + (word >> LINK_SHIFT), bool(word & KEPT)
-        if word & FINAL or (kept and ahead >= end):
+        if word & FINAL or (kept and ahead >= end) or (used == 0 and word & DELETED):
             return None
         lacks = ahead == at and not word & TERMINATED
         waits = ahead != at and not kept and ahead >= limit

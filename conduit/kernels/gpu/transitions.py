@@ -22,9 +22,17 @@ from conduit.store import words
 
 NUM_WARPS = 4
 _BLOCK = 32 * NUM_WARPS
-_TERMINATED, _TRUNCATED, _FIRST, _FINAL, _KEPT, _LINK_SHIFT = (
+_TERMINATED, _TRUNCATED, _FIRST, _FINAL, _KEPT, _DELETED, _LINK_SHIFT = (
     tl.constexpr(word)
-    for word in (words.TERMINATED, words.TRUNCATED, words.FIRST, words.FINAL, words.KEPT, words.LINK_SHIFT)
+    for word in (
+        words.TERMINATED,
+        words.TRUNCATED,
+        words.FIRST,
+        words.FINAL,
+        words.KEPT,
+        words.DELETED,
+        words.LINK_SHIFT,
+    )
 )
 _META = tl.constexpr(words.META_BYTES // 4)
 
@@ -60,6 +68,8 @@ def walk_step(meta, at, walking, limit, end, over, k, BOOTSTRAP: tl.constexpr): 
     inline = (word & _KEPT) == 0
     ended = word & (_TERMINATED | _TRUNCATED)
     refused = ((ahead >= end) & (inline == 0)) | ((word & _FINAL) != 0)
+    # others look at a deleted row as they did
+    refused = refused | (((word & _DELETED) != 0) & (k == 0))
     lacks = walking & (link == 0) & ((ended & _TERMINATED) == 0)
     looks = walking & (link != 0) & inline & (refused == 0)
     there = looks & (ahead < limit)

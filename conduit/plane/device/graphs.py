@@ -2,7 +2,7 @@
 
 The host only brings the pool, and the list of what is in it, up to date (`refresh`); it knows nothing of the rows that are drawn.
 As long as the pool holds the whole table the rows are those of a loader on the CPU with the same seed; otherwise draws are uniform
-over what the pool holds.
+over what the pool holds. Rows that were deleted, or went with a reset, before the last `refresh` are not drawn.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from conduit.errors import Closed, ConfigError
+from conduit.jit import entry
 from conduit.kernels.plan import INTERNAL, KEYS, Plan
 from conduit.kernels.windows import Transition
 from conduit.plane.batch import offsets_of, spans_of
@@ -20,6 +21,7 @@ from conduit.plane.device.buffers import Spans, check_plan, stack_pairs, view_of
 from conduit.plane.device.interface import Device, Event, Tensor
 from conduit.plane.device.mirror import Mirror
 from conduit.plane.device.residence import BASE, GENERATION, ROWS
+from conduit.store import removal, settling
 from conduit.store.table import TableView
 from conduit.store.words import (
     COMPLETE_SHIFT,
@@ -32,6 +34,7 @@ from conduit.store.words import (
     PAGE_COMMITTED,
     PAGE_ENDED,
     PAGE_ENVS,
+    PAGE_EPOCH,
     PAGE_FIRST,
     PAGE_PREVIOUS,
     PAGE_PREVIOUS_GENERATION,
@@ -52,7 +55,7 @@ _ROWS, _FOLLOWING, _USED, _DISCOUNTS, _ENDED, _CUT, _GIVEN_UP, _STACK, _FOLLOWIN
 )
 _INT64 = np.dtype(np.int64)
 _RING = 3
-_LACKS = "draws of the device are of uniformly drawn transitions without random_shift and max_staleness, out of a pool"
+_LACKS = "draws of the device are of transitions without random_shift, use the loader's next()"
 
 
 class Draws:
@@ -78,6 +81,7 @@ class Draws:
         self._device, self._table, self._plan, self._window = device, table, plan, window
         size, slots = plan.batch_size, mirror.slots
         heads: Spans = dict.fromkeys(("firsts", "committed", "over", "envs", "names", "streams"), (_INT64, (slots,)))
+        heads["gone"] = np.dtype(np.int32), (slots, -(-table.layout.page_rows // 32))
         heads |= {"starts": (_INT64, (slots + 1,)), "listed": (_INT64, (1,)), "state": (_INT64, (2,))}
         self._heads_at, self._heads_bytes = offsets_of(heads)
         self._ring = [device.pinned(self._heads_bytes) for _ in range(_RING)]
@@ -92,6 +96,10 @@ class Draws:
         self._head_memory = memory
         self._spans = heads
         self._shown: bytes = b""
+        self._begun = -1
+        # of each page: its generation and rows that were looked at, and which of them are deleted
+        self._looked = np.full((table.layout.pages, 2), -1, np.int64)
+        self._gone = np.zeros((table.layout.pages, heads["gone"][1][1]), np.int32)
         # what is not delivered has names that no field can have
         made: Spans = {
             **spans_of(plan),
@@ -148,6 +156,8 @@ class Draws:
     def refresh(self) -> None:
         """Bring the pool and the list of what is in it up to date, in the order of the current stream.
 
+        No draw that is launched behind it takes a row that had been deleted, or had gone with a reset, before it.
+
         Raises:
             Closed: The loader was closed.
         """
@@ -198,13 +208,13 @@ class Draws:
         ends = committed - goes_on * self._table.layout.table.future_ticks * envs
         ends = np.where(growing | (have < committed), np.minimum(ends, have - need * envs), ends)
         complete = np.minimum(block[:, PAGE_TAIL // 8] >> COMPLETE_SHIFT, committed)
-        if not self._table.layout.table.max_times_sampled:
-            ends = np.where(growing & (complete <= have), np.maximum(ends, complete), ends)
-        ends[unborn | (envs < 1) | (envs > rows)] = 0
+        ends = np.where(growing & (complete <= have), np.maximum(ends, complete), ends)
+        ends[unborn | (envs < 1) | (envs > rows) | ~self._look(pages, ~unborn)] = 0
         begins = np.maximum(block[:, PAGE_FIRST // 8], 0)
         counts = np.maximum(ends - begins, 0)
-        for name in ("firsts", "committed", "over", "envs", "names", "streams", "starts"):
+        for name in ("firsts", "committed", "over", "envs", "names", "streams", "starts", "gone"):
             heads[name][:] = 0
+        heads["gone"][slots] = self._gone[pages]
         heads["committed"][slots], heads["envs"][slots] = have, envs
         heads["over"][slots] = (block[:, PAGE_ENDED // 8] == ENDED) & ~growing & (have == committed)
         heads["names"][slots] = ((places[pages, GENERATION] & GENERATION_MASK) << ROW_BITS) | (pages * rows)
@@ -213,6 +223,26 @@ class Draws:
         heads["firsts"][: len(listed)] = (places[pages, BASE] + begins)[listed]
         heads["starts"][1 : len(listed) + 1] = np.cumsum(counts[listed])
         heads["listed"][0] = len(listed)
+
+    def _look(self, pages: Array, born: Array) -> Array:
+        """Look which rows of pages in place are deleted, where that may have changed; returns whether their rows are there at all."""
+        begun = entry(settling.times_begun)(self._table.address)
+        if begun < 0 or begun != self._begun:
+            self._looked[:] = -1
+        self._begun = begun
+        places, epoch = self._mirror.places, self._table.epoch
+        there = np.ones(len(pages), bool)
+        if epoch:
+            there = self._mirror.words[pages, PAGE_EPOCH // 8] == epoch
+        have = places[pages][:, [GENERATION, ROWS]]
+        # a page's writer takes deletions over until the page is offered, and begins nothing for it
+        stale = there & born & (have != self._looked[pages]).any(1)
+        look, out, step = entry(removal.deleted_rows), self._gone.ctypes.data, self._gone.strides[0]
+        for i in np.flatnonzero(stale).tolist():
+            page, (generation, rows) = int(pages[i]), have[i].tolist()
+            there[i] = look(self._table.address, page, generation, rows, out + step * page) != 0
+            self._looked[page] = (generation, rows) if there[i] else -1
+        return there
 
     def launch(self) -> None:
         """Launch a draw: kernels only, so it may be captured.
@@ -234,6 +264,7 @@ class Draws:
             meta,
             heads["committed"],
             heads["over"],
+            heads["gone"],
             made[_ROWS],
             self.given_up,
             window=window,

@@ -129,7 +129,8 @@ class DeviceLoader(Loader):
         if not isinstance(self.residence, Mirror) or not plain:
             raise ConfigError(
                 "Expected a loader that draws uniformly out of a pool, without max_staleness and batch_transforms, got "
-                f"{type(self.sampler).__name__}, pool={self._pool!r} and batch_transforms={self.plan.batchwise}"
+                f"{type(self.sampler).__name__}, pool={self._pool!r}, batch_transforms={self.plan.batchwise} and "
+                f"{'a' if self._policy is not None else 'no'} max_staleness: use next(), which has them all, or open the loader so"
             )
         return Draws(self.device, self._table, self.plan, self.residence, self._seed, self.sampler.batch)
 

@@ -185,8 +185,8 @@ def _draws():
     for window in (conduit.Transition(), conduit.Transition(n_step=5)):
         with recorded() as launches:
             draws.anchors(
-                zeros(2), zeros(101), pages, zeros(1), zeros(1000, 4, dtype=torch.int32), pages, pages, zeros(BATCH), zeros(1),
-                window=window, page_rows=10,
+                zeros(2), zeros(101), pages, zeros(1), zeros(1000, 4, dtype=torch.int32), pages, pages,
+                zeros(100, 1, dtype=torch.int32), zeros(BATCH), zeros(1), window=window, page_rows=10,
             )  # fmt: skip
         yield Case(f"draws: anchors of {window.n_step} steps", launches[0], 64, shared=True)
     with recorded() as launches:

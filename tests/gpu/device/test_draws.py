@@ -6,6 +6,14 @@ import torch
 
 import conduit
 from conduit.errors import Closed, ConfigError
+from conduit.store.words import (
+    GENERATION_SHIFT,
+    PAGE_HALO,
+    PAGE_PREVIOUS,
+    PAGE_PREVIOUS_GENERATION,
+    PAGE_STATE,
+    ROW_MASK,
+)
 from tests.gpu.device.conftest import SMALL, Source
 
 WINDOWS = [
@@ -43,6 +51,94 @@ def test_the_device_draws_the_rows_that_a_loader_on_the_cpu_draws(make, device, 
             source(60)
         assert draws.given_up.item() == 0
         assert places == {name: value.data_ptr() for name, value in draws.outputs.items()}
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+@pytest.mark.parametrize("envs", [None, 2])
+def test_deleted_rows_are_drawn_no_more_wherever_they_lie(make, device, window, envs):
+    """In whole pages, in the halo of the page behind, in the page that is being written, and in pages mirrored later."""
+    engine = make(SMALL, max_stack=3, max_n_step=3, num_envs=envs or 1)
+    source = Source(engine, envs=envs)(100)
+    options = {"batch_size": 40, "seed": 11, "window": window}
+    with (
+        engine.loader("replay", **options) as loader,
+        engine.loader("replay", device=device, pool="1 MiB", **options) as other,
+    ):
+        other.residence.fill()
+        draws = other.draws()
+        gone = set()
+        for _ in range(4):
+            other.residence.fill()
+            draws.refresh()
+            draws.replay()
+            batch = loader.next()
+            assert not gone & set(draws.outputs["action"].tolist())
+            assert_drawn(draws, batch)
+            some = np.unique(batch.ids.numpy())[::2]
+            gone |= set(batch["action"][np.isin(batch.ids.numpy(), some)].tolist())
+            assert engine.delete("replay", some) == len(some)
+            # what was mirrored is what it was
+            draws.refresh()
+            draws.replay()
+            batch = loader.next()
+            assert not gone & set(draws.outputs["action"].tolist())
+            assert_drawn(draws, batch)
+            source(25)
+        assert len(gone) > 40
+
+
+def test_a_copy_of_a_row_whose_own_page_was_overwritten_is_drawn_no_more_once_it_is_deleted(make, device):
+    """No count of its table tells of it."""
+    engine = make(SMALL, capacity=96, max_n_step=3)
+    source = Source(engine)(60)
+    with engine.loader("replay", batch_size=100, min_rows=1, seed=2, device=device, pool="1 MiB") as other:
+        other.residence.fill()
+        draws = other.draws()
+        copies = []
+        while not copies:
+            source(10)
+            other.residence.fill()
+            draws.refresh()
+            draws.replay()
+            words = other.residence.words
+            elder = words[:, PAGE_PREVIOUS // 8] - 1
+            left = (elder >= 0) & (
+                words[elder, PAGE_STATE // 8] >> GENERATION_SHIFT != words[:, PAGE_PREVIOUS_GENERATION // 8]
+            )
+            places = [(key, *divmod(key & ROW_MASK, 48)) for key in draws.ids.tolist()]
+            copies = [key for key, page, local in places if left[page] and local < words[page, PAGE_HALO // 8]]
+        copies = sorted(set(copies))
+        assert engine.delete("replay", np.array(copies)) == len(copies)
+        draws.refresh()
+        for _ in range(5):
+            draws.replay()
+            assert not set(copies) & set(draws.ids.tolist())
+
+
+def test_rows_that_went_with_a_reset_are_drawn_no_more(make, device):
+    engine = make(SMALL)
+    source = Source(engine)(200)
+    options = {"batch_size": 40, "seed": 5}
+    with (
+        engine.loader("replay", min_rows=1, **options) as loader,
+        engine.loader("replay", device=device, pool="1 MiB", **options) as other,
+    ):
+        other.residence.fill()
+        draws = other.draws()
+        draws.replay()
+        assert draws.given_up.item() == 0
+        engine.reset("replay")
+        draws.refresh()
+        draws.replay()
+        assert draws.given_up.item() == 40
+        assert (draws.ids == -1).all()
+        source(60)
+        other.residence.fill()
+        draws.refresh()
+        draws.seek(5, loader.sampler.batch)
+        draws.replay()
+        assert draws.outputs["action"].min() >= 200
+        assert_drawn(draws, loader.next())
 
 
 def test_draws_without_a_refresh_go_on_over_the_same_rows(make, device):

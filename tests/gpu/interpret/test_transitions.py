@@ -10,6 +10,7 @@ from conduit.kernels.gpu import reference, transitions
 from conduit.kernels.transforms import Transform
 from conduit.store.table import META_DTYPE
 from conduit.store.words import (
+    DELETED,
     ENDED,
     FINAL,
     FIRST,
@@ -61,7 +62,7 @@ def any_pages(rng, pages, envs):
     meta = np.zeros(pages * PAGE_ROWS, META_DTYPE)
     links = rng.choice([0, 1, envs, envs, envs, envs, 5, PAGE_ROWS, 2**27 - 1], len(meta))
     flags = np.zeros(len(meta), np.int64)
-    for flag, share in ((TERMINATED, 0.1), (TRUNCATED, 0.1), (FIRST, 0.1), (FINAL, 0.05), (KEPT, 0.15)):
+    for flag, share in ((TERMINATED, 0.1), (TRUNCATED, 0.1), (FIRST, 0.1), (FINAL, 0.05), (KEPT, 0.15), (DELETED, 0.1)):
         flags |= flag * (rng.random(len(meta)) < share)
     meta["link"] = (links << LINK_SHIFT | flags).astype(np.uint32)
     meta["step"] = rng.integers(0, 6, len(meta))
