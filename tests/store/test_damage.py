@@ -131,6 +131,8 @@ def test_the_driver_sees_crashes_hangs_and_errors_that_are_not_conduits(monkeypa
         return ["ValueError"] if seed == 5 else straight(name, kind)
 
     made = damage.samples()
+    for sample in made:
+        damage.check_undamaged(sample)  # a worker that compiles for long would be taken for one that hangs
     monkeypatch.setattr(damage, "samples", lambda: made)
     monkeypatch.setattr(damage, "check_undamaged", lambda sample: None)
     monkeypatch.setattr(damage, "work_in", bad)
