@@ -32,6 +32,55 @@ def _position(state, total, place, tries):  # type: ignore[no-untyped-def]
     return scale_to(tl.where((place & 1) != 0, second, first), total)
 
 
+@triton.jit
+def _begins(  # type: ignore[no-untyped-def]
+    meta, row, wanted, committed, over, gone, N: tl.constexpr, BOOTSTRAP: tl.constexpr, PAGE_ROWS: tl.constexpr
+):
+    """Which of the wanted rows anchor a transition of up to N steps now, and are not deleted."""
+    page = row // PAGE_ROWS
+    limit = page * PAGE_ROWS + tl.load(committed + page, mask=wanted, other=0)
+    end = (page + 1) * PAGE_ROWS
+    ends_here = tl.load(over + page, mask=wanted, other=0)
+    local = (row - page * PAGE_ROWS).to(tl.int32)
+    bits = tl.load(gone + page * ((PAGE_ROWS + 31) // 32) + (local >> 5), mask=wanted, other=0)
+    ok = wanted & (((bits >> (local & 31)) & 1) == 0)
+    walking = ok
+    at = row
+    for k in range(N):
+        ahead, ended, refused, short = walk_step(meta, at, walking, limit, end, ends_here, k, BOOTSTRAP)
+        ok = ok & ((walking & refused) == 0)
+        walking = walking & (refused == 0) & (short == 0) & (ended == 0)
+        at = tl.where(walking, ahead, at)
+    return ok
+
+
+@triton.jit(do_not_specialize=["count"])
+def _drawable(  # type: ignore[no-untyped-def]
+    leaves,
+    begins,
+    ends,
+    meta,
+    committed,
+    over,
+    gone,
+    out,
+    count,
+    N: tl.constexpr,
+    BOOTSTRAP: tl.constexpr,
+    PAGE_ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    page = row // PAGE_ROWS
+    local = row - page * PAGE_ROWS
+    leaf = tl.load(leaves + row, mask=row < count, other=0)
+    wanted = (row < count) & (leaf != 0)
+    wanted = wanted & (local >= tl.load(begins + page, mask=wanted, other=0))
+    wanted = wanted & (local < tl.load(ends + page, mask=wanted, other=0))
+    ok = _begins(meta, row, wanted, committed, over, gone, N, BOOTSTRAP, PAGE_ROWS)
+    tl.store(out + row, tl.where(ok, leaf, 0), mask=row < count)
+
+
 @triton.jit(do_not_specialize=["count"])
 def _anchors(  # type: ignore[no-untyped-def]
     state,
@@ -48,7 +97,6 @@ def _anchors(  # type: ignore[no-untyped-def]
     N: tl.constexpr,
     BOOTSTRAP: tl.constexpr,
     PAGE_ROWS: tl.constexpr,
-    WORDS: tl.constexpr,
     STEPS: tl.constexpr,
     TRIES: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -69,20 +117,7 @@ def _anchors(  # type: ignore[no-untyped-def]
             low += tl.where(tl.load(starts + low + half) <= position, half, 0)
             span -= half
         row = tl.load(firsts + low) + position - tl.load(starts + low)
-        page = row // PAGE_ROWS
-        limit = page * PAGE_ROWS + tl.load(committed + page)
-        end = (page + 1) * PAGE_ROWS
-        ends_here = tl.load(over + page)
-        local = (row - page * PAGE_ROWS).to(tl.int32)
-        bits = tl.load(gone + page * WORDS + (local >> 5), mask=open_, other=0)
-        ok = open_ & (((bits >> (local & 31)) & 1) == 0)
-        walking = ok
-        at = row
-        for k in range(N):
-            ahead, ended, refused, short = walk_step(meta, at, walking, limit, end, ends_here, k, BOOTSTRAP)
-            ok = ok & ((walking & refused) == 0)
-            walking = walking & (refused == 0) & (short == 0) & (ended == 0)
-            at = tl.where(walking, ahead, at)
+        ok = _begins(meta, row, open_, committed, over, gone, N, BOOTSTRAP, PAGE_ROWS)
         chosen = tl.where(ok, row, chosen)
         open_ = open_ & (ok == 0)
         tries += 1
@@ -153,8 +188,7 @@ def anchors(
     check(meta, "meta", "int32", (None, words.META_BYTES // 4), like=state)
     check(committed, "committed", "int64", (None,), like=state)
     check(over, "over", "int64", (len(committed),), like=state)
-    words_of = tiles(page_rows, 32)
-    check(gone, "gone", "int32", (len(committed), words_of), like=state)
+    check(gone, "gone", "int32", (len(committed), tiles(page_rows, 32)), like=state)
     check(rows, "rows", "int64", (None,), like=state)
     check(given_up, "given_up", "int64", (1,), like=state)
     if len(firsts) == 0 or page_rows < 1 or len(rows) > LARGEST_PART:
@@ -180,9 +214,76 @@ def anchors(
         N=window.n_step,
         BOOTSTRAP=int(window.newest == "bootstrap"),
         PAGE_ROWS=page_rows,
-        WORDS=words_of,
         STEPS=len(firsts).bit_length(),
         TRIES=MOST_TRIES,
+        BLOCK=_BLOCK,
+    )
+
+
+def drawable(
+    leaves: Any,
+    begins: Any,
+    ends: Any,
+    meta: Any,
+    committed: Any,
+    over: Any,
+    gone: Any,
+    out: Any,
+    *,
+    window: Transition,
+    page_rows: int,
+) -> None:
+    """Leaves of the rows that a draw may choose, 0 for all others: what conduit.sampling.marks sums up on the CPU.
+
+    So made, the leaves of a tree (conduit.kernels.gpu.priority) give the CPU's rows and probabilities; `priority.build` comes next.
+    Policy versions are not looked at. Rows may become drawable, and others cease to be, whenever `committed`, `over`, `gone` or the ranges change.
+
+    Args:
+        leaves: uint32 [rows], of all rows.
+        begins: int64 [pages], the first local row of each page that may anchor a window.
+        ends: int64 [pages], behind the last of them; not above `begins` where there are none.
+        meta: int32 [rows, 4], the column `meta`.
+        committed: int64 [pages], rows committed of each page, from its first row on.
+        over: int64 [pages], not 0 where nothing will ever come behind the last of them.
+        gone: int32 [pages, ceil(page_rows / 32)], deleted rows, as for `anchors`.
+        out: uint32 [rows or more], the first `rows` overwritten; a tree's leaves, for example.
+        window: The transition.
+        page_rows: Rows of a page.
+
+    Raises:
+        FieldError: Wrong tensors.
+        ConfigError: A page of no rows, rows that are no whole pages, or too short an `out`.
+    """
+    check(leaves, "leaves", "uint32", (None,))
+    check(begins, "begins", "int64", (None,), like=leaves)
+    pages = len(begins)
+    for name, tensor in (("ends", ends), ("committed", committed), ("over", over)):
+        check(tensor, name, "int64", (pages,), like=leaves)
+    if page_rows < 1 or pages * page_rows != len(leaves):
+        raise ConfigError(
+            f"Expected leaves of {pages} whole pages, as many as there are begins, got {len(leaves)} leaves and page_rows={page_rows}"
+        )
+    check(meta, "meta", "int32", (len(leaves), words.META_BYTES // 4), like=leaves)
+    check(gone, "gone", "int32", (pages, tiles(page_rows, 32)), like=leaves)
+    check(out, "out", "uint32", (None,), like=leaves)
+    if len(out) < len(leaves):
+        raise ConfigError(f"Expected out of at least {len(leaves)} leaves, got {len(out)}")
+    launch(
+        _drawable,
+        tiles(len(leaves), _BLOCK),
+        leaves,
+        begins,
+        ends,
+        meta,
+        committed,
+        over,
+        gone,
+        out,
+        len(leaves),
+        num_warps=4,
+        N=window.n_step,
+        BOOTSTRAP=int(window.newest == "bootstrap"),
+        PAGE_ROWS=page_rows,
         BLOCK=_BLOCK,
     )
 

@@ -4,7 +4,8 @@ The leaves are those of conduit.kernels.leaves, uint32 codes of whole numbers. A
 128 or fewer are left. A draw is one warp per sample: at each level it reads 128 numbers, sums them up from the left, and goes on
 below the one that its position falls into. Sums are integers, so they have no order and do not drift, and a position finds the
 row that it finds on the CPU, whose blocks are of other sizes but cover the same rows in the same order. Rows that cannot be
-drawn have leaf 0.
+drawn have leaf 0, which is the caller's to see to (conduit.kernels.gpu.draws.drawable): a leaf of another row makes all probabilities too
+small.
 
 An update is four small launches in the order of the stream. Priorities become leaves; of duplicates the last one wins, which is
 settled by the largest ticket (a number that grows with every update, so that nothing has to be cleared); the winners write;

@@ -188,7 +188,12 @@ def _draws():
                 zeros(2), zeros(101), pages, zeros(1), zeros(1000, 4, dtype=torch.int32), pages, pages,
                 zeros(100, 1, dtype=torch.int32), zeros(BATCH), zeros(1), window=window, page_rows=10,
             )  # fmt: skip
+            draws.drawable(
+                zeros(1000, dtype=torch.uint32), pages, pages, zeros(1000, 4, dtype=torch.int32), pages, pages,
+                zeros(100, 1, dtype=torch.int32), zeros(1000, dtype=torch.uint32), window=window, page_rows=10,
+            )  # fmt: skip
         yield Case(f"draws: anchors of {window.n_step} steps", launches[0], 64, shared=True)
+        yield Case(f"draws: leaves of drawable rows, {window.n_step} steps", launches[1], 64)
     with recorded() as launches:
         keys = [zeros(BATCH) for _ in range(4)]
         draws.keys(zeros(BATCH), zeros(1000, 4, dtype=torch.int32), pages, pages, *keys, page_rows=10)

@@ -7,9 +7,10 @@ import torch
 import conduit
 from conduit.errors import ConfigError, FieldError
 from conduit.kernels import leaves as cpu
-from conduit.kernels.gpu import philox, priority, reference
+from conduit.kernels.gpu import draws, philox, priority, reference
 from conduit.kernels.gpu.launching import recorded
 from conduit.sampling.marks import P_BEGIN, P_BYTES, P_END, P_GENERATION
+from conduit.store.words import DELETED, ENDED, KIND_MASK, PAGE_COMMITTED, PAGE_ENDED, SEALED
 
 RNG = np.random.default_rng(4)
 F = priority.FAN_OUT
@@ -205,6 +206,63 @@ def test_a_loader_draws_the_same_rows_with_the_same_probabilities(out, device, e
             weights = out(SIZE, torch.float32)
             priority.weigh(probabilities, weights, beta=device([0.4], torch.float64))
             np.testing.assert_allclose(weights.cpu(), batch["weights"], rtol=3e-7)
+
+
+@pytest.mark.parametrize(
+    "window",
+    [conduit.Transition(), conduit.Transition(n_step=3), conduit.Transition(n_step=3, newest="bootstrap")],
+    ids=str,
+)
+def test_rows_that_cannot_be_drawn_weigh_nothing_as_on_the_cpu(out, device, engine_name, window):
+    """Newest rows that wait, rows that only close an episode, truncated ones without a final, and deleted ones."""
+    schema = conduit.Schema([conduit.Field("obs", "int64", (), observation=True), conduit.Field("reward", "float32")])
+    table = conduit.Table(schema, 300, page_rows=64, max_n_step=3, priorities=conduit.Priorities(alpha=0.7))
+    options = {"batch_size": SIZE, "sampling": conduit.Prioritised(normalise="none"), "seed": 77, "format": "numpy"}
+    with (
+        conduit.Engine.create(engine_name, {"replay": table}) as engine,
+        engine.writer("replay", autoreset="next_step") as writer,
+        engine.loader("replay", window=window, min_rows=1, **options) as loader,
+    ):
+        for t in range(530):
+            writer.append(obs=t, reward=1.0, terminated=t % 17 == 8, truncated=t % 17 == 14)
+        view = engine._views["replay"]
+        pages, page_rows = view.layout.pages, view.layout.page_rows
+        batch = loader.next()
+        loader.update_priorities(batch.ids, RNG.pareto(1.0, SIZE))
+        some = np.unique(batch.ids)[::3]
+        assert engine.delete("replay", some) == len(some)
+        number = loader.sampler.batch
+        batch = loader.next()
+        known = loader.sampler._tree[: P_BYTES // 8 * pages].reshape(pages, -1)
+        there = known[:, P_GENERATION // 8] >= 0
+        begins, ends = (np.where(there, known[:, word // 8], 0) for word in (P_BEGIN, P_END))
+        blocks = view.pages()
+        over = (blocks[:, 0] & KIND_MASK == SEALED) & (blocks[:, PAGE_ENDED // 8] == ENDED)
+        # the deleted rows by their bits alone: what was copied before they were
+        meta = np.array(view.meta).view(np.int32).reshape(-1, 4)
+        flags = meta[:, 3]
+        deleted = flags & DELETED != 0
+        flags &= ~DELETED
+        gone = np.zeros((pages, 32 * -(-page_rows // 32)), bool)
+        gone[:, :page_rows] = deleted.reshape(pages, page_rows)
+        gone = np.packbits(gone, 1, bitorder="little").view(np.int32)
+        # a leaf that a learner stored before it knew
+        leaves = np.where(deleted, 1000, view.priorities).astype(np.uint32)
+        tree = priority.make_tree(view.layout.rows, device([0]).device)
+        draws.drawable(
+            device(leaves), device(begins), device(ends), device(meta), device(blocks[:, PAGE_COMMITTED // 8]),
+            device(over.astype(np.int64)), device(gone), tree.leaves, window=window, page_rows=page_rows,
+        )  # fmt: skip
+        assert np.count_nonzero(tree.leaves.cpu().numpy()) == loader.sampler.candidates < (ends - begins).sum()
+        priority.build(tree)
+        drawn, probabilities = out(SIZE, torch.int64), out(SIZE, torch.float64)
+        priority.draw(tree, philox.make_state(77, number, drawn.device), drawn, probabilities)
+        np.testing.assert_array_equal(drawn.cpu(), batch.ids & ((1 << 40) - 1))
+        np.testing.assert_array_equal(probabilities.cpu(), batch["probabilities"])
+        weights = out(SIZE, torch.float32)
+        candidates = device([loader.sampler.candidates])
+        priority.weigh(probabilities, weights, beta=device([0.4], torch.float64), candidates=candidates)
+        np.testing.assert_allclose(weights.cpu(), batch["weights"], rtol=3e-7)
 
 
 @pytest.mark.parametrize("count", [1, 300])
