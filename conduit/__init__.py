@@ -4,7 +4,7 @@ Actors write steps straight into shared memory, learners pull ready batches. The
 above it:
 
     errors  numbers  field  arrays  nesting  schema  clock  alarms  forking    what everything shares
-    jit  native  compiler    kernels: how they are declared, built ahead of time, and compiled where they were not
+    declare  jit  native  compiler    kernels: how they are declared, built ahead of time, and compiled where they were not
     store        where rows are: segment, words, protocol, participants, leases, weights
     kernels      how rows become batches: plans, CPU kernels, the slow reference
     sampling     which windows a batch is made of

@@ -28,8 +28,8 @@ from numba.core.registry import cpu_target
 from numba.extending import NativeValue, models, register_model, unbox
 from numba.extending import intrinsic as numba_intrinsic
 
+from conduit.declare import Declared, External, Intrinsic, key_of
 from conduit.errors import ConfigError
-from conduit.jit import Declared, External, Intrinsic, key_of
 from conduit.native import turns
 from conduit.native.sources import stamp_of
 

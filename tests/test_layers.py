@@ -31,6 +31,7 @@ LAYERS: tuple[frozenset[str], ...] = (
             "clock",
             "alarms",
             "forking",
+            "declare",
             "jit",
             "compiler",
             "native",

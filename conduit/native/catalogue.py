@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Callable, Iterator
 from types import ModuleType
 
-from conduit.jit import Declared, declared, key_of
+from conduit.declare import Declared, declared, key_of
 from conduit.native.sources import built_modules
 
 _COMPILER = "conduit.compiler"

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from conduit.declare import Declared, key_of, name_of
 from conduit.errors import ConfigError
-from conduit.jit import Declared, key_of, name_of
 from conduit.native.sources import library_stamp
 
 VARIABLE, PATH_VARIABLE = "CONDUIT_KERNELS", "CONDUIT_KERNELS_LIBRARY"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from conduit.jit import Declared, name_of
+from conduit.declare import Declared, name_of
 from conduit.native import wrappers
 from conduit.native.library import digest_of
 

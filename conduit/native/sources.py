@@ -7,7 +7,7 @@ import hashlib
 import re
 from pathlib import Path
 
-from conduit.jit import KERNEL_MODULES
+from conduit.declare import KERNEL_MODULES
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -40,7 +40,7 @@ def stamp_of(path: str) -> str:
     """Hash over a file and all modules with kernels that it reaches by imports."""
     text, waiting = source(Path(path))
     reached: set[str] = set()
-    left = ["conduit.jit", "conduit.compiler", *waiting]
+    left = ["conduit.declare", "conduit.jit", "conduit.compiler", *waiting]
     while left:
         module = left.pop()
         if module not in reached:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 
 from conduit.clock import Deadline
@@ -55,7 +56,8 @@ def attach(name: str, timeout: float = 0.0, *, on_owner_exit: OnOwnerExit = "rai
     deadline = Deadline(timeout)
     while True:
         try:
-            return Client(_attach_open(name, on_owner_exit), on_owner_exit)
+            again = functools.partial(attach, on_owner_exit=on_owner_exit)
+            return Client(_attach_open(name, on_owner_exit), again, on_owner_exit)
         except (EngineNotFound, OwnerGone):
             if deadline.passed():
                 raise

@@ -99,8 +99,12 @@ class Client:
     engine's name, with a seat of its own.
     """
 
-    def __init__(self, segment: Segment, on_owner_exit: OnOwnerExit | None = None) -> None:
+    def __init__(
+        self, segment: Segment, again: Callable[[str], Client], on_owner_exit: OnOwnerExit | None = None
+    ) -> None:
         self._segment = segment
+        # attaches by the engine's name, as this client was attached: what is sent to other processes instead of it
+        self._again = again
         self._views = {name: TableView(segment, layout) for name, layout in segment.layout.tables.items()}
         descriptors = [view.descriptor for view in self._views.values()]
         try:
@@ -114,7 +118,6 @@ class Client:
         self._writers: weakref.WeakSet[Writer] = weakref.WeakSet()
         self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
         self._closed = self._left = False
-        self._on_owner_exit: OnOwnerExit = on_owner_exit or "raise"
         # an owner has nobody to look out for
         self._watch = None if on_owner_exit is None else Watch(segment, self._participants, on_owner_exit)
 
@@ -370,7 +373,7 @@ class Client:
         self.loader(table, seed=seed, **options).close()
         slot, shard = options.pop("policy", None), options.pop("shard", None)
         policy = None if slot is None else slot.name
-        return Dataset(self.name, table, self._on_owner_exit, seed=seed, shard=shard, policy=policy, options=options)
+        return Dataset(self.name, self._again, table, seed=seed, shard=shard, policy=policy, options=options)
 
     @contextlib.contextmanager
     def _named(self, name: str | None, view: TableView, seed: int | None) -> Iterator[tuple[NamedLoader | None, int]]:
@@ -546,7 +549,7 @@ class Client:
 
     def statistics(self, table: str) -> Statistics:
         """The running statistics of a table's fields, shared by all processes; see `Table.statistics`, `conduit.normalise`."""
-        return self._view(table).statistics
+        return Statistics(self._view(table))
 
     def limiter(self, table: str) -> RateLimiter:
         """The limiter of a table, shared by all processes: its counts, what it allows and why not, and other limits live.
@@ -680,10 +683,8 @@ class Client:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from conduit.plane.attaching import attach  # which makes clients
-
         self._check_open()
-        return functools.partial(attach, on_owner_exit=self._on_owner_exit), (self.name,)
+        return self._again, (self.name,)
 
     def close(self) -> None:
         """Close this client's writers and detach; idempotent. Batches that are held stay valid."""

@@ -20,6 +20,7 @@ from conduit.kernels.plan import Output, conversions
 from conduit.kernels.rows import D_REFUSED
 from conduit.kernels.transforms import Pipeline
 from conduit.plane.transforming import Array
+from conduit.store.statistics import Statistics
 from conduit.store.table import TableView
 from conduit.store.words import GENERATION_MASK, ROW_BITS
 
@@ -65,10 +66,10 @@ class Converting:
                     f"Expected conduit.scale, cast, clip, one_hot or normalise of fields of a fixed shape in a consumer, got {what}: "
                     f"leave it out, and do it to what the claim gives - at transform[{name!r}]"
                 )
-            if done.normalise is not None and name not in table.statistics.fields:
+            if done.normalise is not None and name not in table.layout.statistics:
                 raise ConfigError(
                     f"Expected table {table.layout.name!r} to keep statistics of the field, it keeps those of "
-                    f"{list(table.statistics.fields)}: create it with statistics=({name!r},) - at transform[{name!r}]"
+                    f"{list(table.layout.statistics)}: create it with statistics=({name!r},) - at transform[{name!r}]"
                 )
             self.outputs[name] = Output(
                 name, field, "anchor", (), done.transform, done.classes, done.normalise, None, done.start
@@ -76,7 +77,7 @@ class Converting:
 
     def read(self) -> Reading:
         """The statistics as they are now."""
-        statistics = self._table.statistics
+        statistics = Statistics(self._table)
         for name, output in self.outputs.items():
             if output.normalise is None or self._stamps.get(name) == (stamp := statistics.stamp(name)):
                 continue
@@ -159,7 +160,7 @@ class Converting:
             if output.normalise is not None and output.normalise.update
         }
         if taken:
-            self._table.statistics.update(taken)
+            Statistics(self._table).update(taken)
 
     def _values(self, output: Output, rows: Array) -> Array:
         values: Array = self._table.columns[output.field.name][rows]

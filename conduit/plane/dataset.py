@@ -10,7 +10,7 @@ loader is the faster door, this one is for code that has a DataLoader.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,10 +18,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from conduit.errors import ConfigError
-from conduit.plane.attaching import attach
 from conduit.plane.batch import Batch
 from conduit.plane.owned import OwnedBatch
-from conduit.store.watching import OnOwnerExit
 
 _NEXT_SEED = 0x9E3779B97F4A7C15
 """Apart from one another: the seeds of a worker that iterates again and again."""
@@ -32,8 +30,8 @@ class Dataset(IterableDataset[Batch]):
 
     Args:
         name: Engine name.
+        attach: Attaches by an engine's name; it is pickled with the dataset.
         table: Table name.
-        on_owner_exit: As the client that made it was told.
         seed: The loader's, or None: torch's, so that `torch.manual_seed` repeats it, and each iteration has another.
         shard: The loader's.
         policy: Name of the slot that `max_staleness` counts in, or None.
@@ -43,8 +41,8 @@ class Dataset(IterableDataset[Batch]):
     def __init__(
         self,
         name: str,
+        attach: Callable[[str], Any],
         table: str,
-        on_owner_exit: OnOwnerExit,
         *,
         seed: int | None,
         shard: tuple[int, int] | None,
@@ -53,7 +51,7 @@ class Dataset(IterableDataset[Batch]):
     ) -> None:
         self._name = name
         self._table = table
-        self._on_owner_exit: OnOwnerExit = on_owner_exit
+        self._attach = attach
         self._seed = seed
         self._shard = shard
         self._policy = policy
@@ -75,7 +73,7 @@ class Dataset(IterableDataset[Batch]):
             seed = drawn % 2**63 if self._seed is None else self._seed
             rank, world = rank + world * worker.id, world * worker.num_workers
         self._iterations += 1
-        with attach(self._name, on_owner_exit=self._on_owner_exit) as client:
+        with self._attach(self._name) as client:
             policy = None if self._policy is None else client.policy(self._policy)
             options = {**self._options, "policy": policy, "seed": seed, "shard": (rank, world)}
             with client.loader(self._table, **options) as loader:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from conduit.errors import ConfigError, EngineExists, EngineNotFound, Leftover, Unsendable
+from conduit.plane.attaching import attach
 from conduit.plane.client import Client
 from conduit.store import segment as segments
 from conduit.store import watching
@@ -32,7 +33,7 @@ class Engine(Client):
     """The owner of a node's tables; also a client of them."""
 
     def __init__(self, segment: Segment) -> None:
-        super().__init__(segment)
+        super().__init__(segment, attach)
         self._participants.play("owner")
         self._restored: Restored | None = None
         watching.own(segment)

@@ -10,8 +10,8 @@ from conduit.errors import ConfigError
 from conduit.jit import entry
 from conduit.numbers import at_least
 from conduit.schema import Schema
-from conduit.store import episodes
-from conduit.store.episodes import RECORDS
+from conduit.store import episode_records, episodes
+from conduit.store.episode_records import RECORDS
 from conduit.store.table import TableView
 
 Array = np.ndarray[Any, Any]
@@ -35,7 +35,7 @@ class Episodes:
     def __init__(
         self, table: str, schema: Schema, words: Array, missed: int, total: int, pending: tuple[int, ...]
     ) -> None:
-        self.reward_names = episodes.elements(schema)
+        self.reward_names = episode_records.elements(schema)
         self.total, self.missed, self._pending = total, missed, pending
         self._table_name = table
         names = ("_", "_time", "streams", "_env", "_episode", "lengths")
@@ -46,7 +46,7 @@ class Episodes:
         self.numbers = self.streams << 32 | columns["_episode"] >> 32 & 0xFFFFFFFF
         self.versions = columns["_episode"] & 0xFFFFFFFF
         self.times = columns["_time"] / 1e9
-        start = episodes.E_RETURNS // 8
+        start = episode_records.E_RETURNS // 8
         self._returns = words[:, start : start + len(self.reward_names)].copy().view(np.float64)
 
     def __len__(self) -> int:
@@ -128,7 +128,7 @@ def read_ring(
         since: As for `read_episodes`.
         last: As for `read_episodes`.
     """
-    size = episodes.record_bytes(schema)
+    size = episode_records.record_bytes(schema)
     begin, waiting = (0, ()) if since is None else (since.total, since._pending)  # noqa: SLF001
     tickets = np.array([*waiting, *range(max(begin, total - RECORDS), total)], np.int64)
     words = np.zeros((len(tickets), size // 8), np.int64)

@@ -38,7 +38,7 @@ from conduit.plane.status import (
 from conduit.schema import Field
 from conduit.store.counting import Counts, counts_over
 from conduit.store.declaration import row_stride
-from conduit.store.episodes import ring_bytes
+from conduit.store.episode_records import ring_bytes
 from conduit.store.layout import (
     HEADER_CLOSED,
     HEADER_PID,

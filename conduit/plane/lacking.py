@@ -7,8 +7,8 @@ import sys
 from conduit.kernels.windows import Window
 from conduit.native import turns
 from conduit.sampling.anchors import anchors
+from conduit.store import writers
 from conduit.store.table import TableView
-from conduit.store.writers import count
 
 
 def _compiling() -> str:
@@ -19,6 +19,16 @@ def _compiling() -> str:
         ". Another process is compiling kernels, which may take a minute the first time: wait for it with a longer timeout, or "
         "run `conduit warm` before"
     )
+
+
+def _writers(table: TableView) -> tuple[dict[int, int], int]:
+    """{process number: writers} of those that live, and how many are dead.
+
+    Raises:
+        Closed, Forked, OwnerGone: As `TableView.check_open`.
+    """
+    listed = table.check_open().list()
+    return writers.count(table.segment, table.layout, ((one.number, one.pid, one.alive) for one in listed))
 
 
 def what_is_there(table: TableView, window: Window) -> str:
@@ -33,7 +43,7 @@ def what_is_there(table: TableView, window: Window) -> str:
     rows = f"{there:,} rows are there, {complete:,} of them with all behind them that a {kind} needs"
     if there > complete:
         rows += "; the others wait for the steps behind them"
-    alive, _ = count(table)
+    alive, _ = _writers(table)
     if not alive:
         return f"{rows}; {who_writes(table)} (`conduit status`): start writers, or lower min_rows{_compiling()}"
     at = ", ".join(map(str, sorted(alive)))
@@ -43,7 +53,7 @@ def what_is_there(table: TableView, window: Window) -> str:
 
 def who_writes(table: TableView) -> str:
     """How many writers the table has and how many of them live, such as "0 of 2 writers alive"."""
-    alive, dead = count(table)
+    alive, dead = _writers(table)
     living = sum(alive.values())
     if living + dead == 0:
         return "no writer is open"

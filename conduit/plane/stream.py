@@ -313,7 +313,7 @@ class Stream:
     def _turn(self) -> None:
         self._check_open()
         if self.tally is not None:
-            self.tally.take(self)
+            self.tally.take(self.words, self.envs)
         if self.is_queue:
             entry(writing.finish_page)(self.address)
         turned = self._turn_at_once()
@@ -471,14 +471,14 @@ class Stream:
     def end_rollout(self) -> None:
         """Close the page behind what was committed: consumers get it as it is."""
         if self.tally is not None:
-            self.tally.take(self)
+            self.tally.take(self.words, self.envs)
         entry(writing.finish_page)(self.address)
 
     def publish(self) -> None:
         """Make committed rows visible that an ingestion policy still holds back."""
         entry(writing.publish)(self.address)
         if self.tally is not None:
-            self.tally.take(self)
+            self.tally.take(self.words, self.envs)
 
     def cut(self) -> None:
         """Let every environment begin a new episode with the next tick."""
@@ -594,4 +594,5 @@ class Stream:
     def _note(self, seat: Participants, *, opened: bool) -> None:
         """Tell others how many writers of the table this process has open."""
         mine = [one for one in tuple(seat.writing) if isinstance(one, Stream) and one.table is self.table]
-        writers.note(self.table, sum(not one.closed for one in mine), opened=opened)
+        open_ones = sum(not one.closed for one in mine)
+        writers.note(self.table.segment, self.table.layout, self.table.seat().number, open_ones, opened=opened)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -11,9 +11,6 @@ from conduit.kernels.reference import from_bfloat16
 from conduit.store.statistics import count_upto
 from conduit.store.table import TableView
 from conduit.store.words import FINAL, W_BASE, W_LOCAL, W_PAGE, W_TICK
-
-if TYPE_CHECKING:
-    from conduit.plane.stream import Stream
 
 Array = np.ndarray[Any, Any]
 
@@ -32,23 +29,22 @@ class Tally:
     """
 
     def __init__(self, table: TableView) -> None:
-        if not table.statistics.fields:
+        if not table.layout.statistics:
             raise ConfigError(
                 f"Expected table {table.layout.name!r} to keep statistics: create it with statistics=(<field>, ...), or open "
                 "the writer with statistics=False"
             )
         self._table = table
-        self._ticks = np.zeros((len(table.statistics.fields), 1), np.int64)
+        self._ticks = np.zeros((len(table.layout.statistics), 1), np.int64)
 
-    def take(self, stream: Stream) -> None:
-        """Count what the stream has committed since, all of it in its present page; before that page is turned."""
-        words = stream.words
+    def take(self, words: memoryview[int], envs: int) -> None:
+        """Count what the stream of these words has committed since, all of it in its present page; before that page is turned."""
         ticks = words[W_TICK // 8]
         if words[W_PAGE // 8] < 0 or self._table.segment.closed:
             return
         end = words[W_BASE // 8] + words[W_LOCAL // 8]
         for name, counted in zip(self._table.layout.statistics, self._ticks, strict=True):
-            rows = slice(end - (ticks - int(counted[0])) * stream.envs, end)
+            rows = slice(end - (ticks - int(counted[0])) * envs, end)
             if rows.start >= end:
                 continue
             is_step = (self._table.meta["link"][rows] & FINAL) == 0

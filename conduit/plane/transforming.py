@@ -13,6 +13,7 @@ from conduit.kernels import augment, reference
 from conduit.kernels.batchwise import BatchTransform
 from conduit.kernels.plan import IDS, STORED, Output, Plan
 from conduit.kernels.rows import D_REFUSED
+from conduit.store.statistics import Statistics
 from conduit.store.table import TableView
 
 Array = np.ndarray[Any, Any]
@@ -50,10 +51,10 @@ class Transforming:
             name = output.field.name
             if output.normalise is None or name in self._scales:
                 continue
-            if name not in table.statistics.fields:
+            if name not in table.layout.statistics:
                 raise ConfigError(
                     f"Expected table {table.layout.name!r} to keep statistics of the field, it keeps those of "
-                    f"{list(table.statistics.fields)}: create it with statistics=({name!r},) - at transform[{name!r}]"
+                    f"{list(table.layout.statistics)}: create it with statistics=({name!r},) - at transform[{name!r}]"
                 )
             self._scales[name] = np.zeros((2, *output.field.shape))
             self._eps[name] = output.normalise.eps
@@ -83,7 +84,7 @@ class Transforming:
         """Get ready for batch `number`: its moves, and one reading of the statistics."""
         if self._moves:
             self._draw[1] = number
-        statistics = self._table.statistics
+        statistics = Statistics(self._table)
         for name, scales in self._scales.items():
             stamp = statistics.stamp(name)
             if self._stamps.get(name) == stamp:
@@ -129,7 +130,7 @@ class Transforming:
         """The batch that `after` looked at is handed out: its values join the statistics, those of all fields together."""
         if self._pending:
             pending, self._pending = self._pending, {}
-            self._table.statistics.update(pending)
+            Statistics(self._table).update(pending)
 
     def _check_classes(self, output: Output, arrays: Mapping[str, Array], index: Array, slots: slice) -> None:
         """Refuse values out of range; those of rows that were overwritten and drawn again are counted too, and are not here."""

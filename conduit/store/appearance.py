@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from conduit.store.counting import counts_of
-
-if TYPE_CHECKING:
-    from conduit.store.participants import Participants
-    from conduit.store.segment import Segment
-    from conduit.store.table import TableView
+from conduit.store.participants import Participants
+from conduit.store.queue import QueueView
+from conduit.store.segment import Segment
+from conduit.store.table import TableView
 
 Tell = Callable[[Any], str]
 
@@ -63,8 +62,6 @@ def place_of(table: TableView) -> str:
 def held_in(table: TableView) -> int:
     """Rows that are in a table now; of a queue, those that are not acknowledged."""
     if table.layout.table.kind == "queue":
-        from conduit.store.queue import QueueView  # it stands on tables
-
         counts = QueueView(table).counts()
         return counts.waiting + counts.unfinished + sum(counts.claimed.values())
     return counts_of(table.address).size

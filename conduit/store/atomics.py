@@ -14,6 +14,9 @@ from typing import Any
 
 from conduit.jit import External, cgutils, intrinsic, ir, types
 
+CACHE_LINE = 64
+"""Bytes."""
+
 
 def _pointer(builder: Any, address: Any, bits: int = 64) -> Any:
     return builder.inttoptr(address, ir.IntType(bits).as_pointer())

@@ -8,8 +8,7 @@ which saves that reading.
 from __future__ import annotations
 
 from conduit.jit import inner
-from conduit.store.atomics import copy_bytes, fence_full, prefetch, stream_64_bytes
-from conduit.store.words import CACHE_LINE
+from conduit.store.atomics import CACHE_LINE, copy_bytes, fence_full, prefetch, stream_64_bytes
 
 STREAM_FROM = 128 << 10
 """Bytes of a piece that is stored past the caches."""

@@ -16,10 +16,11 @@ from conduit.errors import CapacityError, ConfigError
 from conduit.numbers import MOST, at_least, flag, whole, within
 from conduit.schema import Field, Schema
 from conduit.store.arenas import arena_items, checked_mean_lengths, row_share
+from conduit.store.atomics import CACHE_LINE
+from conduit.store.field_moments import measured
 from conduit.store.geometry import Demand, Geometry, plan
 from conduit.store.limits import Limiter, Limits, checked_limiter
-from conduit.store.statistics import measured
-from conduit.store.words import CACHE_LINE, LINE, META_BYTES, MOST_DELIVERIES, SPAN_BYTES
+from conduit.store.words import LINE, META_BYTES, MOST_DELIVERIES, SPAN_BYTES
 
 _MIN_TICKS = 2
 """Ticks that a page must hold beside its halo and that one's final observations: one, and room for its own."""

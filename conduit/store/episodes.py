@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from conduit.field import Field
 from conduit.jit import inner, kernel
 from conduit.schema import Schema
 from conduit.store.atomics import (
@@ -36,6 +35,18 @@ from conduit.store.atomics import (
     poke_u32,
     store_release,
     syscall,
+)
+from conduit.store.episode_records import (
+    E_CHECK,
+    E_ENV,
+    E_EPISODE,
+    E_LENGTH,
+    E_RETURNS,
+    E_STREAM,
+    E_TIME,
+    RECORDS,
+    record_bytes,
+    summed,
 )
 from conduit.store.words import (
     ENV_BYTES,
@@ -55,12 +66,6 @@ from conduit.store.words import (
 )
 
 Array = np.ndarray[Any, Any]
-
-RECORDS = 1024
-"""Records of a table's ring: the newest episodes that ended."""
-E_CHECK, E_TIME, E_STREAM, E_ENV, E_EPISODE, E_LENGTH, E_RETURNS = range(0, 56, 8)
-"""Words of a record: the check; nanoseconds since the epoch; the stream; environment << 2 | truncated << 1 | terminated; number of the
-episode in the stream << 32 | policy version of its last step; steps; and the sums of the rewards, float64, one for each element."""
 
 W_REPORTS = 8 * W_WORDS
 """Of a writer's state, behind the words of store.words: address of what follows, or 0."""
@@ -85,30 +90,6 @@ _KINDS = {
 _CLOCK = {"x86_64": 228, "aarch64": 113}.get(platform.machine(), -1)
 """Number of clock_gettime among the system calls."""
 _FACTOR = -7046029254386353131
-
-
-def summed(schema: Schema) -> tuple[Field, ...]:
-    """The rewards that are summed up: all but ragged ones."""
-    return tuple(schema[name] for name in schema.reward_names if not schema[name].ragged)
-
-
-def elements(schema: Schema) -> tuple[str, ...]:
-    """Names of the sums: of a reward that is a number its own, of others `reward[0]` and so on."""
-    return tuple(
-        field.name if field.shape == () else f"{field.name}[{', '.join(map(str, place))}]"
-        for field in summed(schema)
-        for place in np.ndindex(field.shape)
-    )
-
-
-def record_bytes(schema: Schema) -> int:
-    """Bytes of a record."""
-    return -(-(E_RETURNS + 8 * len(elements(schema))) // 64) * 64
-
-
-def ring_bytes(schema: Schema) -> int:
-    """Bytes of a table's ring: a line with the tickets that were taken, and the records."""
-    return LINE + RECORDS * record_bytes(schema)
 
 
 class Reports:

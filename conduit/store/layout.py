@@ -21,12 +21,12 @@ from conduit.numbers import whole
 from conduit.schema import Field, Schema
 from conduit.store.arenas import ArenaLayout, check_arenas
 from conduit.store.declaration import Priorities, Table, align, row_stride
-from conduit.store.episodes import ring_bytes
+from conduit.store.episode_records import ring_bytes
+from conduit.store.field_moments import measured, seat_bytes
 from conduit.store.filenames import check_name
 from conduit.store.limits import Limits, checked_limiter
-from conduit.store.row_ids import first_generation
-from conduit.store.statistics import measured, seat_bytes
 from conduit.store.words import (
+    GENERATION_MASK,
     HAZARDS_PER_PARTICIPANT,
     LINE,
     META_BYTES,
@@ -414,3 +414,9 @@ def lay_out(spec: SegmentSpec) -> SegmentLayout:
         tables[name], end = _lay_table(name, table, end, (len(tables), page_base), spec.max_participants)
         page_base += table.pages
     return SegmentLayout(spec, encoded, participants, hazards, loaders, tables, policies, align(end, 4096))
+
+
+def first_generation(number: int) -> int:
+    """The generation in which the pages of an engine's table with this number begin: its bits, in the reverse order."""
+    bits = GENERATION_MASK.bit_length()
+    return int(f"{number & GENERATION_MASK:0{bits}b}"[::-1], 2)

@@ -23,6 +23,7 @@ from conduit.store import recovery, settling
 from conduit.store import segment as segments
 from conduit.store.checkpoint import MANIFEST, Manifest, TableEntry, columns_of, extra_file, policy_file
 from conduit.store.cut import TableCut
+from conduit.store.field_moments import seat_bytes
 from conduit.store.filenames import safe
 from conduit.store.files import BLOCK, DAMAGED, HEADER, FileReader, Sink, write_all
 from conduit.store.layout import WEIGHT_COPIES, SegmentSpec, TableLayout, checked_participants
@@ -32,7 +33,7 @@ from conduit.store.names import Backing
 from conduit.store.saving import PLACE_ROWS, PLACE_START, PLACE_TAIL, PLACE_VALUES, Progress, counts, live_pages
 from conduit.store.segment import Segment
 from conduit.store.soundness import limits_of_words
-from conduit.store.statistics import seat_bytes, set_totals
+from conduit.store.statistics import set_totals
 from conduit.store.table import TableView
 from conduit.store.words import (
     CONSUMER_MASK,

@@ -32,12 +32,6 @@ NO_ROW = -1
 """What stands in the place of an id where there is no row; it is nobody's, and is ignored."""
 
 
-def first_generation(number: int) -> int:
-    """The generation in which the pages of an engine's table with this number begin: its bits, in the reverse order."""
-    bits = GENERATION_MASK.bit_length()
-    return int(f"{number & GENERATION_MASK:0{bits}b}"[::-1], 2)
-
-
 @inner
 def newest_generation(table):  # type: ignore[no-untyped-def]
     """How often a page of the table has been claimed, of the page that was most often."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -24,8 +24,7 @@ from conduit.errors import ConfigError, FieldError, WaitTimeout
 from conduit.field import Field
 from conduit.forking import StaysHere
 from conduit.jit import entry, inner, kernel
-from conduit.nesting import hint, with_parents
-from conduit.schema import Schema
+from conduit.nesting import hint
 from conduit.store.appearance import never_raises, place_of, state_of
 from conduit.store.atomics import (
     copy_bytes,
@@ -40,53 +39,14 @@ from conduit.store.atomics import (
     store_release,
     zero_bytes,
 )
+from conduit.store.field_moments import copy_bytes_of, seat_bytes
 from conduit.store.soundness import LARGEST, damaged
+from conduit.store.table import TableView
 from conduit.store.words import LINE
-
-if TYPE_CHECKING:
-    from conduit.store.table import TableView
 
 Array = np.ndarray[Any, Any]
 
 _ATTEMPTS = 1 << 20
-
-
-def _align(size: int) -> int:
-    return -(-size // LINE) * LINE
-
-
-def copy_bytes_of(field: Field) -> int:
-    """Bytes of one (count, mean, M2) of a field's elements, float64, padded."""
-    return _align(8 * (1 + 2 * int(np.prod(field.shape, dtype=np.int64))))
-
-
-def seat_bytes(field: Field) -> int:
-    """Bytes of a participant's seat: a line with its version, then two copies."""
-    return LINE + 2 * copy_bytes_of(field)
-
-
-def measured(schema: Schema, names: object) -> tuple[str, ...]:
-    """The fields that a table's `statistics` name, in the schema's order.
-
-    Raises:
-        ConfigError: No tuple of names, a name that is none of the schema's, or a field whose statistics mean nothing.
-    """
-    if not isinstance(names, tuple | list):
-        raise ConfigError(f"Expected a tuple of field names as statistics, got {names!r}")
-    found: set[str] = set()
-    for name in names:
-        below = [field for field in schema.fields if field.name == name or field.name.startswith(f"{name}.")]
-        if not below:
-            raise ConfigError(
-                f"Expected fields of the schema, got {name!r}{hint(name, with_parents(schema.names))} - at statistics"
-            )
-        for field in below:
-            if field.dtype == "bool" or field.ragged:
-                raise ConfigError(
-                    f"Expected numbers of a fixed shape, got {field}: leave it out - at statistics[{field.name!r}]"
-                )
-            found.add(field.name)
-    return tuple(name for name in schema.names if name in found)
 
 
 @inner

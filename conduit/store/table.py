@@ -19,7 +19,6 @@ from conduit.store.participants import Participants
 from conduit.store.row_ids import as_ids, find_foreign, not_a_row
 from conduit.store.segment import Segment
 from conduit.store.soundness import check_spans, damaged_page
-from conduit.store.statistics import Statistics
 from conduit.store.waiting import wait_for
 from conduit.store.words import (
     H_ENVS,
@@ -159,11 +158,6 @@ class TableView:
             self.descriptor[T_LIMITS // 8] = self._limits.ctypes.data
         self.address = self.descriptor.ctypes.data
         self.participants: Participants | None = None
-
-    @property
-    def statistics(self) -> Statistics:
-        """Running statistics of its fields; not kept here, since a cycle would keep the seat of a dropped client."""
-        return Statistics(self)
 
     def _word(self, offset: int) -> int:
         return self.segment.words[(self.layout.control + offset) // 8]

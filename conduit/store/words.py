@@ -11,7 +11,7 @@ State of a page, one word:  generation << 16 | owner << 4 | kind
 
 from __future__ import annotations
 
-LINE, CACHE_LINE = 128, 64
+LINE = 128
 
 FREE, INIT, OPEN, SEALED = 0, 1, 2, 3
 KIND_MASK = 15

@@ -6,16 +6,14 @@ the table's lost ones, and a writer that opens stands for one of those. A statis
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
+from conduit.store.layout import TableLayout
+from conduit.store.segment import Segment
 from conduit.store.words import LINE, SEAT_WRITERS, TABLE_LOST
-
-if TYPE_CHECKING:
-    from conduit.store.layout import TableLayout
-    from conduit.store.segment import Segment
-    from conduit.store.table import TableView
 
 _MOST = 1 << 20
 """More writers than a table has pages."""
@@ -31,39 +29,42 @@ def _bounded(count: Any) -> int:
     return min(max(int(count), 0), _MOST)
 
 
-def note(table: TableView, count: int, *, opened: bool) -> None:
-    """Store how many writers of a table this process has open; one of them has just been opened, or closed."""
-    segment, layout = table.segment, table.layout
-    _seats(segment, layout)[table.seat().number] = count
+def note(segment: Segment, layout: TableLayout, seat: int, count: int, *, opened: bool) -> None:
+    """Store how many writers of a table a seat's holder has open; one of them has just been opened, or closed."""
+    _seats(segment, layout)[seat] = count
     at = (layout.control + TABLE_LOST) // 8
     if opened and segment.words[at] > 0:
         segment.words[at] -= 1
 
 
-def empty(segment: Segment, number: int, *, died: bool) -> None:
+def empty(segment: Segment, seat: int, *, died: bool) -> None:
     """A seat's holder has no writers any more; the caller holds its lock."""
     for layout in segment.layout.tables.values():
         seats = _seats(segment, layout)
-        count = _bounded(seats[number])
-        seats[number] = 0
+        count = _bounded(seats[seat])
+        seats[seat] = 0
         if died and count:
             at = (layout.control + TABLE_LOST) // 8
             segment.words[at] = _bounded(_bounded(segment.words[at]) + count)
 
 
-def count(table: TableView) -> tuple[dict[int, int], int]:
+def count(
+    segment: Segment, layout: TableLayout, participants: Iterable[tuple[int, int, bool]]
+) -> tuple[dict[int, int], int]:
     """The writers that a table has: {process number: how many} of those that live, and how many are dead.
 
-    Raises:
-        Closed, Forked, OwnerGone: As `TableView.check_open`.
+    Args:
+        segment: The segment.
+        layout: The table's.
+        participants: (seat, process number, alive) of each.
     """
-    seats = _seats(table.segment, table.layout)
+    seats = _seats(segment, layout)
     alive: dict[int, int] = {}
-    dead = _bounded(table.segment.words[(table.layout.control + TABLE_LOST) // 8])
-    for one in table.check_open().list():
-        found = _bounded(seats[one.number])
-        if found and one.alive:
-            alive[one.pid] = alive.get(one.pid, 0) + found
+    dead = _bounded(segment.words[(layout.control + TABLE_LOST) // 8])
+    for seat, pid, lives in participants:
+        found = _bounded(seats[seat])
+        if found and lives:
+            alive[pid] = alive.get(pid, 0) + found
         else:
             dead += found
     return alive, dead

@@ -25,8 +25,9 @@ from typing import Any, Literal
 import numpy as np
 
 import conduit
+from conduit.declare import declared
 from conduit.errors import DataTimeout
-from conduit.jit import declared, entry
+from conduit.jit import entry
 from conduit.plane.client import Client
 from conduit.plane.engine import Engine
 from conduit.schema import Field, Schema

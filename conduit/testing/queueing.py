@@ -27,7 +27,8 @@ from typing import Any
 import numpy as np
 
 import conduit
-from conduit.jit import declared, entry
+from conduit.declare import declared
+from conduit.jit import entry
 from conduit.plane.claim import Claim
 from conduit.plane.client import Client
 from conduit.plane.engine import Engine

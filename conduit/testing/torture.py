@@ -26,8 +26,9 @@ from typing import Any
 import numpy as np
 
 import conduit
+from conduit.declare import declared
 from conduit.errors import Overwritten
-from conduit.jit import declared, entry
+from conduit.jit import entry
 from conduit.plane.client import Client
 from conduit.plane.delivery import Loader
 from conduit.plane.engine import Engine

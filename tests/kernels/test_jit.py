@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from conduit import jit
+from conduit.declare import KERNEL_MODULES
 from conduit.native import sources
 from conduit.store import protocol
 
@@ -28,10 +29,10 @@ def compiled(path):
 def test_every_module_whose_source_is_compiled_renews_the_cache():
     paths = [path for path in (ROOT / "conduit").rglob("*.py") if "testing" not in path.parts]
     names = {".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths if compiled(path)}
-    assert names <= set(jit.KERNEL_MODULES)
+    assert names <= set(KERNEL_MODULES)
     # and words, whose numbers are constants in all of them
-    assert {"conduit.jit", "conduit.store.words"} <= set(jit.KERNEL_MODULES)
-    for name in jit.KERNEL_MODULES:
+    assert {"conduit.declare", "conduit.jit", "conduit.store.words"} <= set(KERNEL_MODULES)
+    for name in KERNEL_MODULES:
         assert ROOT.joinpath(*name.split(".")).with_suffix(".py").exists()
 
 
@@ -45,7 +46,7 @@ def test_an_entry_is_compiled_once_and_takes_addresses_as_integers():
 
 def test_the_stamp_of_a_kernel_covers_every_module_that_its_imports_reach():
     """The fast reading of imports finds what a parser finds, and an edit far below renews what stands on it."""
-    for module in jit.KERNEL_MODULES:
+    for module in KERNEL_MODULES:
         path = sources.path_of(module)
         names = set()
         for node in ast.walk(ast.parse(path.read_bytes())):
@@ -53,4 +54,4 @@ def test_the_stamp_of_a_kernel_covers_every_module_that_its_imports_reach():
                 names |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
                 names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-        assert names & set(jit.KERNEL_MODULES) == set(sources.source(path)[1]), module
+        assert names & set(KERNEL_MODULES) == set(sources.source(path)[1]), module

@@ -10,7 +10,7 @@ import pytest
 
 import conduit
 from conduit.errors import Closed, ConfigError
-from conduit.store.episodes import RECORDS
+from conduit.store.episode_records import RECORDS
 
 OBS = np.zeros(2, np.float32)
 

@@ -18,7 +18,7 @@ import conduit
 from conduit.errors import Busy, CapacityError, ConfigError, DataTimeout, FieldError
 from conduit.plane import inspect
 from conduit.store import words
-from conduit.store.episodes import ring_bytes
+from conduit.store.episode_records import ring_bytes
 from tests.plane.model import Full, Model
 
 LONGEST, POINTS = 13, 4

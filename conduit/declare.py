@@ -1,0 +1,218 @@
+"""Kernels as they are declared: plain Python functions, with a signature. Nothing is compiled here, and no compiler is imported.
+
+A signature is text, `"int64(int64, float64, object)"`. An `object` is handed over as its address and nothing more
+(conduit.store.arguments).
+"""
+
+from __future__ import annotations
+
+import importlib
+import types as python_types
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+KERNEL_MODULES = (
+    "conduit.declare",
+    "conduit.jit",
+    "conduit.compiler",
+    "conduit.store.atomics",
+    "conduit.store.arguments",
+    "conduit.store.copying",
+    "conduit.store.words",
+    "conduit.store.events",
+    "conduit.store.protocol",
+    "conduit.store.locks",
+    "conduit.store.holds",
+    "conduit.store.recovery",
+    "conduit.store.counting",
+    "conduit.store.limiter",
+    "conduit.store.removal",
+    "conduit.store.row_ids",
+    "conduit.store.settling",
+    "conduit.store.interpreter",
+    "conduit.store.spans",
+    "conduit.store.episodes",
+    "conduit.store.writing",
+    "conduit.store.turning",
+    "conduit.store.reopening",
+    "conduit.store.staging",
+    "conduit.store.committing",
+    "conduit.store.queue",
+    "conduit.store.descriptions",
+    "conduit.store.recognising",
+    "conduit.store.finals",
+    "conduit.store.objects",
+    "conduit.store.statistics",
+    "conduit.store.cut",
+    "conduit.kernels.leaves",
+    "conduit.kernels.philox",
+    "conduit.kernels.rows",
+    "conduit.kernels.augment",
+    "conduit.kernels.traces",
+    "conduit.kernels.ragged",
+    "conduit.kernels.relabel",
+    "conduit.kernels.resolve",
+    "conduit.kernels.transitions",
+    "conduit.kernels.sequences",
+    "conduit.kernels.goals",
+    "conduit.kernels.describing",
+    "conduit.kernels.cpu",
+    "conduit.kernels.deliveries",
+    "conduit.kernels.staging",
+    "conduit.sampling.pages",
+    "conduit.sampling.uniform",
+    "conduit.sampling.marks",
+    "conduit.sampling.tree",
+    "conduit.sampling.mass",
+    "conduit.sampling.prioritised",
+    "conduit.sampling.anchors",
+    "conduit.sampling.drawable",
+    "conduit.testing.rows",
+    "conduit.testing.stepping",
+)
+"""Every module whose source takes part in compiled kernels of other modules."""
+
+
+class _Late:
+    """A module that is imported when something of it is asked for."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self._name), name)
+
+
+ir: Any = _Late("llvmlite.ir")
+types: Any = _Late("numba.types")
+cgutils: Any = _Late("numba.core.cgutils")
+"""What the bodies of intrinsics are written with; those run only where something is compiled."""
+
+
+class Known:
+    """Something that kernels refer to; numba asks such an object for its type."""
+
+    __slots__ = ("__weakref__",)
+
+    type_of: ClassVar[Callable[[Any], Any]]
+    """The compiler's; conduit.jit sets it."""
+
+    @property
+    def _numba_type_(self) -> Any:
+        return Known.type_of(self)
+
+
+class Declared(Known):
+    """A function that kernels are made of.
+
+    Attributes:
+        function: The function.
+        signature: A kernel's; None for what only other kernels call.
+        nogil: Whether the interpreter lock is released while it runs.
+        options: As of numba.njit.
+    """
+
+    __slots__ = ("function", "nogil", "options", "signature")
+    dispatch: ClassVar[Callable[..., Any]]
+    """The compiler's; conduit.jit sets it."""
+
+    def __init__(
+        self, function: Callable[..., Any], signature: str | None, options: dict[str, Any], *, nogil: bool = False
+    ) -> None:
+        self.function = function
+        self.signature = signature
+        self.nogil = nogil
+        self.options = options
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Compile it for these arguments and call it: for tests; kernels are called by their `entry`."""
+        return Declared.dispatch(self, *arguments)
+
+    def __repr__(self) -> str:
+        return f"<kernel {name_of(self)}>"
+
+
+class Intrinsic(Known):
+    """A function whose code its own body writes: body(typing context, *argument types) is (signature, code generator).
+
+    Attributes:
+        function: The body.
+    """
+
+    __slots__ = ("function",)
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Only kernels can call it."""
+        raise NotImplementedError(
+            f"Expected a call out of a kernel, got one of {self.function.__qualname__} from Python"
+        )
+
+
+class External(Known):
+    """A C function that kernels call by its name.
+
+    Attributes:
+        name: Its symbol.
+        signature: As text.
+    """
+
+    __slots__ = ("name", "signature")
+
+    def __init__(self, name: str, signature: str) -> None:
+        self.name = name
+        self.signature = signature
+
+
+declared: list[Declared] = []
+"""Every kernel of the modules that are imported."""
+
+
+def kernel(signature: str, *, nogil: bool = False) -> Callable[[Callable[..., Any]], Any]:
+    """Declare a kernel; nothing is compiled yet.
+
+    Args:
+        signature: For instance `"int64(int64, object)"`.
+        nogil: Release the interpreter lock while it runs; costs about 30 ns a call, so only for long ones.
+    """
+
+    def declare(function: Callable[..., Any]) -> Declared:
+        declared.append(Declared(function, signature, {}, nogil=nogil))
+        return declared[-1]
+
+    return declare
+
+
+def inner(function: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """Decorator for functions that only other kernels call; options are numba.njit's."""
+    if function is None:
+        return lambda late: Declared(late, None, options)
+    return Declared(function, None, options)
+
+
+def intrinsic(function: Callable[..., Any]) -> Any:
+    """Decorator for functions that write their own code (`Intrinsic`)."""
+    return Intrinsic(function)
+
+
+def name_of(known: Declared) -> str:
+    """A kernel's name, unique among those of modules."""
+    return f"{known.function.__module__}.{known.function.__qualname__}"
+
+
+def key_of(function: Callable[..., Any]) -> tuple[Any, ...]:
+    """What tells a function from all others in every process: its name, and what its closure holds, by name."""
+    cells = tuple(_named(cell.cell_contents) for cell in function.__closure__ or ())
+    return function.__module__, function.__qualname__, cells
+
+
+def _named(value: Any) -> Any:
+    if isinstance(value, Declared | Intrinsic):
+        return key_of(value.function)
+    if isinstance(value, python_types.FunctionType):
+        return key_of(value)
+    if isinstance(value, type):
+        return f"{value.__module__}.{value.__qualname__}"
+    return f"{type(value).__name__} {value!r}"
