@@ -25,10 +25,10 @@ class KernelsHook(BuildHookInterface):
             return
         sys.path.insert(0, self.root)
         try:
-            from conduit.native import build
-            from conduit.native.library import INSTRUCTION_SETS, path_for
+            from conduit.native.compile import build
+            from conduit.native.compile.library import INSTRUCTION_SETS, path_for
         except ImportError as error:
-            self._without(f"conduit.native.build needs {error.name}")
+            self._without(f"conduit.native.compile.build needs {error.name}")
             return
         finally:
             sys.path.remove(self.root)

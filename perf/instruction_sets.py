@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from conduit.jit import entry, kernel
-from conduit.kernels import cpu
-from conduit.store.atomics import call_5, peek_i64, poke_i64
+from conduit.kernels.cpu import deliver as cpu
+from conduit.native.jit import entry, kernel
+from conduit.native.memory import call_5, peek_i64, poke_i64
 from perf import gate, subjects
 from perf.bars import Bar, at_least, unmeasured
 from perf.bars.tables import hand_over_times

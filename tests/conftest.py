@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conduit.store.layout import HEADER_PID
+from conduit.store.format.layout import HEADER_PID
 
 # perf/gpu_check.py runs tests that do without it on machines that do not have it
 with contextlib.suppress(ImportError):

@@ -18,7 +18,7 @@ from conduit.cli import checks
 from conduit.cli.checkpoints import look
 from conduit.demo import DemoResult
 from conduit.errors import CheckpointError
-from conduit.plane import inspect, probe
+from conduit.plane.observe import inspect, machine
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs" / "cli.md"
@@ -574,8 +574,8 @@ def test_optional_packages_that_are_broken_do_not_make_the_doctor_unhappy(tmp_pa
 
 
 def test_kernels_that_are_kept_nowhere_are_a_warning_with_the_remedy(monkeypatch):
-    monkeypatch.setattr(checks, "trial", lambda _backing: probe.Outcome(True, "written"))
-    monkeypatch.setattr(probe, "kernel_cache", lambda: probe.KernelCache("", (), 0, 0))
+    monkeypatch.setattr(checks, "trial", lambda _backing: machine.Outcome(True, "written"))
+    monkeypatch.setattr(machine, "kernel_cache", lambda: machine.KernelCache("", (), 0, 0))
     cache = next(one for one in checks.of_engine() if one.name == "kernel cache")
     assert (cache.status, cache.required) == ("warning", False)
     assert "every process compiles its kernels anew" in cache.found

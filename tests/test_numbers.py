@@ -11,7 +11,7 @@ import torch
 import conduit
 from conduit.clock import Deadline
 from conduit.numbers import at_least, real, whole, within
-from conduit.store.limits import Limits
+from conduit.store.format.limit_specs import Limits
 
 WHOLE = {
     "int": 3,

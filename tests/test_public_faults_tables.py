@@ -18,7 +18,7 @@ import pytest
 import conduit
 from conduit import offline
 from conduit.errors import Busy, DataTimeout, SpaceTimeout
-from conduit.store.words import MOST_DELIVERIES
+from conduit.store.format.words import MOST_DELIVERIES
 
 ROOT = Path(__file__).resolve().parents[1]
 SCHEMA = conduit.Schema([conduit.Field("obs", "int64", observation=True), conduit.Field("n", "int64")])

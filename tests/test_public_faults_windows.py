@@ -11,7 +11,7 @@ import pytest
 
 import conduit
 from conduit.errors import ConfigError, DataTimeout, FieldError
-from conduit.kernels.leaves import ONE
+from conduit.kernels.cpu.priorities import ONE
 
 GAMMA = 0.9
 

@@ -205,7 +205,7 @@ def clean(
     """
     from conduit.cli.output import write_json
     from conduit.cli.status import show_cleaned
-    from conduit.plane.inspect import clean as remove
+    from conduit.plane.observe.inspect import clean as remove
 
     done = remove(name)
     if json:

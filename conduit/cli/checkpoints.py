@@ -10,8 +10,8 @@ from typing import Any
 from conduit.cli.output import counted, draw, duration, size
 from conduit.cli.progress import bar
 from conduit.errors import CheckpointError
-from conduit.plane.attaching import attach
-from conduit.plane.checkpointing import Checkpoint, checkpoints
+from conduit.plane.attach import attach
+from conduit.plane.checkpoints import Checkpoint, checkpoints
 
 
 def make(name: str, folder: Path, keep: int, *, quiet: bool) -> Checkpoint:

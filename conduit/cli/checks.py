@@ -18,8 +18,8 @@ import numpy as np
 import conduit
 from conduit.cli.output import counted, size
 from conduit.errors import ConduitError
-from conduit.plane import inspect, probe
-from conduit.plane.probe import Outcome
+from conduit.plane.observe import inspect, machine
+from conduit.plane.observe.machine import Outcome
 
 _MIB = 1 << 20
 _DOCKER_SHM = 64 * _MIB
@@ -163,7 +163,7 @@ def of_shared_memory() -> Iterator[Check]:
 
 def _room() -> Check:
     """How large an engine can be now, and what bounds it: what `Engine.create` compares a new one with."""
-    least, other = probe.room_for("shm"), probe.room_for("memfd")
+    least, other = machine.room_for("shm"), machine.room_for("memfd")
     bounds = (("shm", least), ("memfd", other))
     details = {name: {"bytes": one.free, "bound": one.name} for name, one in bounds if one is not None}
     if least is None:
@@ -194,23 +194,23 @@ def _leftovers() -> Check:
 
 def of_kernel() -> Iterator[Check]:
     """What the operating system does for an engine."""
-    yield _tried("kernel", "locks", True, probe.liveness_locks, "a kernel of 3.15 or newer, and no filter on fcntl")
-    yield _tried("kernel", "memfd", False, probe.memfd, 'without it only backing="shm" can be used')
+    yield _tried("kernel", "locks", True, machine.liveness_locks, "a kernel of 3.15 or newer, and no filter on fcntl")
+    yield _tried("kernel", "memfd", False, machine.memfd, 'without it only backing="shm" can be used')
 
 
 def of_compiler() -> Iterator[Check]:
     """Where kernels come from; numba, its cache and the atomic instructions where it compiles them; the futex call."""
-    yield _tried("compiler", "kernels", True, probe.kernels, "unset CONDUIT_KERNELS and CONDUIT_KERNELS_LIBRARY")
-    if probe.has_library():
-        yield _tried("compiler", "futex", True, probe.futex, "allow the futex system call in the container's filter")
+    yield _tried("compiler", "kernels", True, machine.kernels, "unset CONDUIT_KERNELS and CONDUIT_KERNELS_LIBRARY")
+    if machine.has_library():
+        yield _tried("compiler", "futex", True, machine.futex, "allow the futex system call in the container's filter")
         return
-    cache = probe.compiles()
+    cache = machine.compiles()
     remedy = "unset NUMBA_DISABLE_JIT" if "NUMBA_DISABLE_JIT" in cache.found else "another numba: pip install -U numba"
     status: Status = "ok" if cache.works else "broken"
     yield Check("compiler", "numba", status, True, cache.found, None if cache.works else remedy)
     if cache.works:
-        yield _tried("compiler", "atomics", True, probe.atomic_instructions, "another numba: pip install -U numba")
-        yield _tried("compiler", "futex", True, probe.futex, "allow the futex system call in the container's filter")
+        yield _tried("compiler", "atomics", True, machine.atomic_instructions, "another numba: pip install -U numba")
+        yield _tried("compiler", "futex", True, machine.futex, "allow the futex system call in the container's filter")
 
 
 def of_engine() -> Iterator[Check]:
@@ -219,7 +219,7 @@ def of_engine() -> Iterator[Check]:
     yield _tried("engine", "shm backing", True, lambda: trial("shm"), "see the checks above that are not ok")
     yield _tried("engine", "memfd backing", False, lambda: trial("memfd"), "set XDG_RUNTIME_DIR to a folder of yours")
     seconds = time.perf_counter() - began
-    cache = probe.kernel_cache()
+    cache = machine.kernel_cache()
     if cache.library and not cache.loaded + cache.compiled:
         found = f"not needed: kernels come from {cache.library}"
         details = {"library": cache.library, "folder": None, "loaded": 0, "compiled": 0, "seconds": round(seconds, 3)}

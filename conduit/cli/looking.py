@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from conduit.errors import EngineNotFound
-from conduit.plane import inspect
-from conduit.plane.inspect import EngineStatus, ParticipantStatus
+from conduit.plane.observe import inspect
+from conduit.plane.observe.inspect import EngineStatus, ParticipantStatus
 
 
 @dataclass(frozen=True, slots=True)

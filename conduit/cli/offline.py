@@ -9,7 +9,7 @@ from conduit.cli.output import counted, rate
 from conduit.cli.progress import bar
 from conduit.errors import ConfigError
 from conduit.offline import Loaded, Saved, load, save, save_minari
-from conduit.plane.attaching import attach
+from conduit.plane.attach import attach
 
 FORMATS = ("npz", "parquet", "minari")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from conduit.cli.looking import Seen
 from conduit.cli.output import counted, draw, duration, rate, size
-from conduit.plane.inspect import (
+from conduit.plane.observe.inspect import (
     Cleaned,
     EngineStatus,
     EpisodesStatus,

@@ -8,7 +8,7 @@ from typing import Any
 
 from conduit.cli.output import counted, duration
 from conduit.cli.progress import bar
-from conduit.plane.warming import Warmth, warm
+from conduit.plane.observe.warm import Warmth, warm
 
 
 def warmed(*, every: bool, quiet: bool) -> Warmth:

@@ -64,7 +64,7 @@ def launch(
 
     from conduit.launching.crew import Crew, Options
     from conduit.launching.payload import Payload
-    from conduit.plane.attaching import tell_role
+    from conduit.plane.attach import tell_role
 
     if not callable(function):
         raise ConfigError(f"Expected a function, got {function!r}")

@@ -1,1 +1,1 @@
-"""Kernels as machine code: compiled ahead of time into a library, or by one process at a time."""
+"""What kernels stand on: how they are called, atomic memory, waiting, random numbers. Knows no store."""

@@ -23,7 +23,7 @@ import numpy as np
 
 from conduit.errors import SourceError
 from conduit.field import DTYPES, Field
-from conduit.plane.steps import Array, Steps
+from conduit.plane.deliver.steps import Array, Steps
 
 FINAL = "final."
 NEXT = "next_"

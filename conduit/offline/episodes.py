@@ -9,7 +9,7 @@ import numpy as np
 
 from conduit.errors import SourceError
 from conduit.offline.columns import FLAGS, NEXT, Part, behind
-from conduit.plane.steps import Array
+from conduit.plane.deliver.steps import Array
 
 
 def as_flags(part: Part, column: str, values: Array, done: int = 0) -> Array:

@@ -14,7 +14,7 @@ from conduit.offline.columns import CHUNK_BYTES, FINAL, FLAGS, NEXT, NUMBERS, Ki
 from conduit.offline.episodes import Walk, as_flags, check_next, ends
 from conduit.offline.naming import Naming
 from conduit.offline.source import Description, Source
-from conduit.plane.steps import Array, Steps
+from conduit.plane.deliver.steps import Array, Steps
 from conduit.schema import Schema
 
 

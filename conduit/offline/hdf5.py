@@ -20,7 +20,7 @@ import numpy as np
 from conduit.errors import MissingExtra, SchemaError, SourceError
 from conduit.field import Field, dtype_name
 from conduit.offline.columns import Chunk, Kind, Part
-from conduit.plane.steps import Array
+from conduit.plane.deliver.steps import Array
 
 _EPISODE = re.compile(r"demo_(\d+)")
 _D4RL = {

@@ -23,9 +23,9 @@ from conduit.offline.npz import NpzPart
 from conduit.offline.parquet import ParquetPart
 from conduit.offline.source import Description, Progress, Source
 from conduit.plane.client import Client
-from conduit.plane.inspect import inspect
-from conduit.plane.steps import Steps
-from conduit.plane.writer import Writer
+from conduit.plane.deliver.steps import Steps
+from conduit.plane.ingest.writer import Writer
+from conduit.plane.observe.inspect import inspect
 from conduit.schema import Schema
 
 Given: TypeAlias = str | os.PathLike[str] | Any

@@ -21,8 +21,8 @@ from conduit.field import Field, dtype_name
 from conduit.nesting import check_known, hint
 from conduit.offline.columns import Kind, behind, fits, joined
 from conduit.offline.source import Description, Source
-from conduit.plane.scanning import Scan
-from conduit.plane.steps import Array, Steps
+from conduit.plane.deliver.scan import Scan
+from conduit.plane.deliver.steps import Array, Steps
 from conduit.schema import Schema
 
 _ROWS = 1 << 13

@@ -17,7 +17,7 @@ import numpy as np
 from conduit.errors import SchemaError, SourceError
 from conduit.field import Field, dtype_name
 from conduit.offline.columns import FINAL, Chunk, Kind, Part
-from conduit.plane.steps import Array, Steps
+from conduit.plane.deliver.steps import Array, Steps
 from conduit.schema import Schema
 
 OFFSETS = ".offsets"

@@ -21,7 +21,7 @@ import numpy as np
 from conduit.errors import MissingExtra, SourceError
 from conduit.field import DTYPES, Field
 from conduit.offline.columns import FINAL, Chunk, Kind, Part
-from conduit.plane.steps import Array, Steps
+from conduit.plane.deliver.steps import Array, Steps
 from conduit.schema import Schema
 
 _SCHEMA = b"conduit.schema"

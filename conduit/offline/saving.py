@@ -16,8 +16,8 @@ from conduit.offline import minari, npz, parquet
 from conduit.offline.columns import joined
 from conduit.offline.source import Progress
 from conduit.plane.client import Client
-from conduit.plane.scanning import Scan
-from conduit.plane.steps import Array, Steps
+from conduit.plane.deliver.scan import Scan
+from conduit.plane.deliver.steps import Array, Steps
 from conduit.schema import Schema
 
 Format = Literal["npz", "parquet"]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from conduit.plane.steps import Steps
+from conduit.plane.deliver.steps import Steps
 from conduit.schema import Schema
 
 Progress: TypeAlias = Callable[[int, int], None]

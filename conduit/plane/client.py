@@ -17,44 +17,44 @@ from typing import TYPE_CHECKING, Any, Required, Self, TypedDict, Unpack, overlo
 
 from conduit.arrays import import_torch
 from conduit.errors import Closed, ConfigError, SchemaMismatch
-from conduit.jit import entry
-from conduit.kernels.batchwise import BatchTransform
-from conduit.kernels.packing import Layout
-from conduit.kernels.transforms import Pipeline
-from conduit.kernels.windows import Window
+from conduit.kernels.spec.batch_transforms import BatchTransform
+from conduit.kernels.spec.ragged import Layout
+from conduit.kernels.spec.transforms import Pipeline
+from conduit.kernels.spec.windows import Window
+from conduit.native.jit import entry
 from conduit.nesting import hint
 from conduit.numbers import whole
-from conduit.plane.autoreset import Autoreset
-from conduit.plane.batch import Format
-from conduit.plane.busy import OnBusy
-from conduit.plane.consuming import Consumer, OnRefused, Partial
-from conduit.plane.delivery import Loader
+from conduit.plane.deliver.batch import Format
+from conduit.plane.deliver.busy import OnBusy
+from conduit.plane.deliver.consumer import Consumer, OnRefused, Partial
+from conduit.plane.deliver.episodes import Episodes, read_episodes
+from conduit.plane.deliver.epochs import EpochLoader
+from conduit.plane.deliver.loader import Loader
+from conduit.plane.deliver.mixed import Counts, MixedLoader
+from conduit.plane.deliver.scan import Scan
 from conduit.plane.device.interface import Device
-from conduit.plane.episodes import Episodes, read_episodes
-from conduit.plane.epochs import EpochLoader
-from conduit.plane.ingestion import CommitPerStep, Ingestion
-from conduit.plane.limiting import RateLimiter
-from conduit.plane.mixing import Counts, MixedLoader
-from conduit.plane.placement import HostPlacement, Placement, Pool
-from conduit.plane.scanning import Scan
-from conduit.plane.stream import OnFull
+from conduit.plane.ingest.autoreset import Autoreset
+from conduit.plane.ingest.placement import HostPlacement, Placement, Pool
+from conduit.plane.ingest.policy import CommitPerStep, Ingestion
+from conduit.plane.ingest.stream import OnFull
+from conduit.plane.ingest.writer import Writer, writer_type
 from conduit.plane.table import TableHandle
-from conduit.plane.writer import Writer, writer_type
-from conduit.sampling.prioritised import Prioritised
+from conduit.sampling.prioritized import Prioritised
 from conduit.sampling.shuffled import Shuffled
 from conduit.schema import Schema
-from conduit.store import removal
-from conduit.store.appearance import filling_of, never_raises, state_in
-from conduit.store.loaders import NamedLoader, take_name
-from conduit.store.participants import Participants
-from conduit.store.segment import Segment
-from conduit.store.statistics import Statistics
-from conduit.store.table import TableView
-from conduit.store.watching import OnOwnerExit, Watch
-from conduit.store.weights import PolicySlot
+from conduit.store.pages import deletion
+from conduit.store.segment.owner_watch import OnOwnerExit, Watch
+from conduit.store.segment.participants import Participants
+from conduit.store.segment.segment import Segment
+from conduit.store.tables.appearance import filling_of, never_raises, state_in
+from conduit.store.tables.limit_checks import RateLimiter
+from conduit.store.tables.loader_cursors import NamedLoader, take_name
+from conduit.store.tables.policy_weights import PolicySlot
+from conduit.store.tables.statistics import Statistics
+from conduit.store.tables.view import TableView
 
 if TYPE_CHECKING:
-    from conduit.plane.dataset import Dataset
+    from conduit.plane.deliver.dataset import Dataset
 
 
 def _device_loader(device: str | Device, pool: str | int | None) -> Callable[..., Loader]:
@@ -355,7 +355,7 @@ class Client:
             MissingExtra: torch is not installed.
         """
         import_torch("Client.dataset", "iterate a client.loader(...)")
-        from conduit.plane.dataset import Dataset  # imports torch, which most processes do without
+        from conduit.plane.deliver.dataset import Dataset  # imports torch, which most processes do without
 
         for option, remedy in (
             ("name", "the workers' loaders cannot all have it"),
@@ -590,7 +590,7 @@ class Client:
             Frozen: The table is frozen.
         """
         view = self._removable(table)
-        entry(removal.reset)(view.address)
+        entry(deletion.reset)(view.address)
 
     def freeze(self, table: str) -> None:
         """Make a table read-only, in all processes, until `thaw`: writing, deleting and resetting raise Frozen.
@@ -614,7 +614,7 @@ class Client:
     def _set_frozen(self, table: str, *, frozen: bool) -> None:
         view = self._view(table)
         view.check_open()
-        entry(removal.set_frozen)(view.address, frozen)
+        entry(deletion.set_frozen)(view.address, frozen)
 
     def policy(self, name: str = "policy") -> PolicySlot:
         """The weights slot of this name; one object per client."""
@@ -668,8 +668,8 @@ class Client:
             ConfigError: Bad options.
             Closed: The client or engine has closed.
         """
-        from conduit.store.checkpoint import as_path
-        from conduit.store.saving import save  # most processes make no checkpoints
+        from conduit.store.checkpoint.manifest import as_path
+        from conduit.store.checkpoint.save import save  # most processes make no checkpoints
 
         self._check_open()
         return save(

@@ -12,21 +12,21 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from conduit.errors import ConfigError, EngineExists, EngineNotFound, Leftover, Unsendable
-from conduit.plane.attaching import attach
+from conduit.plane.attach import attach
 from conduit.plane.client import Client
-from conduit.store import segment as segments
-from conduit.store import watching
-from conduit.store.declaration import Table
-from conduit.store.layout import SegmentSpec, check_same, specify
-from conduit.store.leftovers import told
-from conduit.store.locks import LOCK_CREATOR, try_lock
-from conduit.store.names import Backing
-from conduit.store.segment import Segment
-from conduit.store.weights import describe
+from conduit.store.format.layout import SegmentSpec, check_same, specify
+from conduit.store.format.table_spec import Table
+from conduit.store.segment import owner_watch
+from conduit.store.segment import segment as segments
+from conduit.store.segment.leftovers import told
+from conduit.store.segment.locks import LOCK_CREATOR, try_lock
+from conduit.store.segment.names import Backing
+from conduit.store.segment.segment import Segment
+from conduit.store.tables.policy_weights import describe
 
 if TYPE_CHECKING:
-    from conduit.plane.checkpointing import Restored
-    from conduit.store.restoring import LimiterPolicy
+    from conduit.plane.checkpoints import Restored
+    from conduit.store.checkpoint.restore import LimiterPolicy
 
 
 class Engine(Client):
@@ -36,7 +36,7 @@ class Engine(Client):
         super().__init__(segment, attach)
         self._participants.play("owner")
         self._restored: Restored | None = None
-        watching.own(segment)
+        owner_watch.own(segment)
         # a forked child must not remove its parent's segment at exit
         self._finalizer = weakref.finalize(self, _unlink_in_owner, segment, os.getpid())
 
@@ -170,7 +170,7 @@ class Engine(Client):
             ConfigError: Bad options, or, with `exist_ok`, as `create`.
         """
         # what checkpoints need is imported where it is used: most processes make and read none
-        from conduit.plane.checkpointing import meant, restore
+        from conduit.plane.checkpoints import meant, restore
 
         _check_one_way(exist_ok=exist_ok, replace=replace)
         while True:
@@ -233,4 +233,4 @@ def _unlink_in_owner(segment: Segment, pid: int) -> None:
         except BaseException:
             segment.unlink()  # an interrupt: a finalizer is called once
             raise
-        watching.disown(segment)
+        owner_watch.disown(segment)

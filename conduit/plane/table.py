@@ -6,13 +6,13 @@ from typing import Literal
 
 from conduit.errors import ConfigError
 from conduit.forking import StaysHere
-from conduit.kernels.windows import Window
+from conduit.kernels.spec.windows import Window
 from conduit.sampling.anchors import anchors
 from conduit.schema import Schema
-from conduit.store.appearance import filling_of, held_in, never_raises, place_of, state_of
-from conduit.store.counting import Counts
-from conduit.store.queue import QueueView
-from conduit.store.table import TableView
+from conduit.store.pages.row_counts import Counts
+from conduit.store.tables.appearance import filling_of, held_in, never_raises, place_of, state_of
+from conduit.store.tables.queue import QueueView
+from conduit.store.tables.view import TableView
 
 
 class TableHandle(StaysHere):

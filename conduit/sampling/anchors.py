@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from conduit.jit import address, entry, inner, kernel
-from conduit.kernels.cpu import (
+from conduit.kernels.cpu.deliver import (
     J_FIRST,
     J_FOLLOWING,
     J_GENERATIONS,
@@ -25,9 +24,9 @@ from conduit.kernels.cpu import (
     J_WORDS,
     ask_for,
 )
-from conduit.kernels.describing import describe_window
-from conduit.kernels.plan import make_plan
-from conduit.kernels.resolve import (
+from conduit.kernels.cpu.transitions import ask_ahead
+from conduit.kernels.cpu.window_job import describe_window
+from conduit.kernels.cpu.windows import (
     AGES,
     E_BYTES,
     E_ENVS,
@@ -44,15 +43,16 @@ from conduit.kernels.resolve import (
     V_SHORT,
     V_STACKED,
 )
-from conduit.kernels.transitions import ask_ahead
-from conduit.kernels.windows import Transition, Window, crosses, has_next, lanes
-from conduit.sampling.pages import empty_list
+from conduit.kernels.spec.plan import make_plan
+from conduit.kernels.spec.windows import Transition, Window, crosses, has_next, lanes
+from conduit.native.jit import address, entry, inner, kernel
+from conduit.native.memory import call_5, fence_acquire, load_relaxed, peek_i64, poke_i64
+from conduit.sampling.candidates import empty_list
 from conduit.sampling.uniform import S_BITS, S_PAGES, S_SNAPSHOT, S_WORDS, look
-from conduit.store.atomics import call_5, fence_acquire, load_relaxed, peek_i64, poke_i64
-from conduit.store.protocol import block_of
-from conduit.store.removal import is_present
-from conduit.store.table import TableView
-from conduit.store.words import GENERATION_SHIFT, PAGE_STATE, T_MAX_SAMPLED, T_META, T_ROWS, T_SAMPLED
+from conduit.store.format.words import GENERATION_SHIFT, PAGE_STATE, T_MAX_SAMPLED, T_META, T_ROWS, T_SAMPLED
+from conduit.store.pages.deletion import is_present
+from conduit.store.pages.protocol import block_of
+from conduit.store.tables.view import TableView
 
 Array = np.ndarray[Any, Any]
 
@@ -68,7 +68,7 @@ SIGNATURE = "int64(int64, int64, int64, int64, int64)"
 
 
 @kernel("int64(int64, int64, int64, int64, int64)", nogil=True)
-def count_anchors(state, job, slots, chunk, out):  # type: ignore[no-untyped-def]
+def count_anchors(state, job, slots, chunk, out):
     """Rows at which a job's window could be drawn now.
 
     Args:
@@ -110,13 +110,13 @@ def count_anchors(state, job, slots, chunk, out):  # type: ignore[no-untyped-def
 
 
 @inner
-def _is_there(table, entry, page):  # type: ignore[no-untyped-def]
+def _is_there(table, entry, page):
     """Whether a listed page still has the rows that it had."""
     word = load_relaxed(block_of(table, page) + PAGE_STATE)
     return word >> GENERATION_SHIFT == peek_i64(entry + E_GENERATION) and is_present(table, page)
 
 
-def _draw(state, job, slots, count, attempt):  # type: ignore[no-untyped-def]
+def _draw(state, job, slots, count, attempt):
     """Take the picked rows, each for its slot; -1 when one is not there any more, or has been overwritten meanwhile."""
     if attempt > 0:
         return -1
@@ -154,7 +154,7 @@ def draw_picked() -> int:
 
 
 @kernel("int64(int64, int64, int64, int64, int64, int64)", nogil=True)
-def pick(state, job, listed, begin, end, wanted):  # type: ignore[no-untyped-def]
+def pick(state, job, listed, begin, end, wanted):
     """Pick the first rows of a list that are still there.
 
     Args:

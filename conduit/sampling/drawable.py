@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from conduit.jit import entry, kernel
+from conduit.native.jit import entry, kernel
+from conduit.sampling.candidates import empty_list
 from conduit.sampling.marks import empty_marks
-from conduit.sampling.pages import empty_list
-from conduit.sampling.tree import refresh
-from conduit.store.table import TableView
+from conduit.sampling.sum_tree import refresh
+from conduit.store.tables.view import TableView
 
 
 @kernel("int64(int64, int64, int64, int64)", nogil=True)
-def count_drawable(tree, window, table, entries):  # type: ignore[no-untyped-def]
+def count_drawable(tree, window, table, entries):
     """How many rows can be drawn now; the addresses are those of `refresh`."""
     _, _, candidates, _ = refresh(tree, window, table, entries)
     return candidates
@@ -30,5 +30,5 @@ class Drawable:
         self._count = entry(count_drawable)
 
     def count(self, window: int) -> int:
-        """How many they are; `window` is the address of its words (kernels.resolve.V_*), of the same kind at every call."""
+        """How many they are; `window` is the address of its words (kernels.cpu.windows.V_*), of the same kind at every call."""
         return self._count(self._marks.ctypes.data, window, self._table.address, self._entries.ctypes.data)

@@ -1,12 +1,12 @@
 """Which rows a learner's draws choose among: a bit for each row that anchors the learner's window now, and how many there are.
 
-What a page offers (sampling.pages) is a range of rows, and not all of them can be drawn: some are only observations, deleted, too
+What a page offers (sampling.candidates) is a range of rows, and not all of them can be drawn: some are only observations, deleted, too
 old, or lack what follows them; some wait for it. So each row that is offered is looked at by the same steps that resolve it when it
-is drawn (kernels.resolve, `anchors`). Committed rows do not change, so most are looked at once. Again looked at are the newest, as
+is drawn (kernels.cpu.windows, `anchors`). Committed rows do not change, so most are looked at once. Again looked at are the newest, as
 far as a window reaches, when rows have come behind them; a page's, when one of them has become too old; and, where rows go without
 a new priority that would tell of it, a page's whenever any have gone.
 
-This is a learner's own, derived data, as its sums are (sampling.tree).
+This is a learner's own, derived data, as its sums are (sampling.sum_tree).
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from conduit.jit import inner
-from conduit.kernels.resolve import E_ENVS, E_LIMIT, E_OVER, E_PAGE, V_ANCHORS, V_OLDEST, V_REACH
-from conduit.store.atomics import call_5, peek_i32, peek_i64, peek_u32, poke_i64, poke_u32
-from conduit.store.counting import may_be_taken
-from conduit.store.words import (
+from conduit.kernels.cpu.windows import E_ENVS, E_LIMIT, E_OVER, E_PAGE, V_ANCHORS, V_OLDEST, V_REACH
+from conduit.native.jit import inner
+from conduit.native.memory import call_5, peek_i32, peek_i64, peek_u32, poke_i64, poke_u32
+from conduit.store.format.words import (
     DELETED,
     FINAL,
     FIRST,
@@ -34,6 +33,7 @@ from conduit.store.words import (
     TERMINATED,
     TRUNCATED,
 )
+from conduit.store.pages.row_counts import may_be_taken
 
 Array = np.ndarray[Any, Any]
 
@@ -61,7 +61,7 @@ def empty_marks(pages: int, page_rows: int) -> Array:
 
 
 @inner
-def sums_of(tree, table, page):  # type: ignore[no-untyped-def]
+def sums_of(tree, table, page):
     """Addresses of a page's block sums and of its group sums, and how many of each."""
     pages = peek_i64(table + T_COUNT)
     blocks = (peek_i64(table + T_ROWS) + BLOCK - 1) >> BITS
@@ -71,7 +71,7 @@ def sums_of(tree, table, page):  # type: ignore[no-untyped-def]
 
 
 @inner
-def marks_of(tree, table, page):  # type: ignore[no-untyped-def]
+def marks_of(tree, table, page):
     """Address of a page's marks, uint32 [blocks]; behind those of the last page there is room for one page more."""
     pages = peek_i64(table + T_COUNT)
     first, _, blocks, groups = sums_of(tree, table, 0)
@@ -79,26 +79,26 @@ def marks_of(tree, table, page):  # type: ignore[no-untyped-def]
 
 
 @inner
-def is_marked(tree, table, page, local):  # type: ignore[no-untyped-def]
+def is_marked(tree, table, page, local):
     """True for a local row that draws choose among."""
     return (peek_u32(marks_of(tree, table, page) + 4 * (local >> BITS)) >> (local & (BLOCK - 1))) & 1 != 0
 
 
 @inner
-def between(low, high):  # type: ignore[no-untyped-def]
+def between(low, high):
     """The marks of rows [low, high) of a block."""
     return ((1 << (high - low)) - 1) << low
 
 
 @inner
-def _ones(bits):  # type: ignore[no-untyped-def]
+def _ones(bits):
     bits -= (bits >> 1) & 0x55555555
     bits = (bits & 0x33333333) + ((bits >> 2) & 0x33333333)
     return ((((bits + (bits >> 4)) & 0x0F0F0F0F) * 0x01010101) & 0xFFFFFFFF) >> 24
 
 
 @inner
-def forget_marks(tree, table, page):  # type: ignore[no-untyped-def]
+def forget_marks(tree, table, page):
     """None of a page's rows is marked."""
     marks = marks_of(tree, table, page)
     _, _, blocks, _ = sums_of(tree, table, page)
@@ -108,7 +108,7 @@ def forget_marks(tree, table, page):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _set_marks(tree, page, at, bits):  # type: ignore[no-untyped-def]
+def _set_marks(tree, page, at, bits):
     before = peek_u32(at)
     if bits != before:
         known = tree + P_BYTES * page
@@ -117,7 +117,7 @@ def _set_marks(tree, page, at, bits):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _find_waiting(tree, table, entry, low, end):  # type: ignore[no-untyped-def]
+def _find_waiting(tree, table, entry, low, end):
     """Mark in the spare place those of the local rows [low, end) whose episode goes on up to the newest row: they wait.
 
     From the newest row of each environment backwards, so that no window is walked for each of them.
@@ -144,7 +144,7 @@ def _find_waiting(tree, table, entry, low, end):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _may_be_taken(table, row, wanted):  # type: ignore[no-untyped-def]
+def _may_be_taken(table, row, wanted):
     """Which of the 32 rows from `row` on, of those in `wanted`, may be delivered once more."""
     sampled, limit = peek_i64(table + T_SAMPLED), peek_i64(table + T_MAX_SAMPLED)
     bits = 0
@@ -155,14 +155,14 @@ def _may_be_taken(table, row, wanted):  # type: ignore[no-untyped-def]
 
 
 @inner
-def mark_rows(tree, window, table, entry, since, end, anew):  # type: ignore[no-untyped-def]
+def mark_rows(tree, window, table, entry, since, end, anew):
     """Mark those of a page's local rows [since, end) that anchor the window.
 
     Args:
         tree: Address of what the learner knows.
-        window: What is to be drawn (kernels.resolve.V_*).
+        window: What is to be drawn (kernels.cpu.windows.V_*).
         table: Table descriptor.
-        entry: The page (kernels.resolve.E_*).
+        entry: The page (kernels.cpu.windows.E_*).
         since: The first of the local rows.
         end: Behind the last.
         anew: 0 leaves rows as they are that are marked: they still anchor it.
@@ -203,7 +203,7 @@ def mark_rows(tree, window, table, entry, since, end, anew):  # type: ignore[no-
 
 
 @inner
-def unmark_deleted(tree, table, page, block):  # type: ignore[no-untyped-def]
+def unmark_deleted(tree, table, page, block):
     """A deleted row has priority 0, and that it has it now is all that is told of it: take the marks of a block's deleted rows away."""
     first = page * peek_i64(table + T_ROWS) + (block << BITS)
     leaves = peek_i64(table + T_PRIORITY) + 4 * first

@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 
 from conduit.errors import ConfigError
-from conduit.jit import entry
-from conduit.kernels import philox
-from conduit.kernels.resolve import E_BYTES, E_GENERATION, E_PAGE
-from conduit.kernels.windows import Window
+from conduit.kernels.cpu.windows import E_BYTES, E_GENERATION, E_PAGE
+from conduit.kernels.spec.windows import Window
+from conduit.native import philox
+from conduit.native.jit import entry
 from conduit.numbers import flag, whole
 from conduit.sampling.anchors import P_COUNT, P_ENTRIES, P_PICKED, P_WORDS, draw_picked, list_anchors, pick
-from conduit.sampling.pages import empty_list
+from conduit.sampling.candidates import empty_list
 from conduit.sampling.uniform import S_CANDIDATES, S_PAGES, S_SEED, S_SNAPSHOT, Uniform
-from conduit.store.table import TableView
+from conduit.store.tables.view import TableView
 
 Array = np.ndarray[Any, Any]
 

@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from conduit.errors import ConfigError, UnknownName
-from conduit.jit import address, inner
-from conduit.kernels.cpu import J_FOLLOWING, J_GENERATIONS, J_PAGES, J_ROWS, J_TABLE, J_WINDOW, ask_for
-from conduit.kernels.philox import random_pair, scale_to
-from conduit.kernels.resolve import (
+from conduit.kernels.cpu.deliver import J_FOLLOWING, J_GENERATIONS, J_PAGES, J_ROWS, J_TABLE, J_WINDOW, ask_for
+from conduit.kernels.cpu.transitions import ask_ahead
+from conduit.kernels.cpu.windows import (
     E_BYTES,
     E_ENVS,
     E_FIRST,
@@ -28,9 +27,11 @@ from conduit.kernels.resolve import (
     V_SAMPLED,
     V_SHORT,
 )
-from conduit.kernels.transitions import ask_ahead
+from conduit.native.jit import address, inner
+from conduit.native.memory import call_5, peek_i64, poke_i64, words_at
+from conduit.native.philox import random_pair, scale_to
 from conduit.numbers import whole
-from conduit.sampling.pages import (
+from conduit.sampling.candidates import (
     MOST_LOOKS,
     empty_list,
     has_fresh,
@@ -39,19 +40,12 @@ from conduit.sampling.pages import (
     note_open,
     rows_to_draw,
 )
-from conduit.store.atomics import call_5, peek_i64, poke_i64, words_at
-from conduit.store.protocol import pages_used
-from conduit.store.words import (
-    KIND_MASK,
-    OPEN,
-    T_META,
-    T_ROWS,
-    T_SAMPLED,
-)
+from conduit.store.format.words import KIND_MASK, OPEN, T_META, T_ROWS, T_SAMPLED
+from conduit.store.pages.protocol import pages_used
 
 S_SEED, S_BATCH, S_LEAST, S_CANDIDATES, S_SNAPSHOT, S_PAGES, S_BITS = range(0, 56, 8)
 """Words of the sampler's state: seed, number of the batch, least number of candidates, candidates at the last look,
-address of the list of pages (kernels.resolve.E_*), pages listed, and room for one chunk's random bits."""
+address of the list of pages (kernels.cpu.windows.E_*), pages listed, and room for one chunk's random bits."""
 S_WORDS = S_BITS // 8
 """Words of the state, but for the random bits."""
 _TRIES = (1 << 19) - 1
@@ -62,14 +56,14 @@ _SIGNATURE = "int64(int64, int64, int64, int64, int64)"
 
 
 @inner
-def lane(slot, attempt, tries):  # type: ignore[no-untyped-def]
+def lane(slot, attempt, tries):
     """Counter of one try: pair of slots in 32 bits, the delivery's attempt in 12, the try in 19."""
     return (slot >> 1) | ((attempt & 4095) << 32) | (tries << 44)
 
 
 @inner
-def look(state, table, need, short):  # type: ignore[no-untyped-def]
-    """List the pages that have candidates for windows (sampling.pages.rows_to_draw); returns the number of candidates."""
+def look(state, table, need, short):
+    """List the pages that have candidates for windows (sampling.candidates.rows_to_draw); returns the number of candidates."""
     entries = peek_i64(state + S_SNAPSHOT)
     rows = peek_i64(table + T_ROWS)
     sampled = peek_i64(table + T_SAMPLED)
@@ -94,7 +88,7 @@ def look(state, table, need, short):  # type: ignore[no-untyped-def]
 
 
 @inner
-def locate(entries, listed, guess, position):  # type: ignore[no-untyped-def]
+def locate(entries, listed, guess, position):
     """The entry whose range holds `position`; `guess` is where it were if all ranges were as long, mostly off by one at most."""
     guess = min(guess, listed - 1)
     guess += (peek_i64(entries + E_BYTES * (guess + 1)) <= position) - (peek_i64(entries + E_BYTES * guess) > position)
@@ -111,7 +105,7 @@ def locate(entries, listed, guess, position):  # type: ignore[no-untyped-def]
 
 
 @inner
-def random_bits(seed, batch, attempt, slots, count, out):  # type: ignore[no-untyped-def]
+def random_bits(seed, batch, attempt, slots, count, out):
     """The first 64 random bits of each listed slot, int64 [count] at `out`; without branches, so that eight are made at once."""
     listed, made = words_at(slots), words_at(out)
     for i in range(count):
@@ -121,7 +115,7 @@ def random_bits(seed, batch, attempt, slots, count, out):  # type: ignore[no-unt
 
 
 @inner
-def _settle(state, job, slots, count, attempt, total):  # type: ignore[no-untyped-def]
+def _settle(state, job, slots, count, attempt, total):
     """Resolve the windows of listed slots, and draw again where a row anchors none; False when none is found."""
     window = peek_i64(job + J_WINDOW)
     resolve = peek_i64(window + V_RESOLVE)
@@ -152,7 +146,7 @@ def _settle(state, job, slots, count, attempt, total):  # type: ignore[no-untype
     return True
 
 
-def _draw(state, job, slots, count, attempt):  # type: ignore[no-untyped-def]
+def _draw(state, job, slots, count, attempt):
     table = peek_i64(job + J_TABLE)
     metas = peek_i64(table + T_META)
     window = peek_i64(job + J_WINDOW)

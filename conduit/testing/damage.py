@@ -31,14 +31,14 @@ import numpy as np
 
 import conduit
 from conduit.errors import ConduitError
-from conduit.plane import inspect
 from conduit.plane.client import Client
 from conduit.plane.engine import Engine
-from conduit.plane.writer import Writer
-from conduit.store.layout import HEADER_BYTES, HEADER_DIGEST, SegmentLayout
-from conduit.store.names import SHM_DIRECTORY, open_segment, shm_name
-from conduit.store.segment import read_layout
-from conduit.store.words import LINE, META_BYTES, TABLE_CONTROL_BYTES
+from conduit.plane.ingest.writer import Writer
+from conduit.plane.observe import inspect
+from conduit.store.format.layout import HEADER_BYTES, HEADER_DIGEST, SegmentLayout
+from conduit.store.format.words import LINE, META_BYTES, TABLE_CONTROL_BYTES
+from conduit.store.segment.names import SHM_DIRECTORY, open_segment, shm_name
+from conduit.store.segment.segment import read_layout
 
 PATIENCE = 20.0
 """Seconds that the work in one copy may take before it is a hang; undamaged, it takes hundredths."""
@@ -329,7 +329,7 @@ def _look(client: Client, table: str) -> None:
 
 
 def _scan(client: Client, table: str) -> None:
-    from conduit.plane.scanning import Scan
+    from conduit.plane.deliver.scan import Scan
 
     for steps in Scan(client._views[table]):
         for value in steps.columns.values():

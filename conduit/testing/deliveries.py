@@ -25,18 +25,14 @@ from typing import Any, Literal
 import numpy as np
 
 import conduit
-from conduit.declare import declared
 from conduit.errors import DataTimeout
-from conduit.jit import entry
+from conduit.native.compile.declare import declared
+from conduit.native.jit import entry
 from conduit.plane.client import Client
 from conduit.plane.engine import Engine
 from conduit.schema import Field, Schema
-from conduit.store.counting import may_be_taken
-from conduit.store.declaration import Priorities, Table
-from conduit.store.protocol import take_ticket
-from conduit.store.settling import is_settled
-from conduit.store.table import TableView
-from conduit.store.words import (
+from conduit.store.format.table_spec import Priorities, Table
+from conduit.store.format.words import (
     DELETED,
     FINAL,
     HAS_GONE,
@@ -49,6 +45,10 @@ from conduit.store.words import (
     SEALED,
     SIDE_GONE,
 )
+from conduit.store.pages.protocol import take_ticket
+from conduit.store.pages.row_counts import may_be_taken
+from conduit.store.pages.settling import is_settled
+from conduit.store.tables.view import TableView
 from conduit.testing.invariants import kinds
 
 Array = np.ndarray[Any, Any]

@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from conduit.jit import External, entry, inner, kernel
-from conduit.store.arguments import data_of
-from conduit.store.atomics import peek_i64, poke_i64
+from conduit.native.jit import External, entry, inner, kernel
+from conduit.native.memory import peek_i64, poke_i64
+from conduit.native.object_args import data_of
 
 _interrupt: Any = External("PyErr_SetInterrupt", "void()")
 
@@ -32,14 +32,14 @@ _JUMPS = ("JUMP_BACKWARD", "POP_JUMP_BACKWARD")
 
 
 @inner
-def _count_down(words):  # type: ignore[no-untyped-def]
+def _count_down(words):
     left = peek_i64(words) - 1
     poke_i64(words, left)
     return left
 
 
 @kernel("void(object, object, object, object)")
-def _trace(words, _frame, _event, _argument):  # type: ignore[no-untyped-def]
+def _trace(words, _frame, _event, _argument):
     """A frame's trace function: raises SIGINT at the event that int64 [1] counts down to."""
     if _count_down(data_of(words)) == 0:
         _interrupt()

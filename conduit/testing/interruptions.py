@@ -18,10 +18,7 @@ import numpy as np
 
 import conduit
 from conduit.schema import Field, Schema
-from conduit.store.locks import LOCK_LIMITS, LOCK_LOADERS, held
-from conduit.store.names import SHM_DIRECTORY, shm_name
-from conduit.store.table import TableView
-from conduit.store.words import (
+from conduit.store.format.words import (
     CONSUMER_MASK,
     FINAL,
     INIT,
@@ -34,6 +31,9 @@ from conduit.store.words import (
     SEALED,
     SIDE_CLAIM,
 )
+from conduit.store.segment.locks import LOCK_LIMITS, LOCK_LOADERS, held
+from conduit.store.segment.names import SHM_DIRECTORY, shm_name
+from conduit.store.tables.view import TableView
 from conduit.testing.invariants import hazards, kinds, slots_in_use
 
 Array = np.ndarray[Any, Any]

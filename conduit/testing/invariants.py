@@ -11,11 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from conduit.jit import entry
-from conduit.sampling.pages import rows_to_draw
-from conduit.store import protocol
-from conduit.store.table import TableView
-from conduit.store.words import (
+from conduit.native.jit import entry
+from conduit.sampling.candidates import rows_to_draw
+from conduit.store.format.words import (
     FREE,
     HAZARDS_PER_PARTICIPANT,
     KIND_MASK,
@@ -34,6 +32,8 @@ from conduit.store.words import (
     SEAT_WRITERS,
     T_FUTURE,
 )
+from conduit.store.pages import protocol
+from conduit.store.tables.view import TableView
 from conduit.testing import rows
 
 Array = np.ndarray[Any, Any]

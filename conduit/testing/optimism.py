@@ -1,13 +1,12 @@
 """An optimistic read taken apart: draw, then gather and validate, with a look at the rows before the validation.
 
-It runs the product's own draw, gather and validation (conduit.kernels.cpu), so what it finds holds for loaders. The look
+It runs the product's own draw, gather and validation (conduit.kernels.cpu.deliver), so what it finds holds for loaders. The look
 before the validation is the control: if it never saw a torn row, nothing was ever raced.
 """
 
 from __future__ import annotations
 
-from conduit.jit import kernel
-from conduit.kernels.cpu import (
+from conduit.kernels.cpu.deliver import (
     J_BATCH,
     J_DRAW,
     J_DRAW_STATE,
@@ -17,8 +16,9 @@ from conduit.kernels.cpu import (
     overwritten,
     write_meta,
 )
-from conduit.kernels.resolve import V_TERMINATED, V_TRUNCATED
-from conduit.store.atomics import call_5, peek_i64, peek_u8, poke_i64
+from conduit.kernels.cpu.windows import V_TERMINATED, V_TRUNCATED
+from conduit.native.jit import kernel
+from conduit.native.memory import call_5, peek_i64, peek_u8, poke_i64
 from conduit.testing.rows import find_torn_transitions
 
 TORN_BEFORE, TORN_AFTER, VALID, OVERWRITTEN = range(0, 32, 8)
@@ -26,7 +26,7 @@ TORN_BEFORE, TORN_AFTER, VALID, OVERWRITTEN = range(0, 32, 8)
 
 
 @kernel("int64(int64)", nogil=True)
-def draw(job):  # type: ignore[no-untyped-def]
+def draw(job):
     """Draw one batch's rows without reading them; returns the batch size, or -1 when there is nothing to draw."""
     slots = peek_i64(job + J_SLOTS)
     count = peek_i64(job + J_BATCH)
@@ -36,7 +36,7 @@ def draw(job):  # type: ignore[no-untyped-def]
 
 
 @kernel("int64(int64, int64, int64, int64, int64, int64, int64)", nogil=True)
-def gather_and_look(job, obs, after, action, reward, torn, counts):  # type: ignore[no-untyped-def]
+def gather_and_look(job, obs, after, action, reward, torn, counts):
     """Gather what was drawn, find torn rows, validate, and count the torn ones among all and among those that passed.
 
     Args:

@@ -22,11 +22,11 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from conduit.jit import entry
-from conduit.plane import attaching
+from conduit.native.jit import entry
+from conduit.plane import attach as attaching
 from conduit.plane.engine import Engine
-from conduit.store.declaration import Table
-from conduit.store.watching import OnOwnerExit
+from conduit.store.format.table_spec import Table
+from conduit.store.segment.owner_watch import OnOwnerExit
 from conduit.testing import rows
 
 Method = Literal["fork", "spawn", "forkserver"]

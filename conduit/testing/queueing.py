@@ -27,12 +27,12 @@ from typing import Any
 import numpy as np
 
 import conduit
-from conduit.declare import declared
-from conduit.jit import entry
-from conduit.plane.claim import Claim
+from conduit.native.compile.declare import declared
+from conduit.native.jit import entry
 from conduit.plane.client import Client
+from conduit.plane.deliver.claim import Claim
 from conduit.plane.engine import Engine
-from conduit.store.declaration import Table
+from conduit.store.format.table_spec import Table
 from conduit.testing import rows
 from conduit.testing.invariants import check_every_page_can_be_claimed, check_nothing_leaked
 

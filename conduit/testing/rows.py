@@ -9,9 +9,9 @@ the final observation is handed over, it is the observation of number -1 - n for
 
 from __future__ import annotations
 
-from conduit.jit import inner, kernel
+from conduit.native.jit import inner, kernel
+from conduit.native.memory import peek_f64, peek_i64, peek_u8, poke_f64, poke_i64, poke_u8
 from conduit.schema import Field, Schema
-from conduit.store.atomics import peek_f64, peek_i64, peek_u8, poke_f64, poke_i64, poke_u8
 
 WORDS = 64
 """int64 words of an observation: 512 bytes, long enough to be torn."""
@@ -28,19 +28,19 @@ _BYTES = 8 * WORDS
 
 
 @inner
-def mix(environment, number, place):  # type: ignore[no-untyped-def]
+def mix(environment, number, place):
     """A word that any change of its arguments changes."""
     word = environment * 0x2545F4914F6CDD1D ^ (number * 0x3F58476D1CE4E5B9) ^ (place * 0x14D049BB133111EB)
     return word ^ (word >> 29)
 
 
 @inner
-def _reward(environment, number):  # type: ignore[no-untyped-def]
+def _reward(environment, number):
     return (mix(environment, number, -2) & 0xFFFFFFFF) / 65536.0
 
 
 @inner
-def _end(number):  # type: ignore[no-untyped-def]
+def _end(number):
     """How a step ends its episode: 0 not at all, 1 terminated, 2 truncated."""
     if number % EPISODE != EPISODE - 1:
         return 0
@@ -48,7 +48,7 @@ def _end(number):  # type: ignore[no-untyped-def]
 
 
 @kernel("int64(int64, int64, int64)")
-def write_observation(obs, environment, number):  # type: ignore[no-untyped-def]
+def write_observation(obs, environment, number):
     """Write the observation of one step at address `obs`; returns how the step ends: 0, 1 terminated, 2 truncated."""
     poke_i64(obs, environment)
     poke_i64(obs + 8, number)
@@ -58,19 +58,19 @@ def write_observation(obs, environment, number):  # type: ignore[no-untyped-def]
 
 
 @kernel("int64(int64, int64)")
-def action_of(environment, number):  # type: ignore[no-untyped-def]
+def action_of(environment, number):
     """The action of a step."""
     return mix(environment, number, -1)
 
 
 @kernel("float64(int64, int64)")
-def reward_of(environment, number):  # type: ignore[no-untyped-def]
+def reward_of(environment, number):
     """The reward of a step."""
     return _reward(environment, number)
 
 
 @kernel("int64(int64, int64, int64, int64, int64, int64, int64, int64, int64)")
-def write_ticks(obs, action, reward, terminated, truncated, environment, envs, number, ticks):  # type: ignore[no-untyped-def]
+def write_ticks(obs, action, reward, terminated, truncated, environment, envs, number, ticks):
     """Write whole ticks of `envs` environments, from number `number` on, at the addresses of their first row."""
     row = 0
     for tick in range(ticks):
@@ -85,7 +85,7 @@ def write_ticks(obs, action, reward, terminated, truncated, environment, envs, n
 
 
 @inner
-def _is_whole(obs):  # type: ignore[no-untyped-def]
+def _is_whole(obs):
     environment = peek_i64(obs)
     number = peek_i64(obs + 8)
     for i in range(2, WORDS):
@@ -95,7 +95,7 @@ def _is_whole(obs):  # type: ignore[no-untyped-def]
 
 
 @inner
-def _fits(obs, action, reward, terminated, truncated):  # type: ignore[no-untyped-def]
+def _fits(obs, action, reward, terminated, truncated):
     environment = peek_i64(obs)
     number = peek_i64(obs + 8)
     end = peek_u8(terminated) + 2 * peek_u8(truncated)
@@ -109,7 +109,7 @@ def _fits(obs, action, reward, terminated, truncated):  # type: ignore[no-untype
 
 
 @kernel("int64(int64, int64, int64, int64, int64, int64, int64)", nogil=True)
-def find_torn_rows(obs, action, reward, terminated, truncated, count, torn):  # type: ignore[no-untyped-def]
+def find_torn_rows(obs, action, reward, terminated, truncated, count, torn):
     """Mark the rows (uint8 [count] at `torn`) that are not exactly what one step wrote; returns their number."""
     bad = 0
     for i in range(count):
@@ -120,7 +120,7 @@ def find_torn_rows(obs, action, reward, terminated, truncated, count, torn):  # 
 
 
 @kernel("int64(int64, int64, int64, int64, int64, int64, int64, int64)", nogil=True)
-def find_torn_transitions(obs, after, action, reward, terminated, truncated, count, torn):  # type: ignore[no-untyped-def]
+def find_torn_transitions(obs, after, action, reward, terminated, truncated, count, torn):
     """Like `find_torn_rows`, and each next observation (at `after`) must be the one that follows its row.
 
     A terminated row whose writer died before the row that only closes the episode has its own observation there.

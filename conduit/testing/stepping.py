@@ -2,7 +2,7 @@
 
 A program is compiled code between `begin()` and `finish()`. The tracer lets its process run up to `begin`, takes `count`
 single steps, and kills it there: at whichever instruction boundary that is. Programs call the very machine code that users
-run, through `conduit.jit.native` addresses, so a boundary here is a boundary there.
+run, through `conduit.native.jit.native` addresses, so a boundary here is a boundary there.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from conduit.jit import External, cgutils, entry, inner, intrinsic, ir, kernel, types
-from conduit.store.atomics import peek_u32
+from conduit.native.jit import External, cgutils, entry, inner, intrinsic, ir, kernel, types
+from conduit.native.memory import peek_u32
 
 _TRACE_ME, _SINGLE_STEP = 0, 9
 _REFUSED = 77
@@ -83,19 +83,19 @@ def call_native_7(typingctx: Any, function: Any, a: Any, b: Any, c: Any, d: Any,
 
 
 @inner
-def begin():  # type: ignore[no-untyped-def]
+def begin():
     """Here the tracer takes over."""
     return _raise(_STOP)
 
 
 @inner
-def finish():  # type: ignore[no-untyped-def]
+def finish():
     """Tells the tracer that the program is complete."""
     return _raise(_DONE)
 
 
 @kernel("int64(int64, int64, int64)", nogil=True)
-def _steps(pid, count, status):  # type: ignore[no-untyped-def]
+def _steps(pid, count, status):
     """Take up to `count` single steps; returns how many were taken before the process did anything but step.
 
     -1: a step was refused; -2: the process could not be waited for.

@@ -26,13 +26,13 @@ from typing import Any
 import numpy as np
 
 import conduit
-from conduit.declare import declared
 from conduit.errors import Overwritten
-from conduit.jit import entry
+from conduit.native.compile.declare import declared
+from conduit.native.jit import entry
 from conduit.plane.client import Client
-from conduit.plane.delivery import Loader
+from conduit.plane.deliver.loader import Loader
 from conduit.plane.engine import Engine
-from conduit.store.declaration import Table
+from conduit.store.format.table_spec import Table
 from conduit.testing import optimism, rows
 from conduit.testing.invariants import (
     check_each_row_is_drawn_from_one_page,

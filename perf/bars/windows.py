@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from conduit.kernels import reference
+from conduit.kernels.reference import gather
 from perf import subjects
 from perf.bars import Bar, at_least, at_most, unmeasured
 from perf.baselines import PrioritisedRing, StepRing, cpprb_absent
@@ -326,7 +326,7 @@ def distribution(draws: int = 5_000_000) -> Iterator[Bar]:
                 counts = np.zeros(rows, np.int64)
                 for _ in range(-(-draws // 8192)):
                     counts += np.bincount(loader.next()["action"], minlength=rows)
-            exact = reference.probabilities(priorities, rule.alpha, rule.eps)
+            exact = gather.probabilities(priorities, rule.alpha, rule.eps)
             some = exact > 0
             expected = counts.sum() * exact[some]
             chi = float(((counts[some] - expected) ** 2 / expected).sum())
@@ -346,7 +346,7 @@ def distribution(draws: int = 5_000_000) -> Iterator[Bar]:
 
 def memory() -> Iterator[Bar]:
     """Bytes per transition of an Atari table: single frames, no next observation."""
-    from conduit.plane import inspect
+    from conduit.plane.observe import inspect
 
     rng = np.random.default_rng()
     workload = Workload("84x84, one environment", ATARI.parts, rows=1 << 14)

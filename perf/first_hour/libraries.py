@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from conduit.native import build, library
+from conduit.native.compile import build, library
 from perf import gate
 from perf.bars import Bar, at_least
 from perf.first_hour.installed import ROOT

@@ -34,7 +34,7 @@ with conduit.Engine.create(NAME, {"replay": conduit.Table(schema, capacity=10_00
 
 _TELL = """
 import json, sys, time
-compiler = sys.modules.get("conduit.compiler")
+compiler = sys.modules.get("conduit.native.compile.compiler")
 print(json.dumps({
     "cpu": time.process_time(),
     "compiled": [] if compiler is None else compiler.compiled,

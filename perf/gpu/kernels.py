@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 import conduit
-from conduit.kernels.gpu import draws, frames, gather, philox, priority, ragged, returns, transitions
-from conduit.kernels.transforms import RandomShift, Transform
-from conduit.store.words import LINK_SHIFT
+from conduit.kernels.gpu import augment, draws, gather, philox, ragged, returns, transitions
+from conduit.kernels.gpu import priorities as priority
+from conduit.kernels.spec.transforms import RandomShift, Transform
+from conduit.store.format.words import LINK_SHIFT
 from perf.gpu.measuring import Bench, close
 
 SCALE = 1 / 255
@@ -31,7 +32,7 @@ class Frames:
         return [torch.full(shape, 77, dtype=getattr(torch, dtype), device=bench.device) for _ in range(2)]
 
     def make(self, transform: Transform, obs: torch.Tensor, following: torch.Tensor) -> None:
-        frames.frame_stacks(
+        augment.frame_stacks(
             self.source, self.stack, self.following, self.shift, obs, following, transform=transform, n_step=1
         )
 
@@ -72,7 +73,7 @@ def atari(bench: Bench) -> None:
     index, out = source.stack[:, 3:].contiguous(), source.outputs("bfloat16", bench)[0][:, :1].contiguous()
     bench.measure(
         f"random shift of {source.batch} images to bfloat16",
-        lambda: frames.moved_images(
+        lambda: augment.moved_images(
             source.source, index, state, out, transform=Transform("bfloat16", SCALE), shift=RandomShift(2), pick=0
         ),
         moved=source.batch * source.source[0].numel() + out.nbytes,
@@ -252,7 +253,7 @@ def traces(bench: Bench) -> None:
     moved = sum(one.nbytes for one in (*flags, *made))
     bench.measure(
         f"GAE {shape[1]} x {shape[2]}",
-        lambda: returns.trace(conduit.gae(), *flags, *made, bootstrap=last),
+        lambda: returns.trace(conduit.gae().rates, *flags, *made, bootstrap=last),
         moved=moved,
         check=check,
         others={"torch loop": loop},
@@ -260,7 +261,7 @@ def traces(bench: Bench) -> None:
     ratios = 0.1 * torch.randn(shape, device=device)
     bench.measure(
         f"V-trace {shape[1]} x {shape[2]}",
-        lambda: returns.trace(conduit.vtrace(), *flags, *made, bootstrap=last, log_ratios=ratios),
+        lambda: returns.trace(conduit.vtrace().rates, *flags, *made, bootstrap=last, log_ratios=ratios),
         moved=moved + ratios.nbytes,
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from conduit.kernels.gpu.launching import recorded
+from conduit.kernels.gpu.launch import recorded
 from perf.gpu.found import Found
 from perf.gpu.running import Clock
 

@@ -179,7 +179,7 @@ class ConduitEngine(Adapter):
 
 
 def _written(name: str) -> int:
-    from conduit.plane import inspect
+    from conduit.plane.observe import inspect
 
     return inspect.inspect(name).tables[0].rows_written
 

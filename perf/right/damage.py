@@ -18,7 +18,7 @@ import numpy as np
 
 import conduit
 from conduit.errors import AccessDenied, BadSegment, Busy
-from conduit.store.names import shm_name
+from conduit.store.segment.names import shm_name
 from conduit.testing.puppets import ended, forked
 from perf.bars import Bar
 

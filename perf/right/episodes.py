@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import conduit
-from conduit.store import words
+from conduit.store.format import words
 from conduit.testing.invariants import offered_ranges
 from perf.bars import Bar
 

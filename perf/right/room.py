@@ -13,7 +13,7 @@ import numpy as np
 
 import conduit
 from conduit.errors import Busy, CapacityError, ConfigError, NoSpace
-from conduit.store.words import AFTER_LAST_STEP, LAST_STEP, W_EPISODES
+from conduit.store.format.words import AFTER_LAST_STEP, LAST_STEP, W_EPISODES
 from perf.bars import Bar
 
 _SCHEMA = conduit.Schema(

@@ -8,12 +8,12 @@ import pytest
 
 import conduit
 from conduit import Field, Schema
-from conduit.jit import entry
-from conduit.kernels import cpu
-from conduit.kernels.plan import IDS, STEPS, make_plan
-from conduit.plane.batch import Buffer, Scratch
-from conduit.plane.transforming import Transforming
-from conduit.store.atomics import peek_i64, poke_i64
+from conduit.kernels.cpu import deliver as cpu
+from conduit.kernels.spec.plan import IDS, STEPS, make_plan
+from conduit.native.jit import entry
+from conduit.native.memory import peek_i64, poke_i64
+from conduit.plane.deliver.batch import Buffer, Scratch
+from conduit.plane.deliver.transform_state import Transforming
 
 SCHEMA = Schema([Field("obs", "int64", (3,), observation=True), Field("big", "uint8", (200,))])
 ROWS = 12

@@ -5,21 +5,21 @@ from pathlib import Path
 
 import numpy as np
 
-from conduit import jit
-from conduit.declare import KERNEL_MODULES
-from conduit.native import sources
-from conduit.store import protocol
+from conduit.native import jit
+from conduit.native.compile import sources
+from conduit.native.compile.declare import KERNEL_MODULES
+from conduit.store.pages import protocol
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def compiled(path):
-    """Whether a module takes part in kernels: it decorates or compiles with conduit.jit, or defines intrinsics."""
+    """Whether a module takes part in kernels: it decorates or compiles with conduit.native.jit, or defines intrinsics."""
     tree = ast.parse(path.read_text())
     return any(
         isinstance(node, ast.ImportFrom)
         and (
-            node.module == "conduit.jit"
+            node.module == "conduit.native.jit"
             and any(alias.name in ("kernel", "inner", "address", "intrinsic") for alias in node.names)
         )
         for node in ast.walk(tree)
@@ -31,7 +31,7 @@ def test_every_module_whose_source_is_compiled_renews_the_cache():
     names = {".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths if compiled(path)}
     assert names <= set(KERNEL_MODULES)
     # and words, whose numbers are constants in all of them
-    assert {"conduit.declare", "conduit.jit", "conduit.store.words"} <= set(KERNEL_MODULES)
+    assert {"conduit.native.compile.declare", "conduit.native.jit", "conduit.store.format.words"} <= set(KERNEL_MODULES)
     for name in KERNEL_MODULES:
         assert ROOT.joinpath(*name.split(".")).with_suffix(".py").exists()
 

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conduit.jit import entry
-from conduit.kernels import philox
+from conduit.native import philox
+from conduit.native.jit import entry
 
 WORDS = st.integers(0, 2**64 - 1)
 

@@ -10,8 +10,8 @@ import pytest
 from conduit import Field, Schema, cast, scale
 from conduit.errors import ConfigError
 from conduit.field import DTYPES
-from conduit.kernels.plan import make_plan
-from conduit.kernels.transforms import FLOATS, Transform
+from conduit.kernels.spec.plan import make_plan
+from conduit.kernels.spec.transforms import FLOATS, Transform
 
 SCHEMA = Schema(
     [

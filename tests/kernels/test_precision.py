@@ -5,10 +5,10 @@ import pytest
 import torch
 
 import conduit
-from conduit.kernels import reference
-from conduit.kernels.plan import Output
-from conduit.kernels.transforms import Transform
-from conduit.store.statistics import Moments
+from conduit.kernels.reference import gather
+from conduit.kernels.spec.plan import Output
+from conduit.kernels.spec.transforms import Transform
+from conduit.store.tables.statistics import Moments
 
 LARGE = 1e8
 TICKS = 4
@@ -137,7 +137,7 @@ def test_a_normalised_value_is_its_distance_from_the_mean_in_float64():
         "x", conduit.Field("x", "float32"), "anchor", (), Transform("float32"), normalise=conduit.normalise(eps=0.0)
     )
     moments = Moments(3, np.array(LARGE + 0.3), np.array(1.0))
-    made = reference.transform(output, np.array([LARGE, LARGE + 8], np.float32), moments)
+    made = gather.transform(output, np.array([LARGE, LARGE + 8], np.float32), moments)
     np.testing.assert_allclose(made, [-0.3, 7.7], rtol=1e-6)
 
 

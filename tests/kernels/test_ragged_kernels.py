@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 import conduit
 from conduit.errors import ConfigError
-from conduit.kernels import reference
-from conduit.kernels.packing import ragged_output
-from conduit.kernels.plan import Output, make_plan
-from conduit.kernels.ragged import describe_ragged
-from conduit.kernels.transforms import as_steps, fuse
-from conduit.store.table import SPAN_DTYPE
+from conduit.kernels.cpu.ragged import describe_ragged
+from conduit.kernels.reference import gather
+from conduit.kernels.spec.plan import Output, make_plan
+from conduit.kernels.spec.ragged import ragged_output
+from conduit.kernels.spec.transforms import as_steps, fuse
+from conduit.store.tables.view import SPAN_DTYPE
 
 POISON = 0xA5
 PAGES, PAGE_ROWS = 3, 8
@@ -88,12 +88,12 @@ class Made:
         """All slots hold their rows' values; what lies behind the packed total stays poisoned."""
         field, item = self.item.field, self.item
         one = Output("x", conduit.Field("x", field.dtype, field.shape[1:]), "anchor", (), item.transform)
-        values = [reference.transform(one, memory.values[row]) for row in self.rows.tolist()]
+        values = [gather.transform(one, memory.values[row]) for row in self.rows.tolist()]
         got = [self.arrays[name] for name in item.parts]
         if item.layout == "pad":
-            wanted = reference.padded(values, field.max_length, field.shape[1:])
+            wanted = gather.padded(values, field.max_length, field.shape[1:])
         else:
-            wanted = reference.packed(values)
+            wanted = gather.packed(values)
             total = int(wanted[1][-1])
             for array in (got[0], got[2]):
                 assert (array[total:].view(np.uint8) == POISON).all()

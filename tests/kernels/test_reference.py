@@ -5,24 +5,24 @@ import pytest
 import torch
 
 from conduit import Field, cast, scale
-from conduit.kernels import reference
-from conduit.kernels.plan import Output
-from conduit.store.table import META_DTYPE
-from conduit.store.words import FINAL, FIRST, KEPT, LINK_SHIFT, TERMINATED, TRUNCATED
+from conduit.kernels.reference import gather
+from conduit.kernels.spec.plan import Output
+from conduit.store.format.words import FINAL, FIRST, KEPT, LINK_SHIFT, TERMINATED, TRUNCATED
+from conduit.store.tables.view import META_DTYPE
 
 
 def transformed(values, source, transform):
-    return reference.transform(Output("x", Field("x", source, values.shape[1:]), "anchor", (), transform), values)
+    return gather.transform(Output("x", Field("x", source, values.shape[1:]), "anchor", (), transform), values)
 
 
 def test_bfloat16_goes_to_float32_and_back_as_torch_has_it():
     bits = np.arange(2**16, dtype=np.uint16)
     wanted = torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16).float().numpy()
-    np.testing.assert_array_equal(reference.from_bfloat16(bits), wanted)
-    back = reference.to_bfloat16(reference.from_bfloat16(bits))
+    np.testing.assert_array_equal(gather.from_bfloat16(bits), wanted)
+    back = gather.to_bfloat16(gather.from_bfloat16(bits))
     nan = np.isnan(wanted)
     np.testing.assert_array_equal(back[~nan], bits[~nan])
-    assert np.isnan(reference.from_bfloat16(back[nan])).all()
+    assert np.isnan(gather.from_bfloat16(back[nan])).all()
 
 
 def test_rounding_to_bfloat16_is_torch_s():
@@ -31,7 +31,7 @@ def test_rounding_to_bfloat16_is_torch_s():
     ties = ((np.arange(2**16, dtype=np.uint32) << 16) | 0x8000).view(np.float32)
     for case in (values, ties):
         wanted = torch.from_numpy(case).to(torch.bfloat16)
-        got = reference.from_bfloat16(reference.to_bfloat16(case))
+        got = gather.from_bfloat16(gather.to_bfloat16(case))
         np.testing.assert_array_equal(got, wanted.float().numpy())
 
 
@@ -88,12 +88,12 @@ def test_a_copy_is_a_copy():
 def test_the_following_row(rows, committed, wanted):
     meta = np.zeros(len(rows), META_DTYPE)
     meta["link"] = [link << LINK_SHIFT | flags for link, flags in rows]
-    assert [reference.following_row(local, meta, committed) for local in range(len(rows))] == wanted
+    assert [gather.following_row(local, meta, committed) for local in range(len(rows))] == wanted
 
 
 def test_behind_a_stream_that_has_ended_a_terminated_row_follows_itself():
     meta = np.zeros(3, META_DTYPE)
     for flags, wanted in ((TERMINATED, 2), (TRUNCATED, None), (TERMINATED | TRUNCATED, 2), (0, None)):
         meta["link"] = [1 << LINK_SHIFT, 1 << LINK_SHIFT, 1 << LINK_SHIFT | flags]
-        assert reference.following_row(2, meta, 3, over=True) == wanted
-        assert reference.following_row(2, meta, 3) is None
+        assert gather.following_row(2, meta, 3, over=True) == wanted
+        assert gather.following_row(2, meta, 3) is None

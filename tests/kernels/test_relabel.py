@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 import conduit
 from conduit.errors import ConfigError, FieldError
-from conduit.jit import entry
-from conduit.kernels import reference_returns as reference
-from conduit.kernels import relabel
-from conduit.kernels.batchwise import with_batch_transforms
-from conduit.kernels.plan import make_plan
+from conduit.kernels.ops import hindsight
+from conduit.kernels.reference import returns as reference
+from conduit.kernels.spec.batch_transforms import with_batch_transforms
+from conduit.kernels.spec.plan import make_plan
+from conduit.native.jit import entry
 
 SCHEMA = conduit.Schema(
     [
@@ -38,7 +38,7 @@ def one_number(achieved, goals):
 @given(
     lengths=st.lists(st.integers(0, 12), min_size=1, max_size=6),
     length=st.integers(1, 12),
-    strategy=st.sampled_from(relabel.STRATEGIES),
+    strategy=st.sampled_from(hindsight.STRATEGIES),
     ratio=st.sampled_from([0.0, 0.3, 0.8, 1.0]),
     seed=st.integers(0, 2**62),
     batch=st.integers(0, 2**40),
@@ -46,9 +46,9 @@ def one_number(achieved, goals):
 def test_steps_and_goals_are_chosen_as_the_reference_does(lengths, length, strategy, ratio, seed, batch):
     lengths = np.array(lengths, np.int64)
     places = np.full((len(lengths), length), 12345, np.int64)
-    number = relabel.STRATEGIES.index(strategy)
+    number = hindsight.STRATEGIES.index(strategy)
     threshold = round(ratio * 2**62)
-    count = entry(relabel.choose)(
+    count = entry(hindsight.choose)(
         seed, batch, len(lengths), length, lengths.ctypes.data, number, threshold, places.ctypes.data
     )
     wanted = reference.hindsight_places((seed, batch), lengths, length, strategy, ratio)
@@ -65,7 +65,7 @@ def test_later_steps_are_equally_likely():
     lengths = np.full(4000, 6, np.int64)
     places = reference.hindsight_places((1, 2), lengths[:1], 6, "future", 1.0)
     places = np.empty((4000, 6), np.int64)
-    entry(relabel.choose)(1, 2, 4000, 6, lengths.ctypes.data, 0, 1 << 62, places.ctypes.data)
+    entry(hindsight.choose)(1, 2, 4000, 6, lengths.ctypes.data, 0, 1 << 62, places.ctypes.data)
     for t in range(6):
         counts = np.bincount(places[:, t] - t, minlength=6 - t)
         expected = 4000 / (6 - t)
@@ -97,7 +97,7 @@ WINDOWS = [conduit.Episode(12), conduit.Sequence(5)]
 
 @pytest.mark.parametrize("window", WINDOWS, ids=lambda window: type(window).__name__)
 @pytest.mark.parametrize("outcome", ["next", "same"])
-@pytest.mark.parametrize("strategy", relabel.STRATEGIES)
+@pytest.mark.parametrize("strategy", hindsight.STRATEGIES)
 def test_relabelled_steps_have_the_goal_and_the_reward_of_what_was_achieved(engine, window, outcome, strategy):
     rule = conduit.hindsight(closeness, strategy=strategy, outcome=outcome, ratio=0.7)
     options = {"batch_size": 32, "window": window, "format": "numpy", "seed": 9}
@@ -300,7 +300,7 @@ def closeness_and_end(achieved, goals):
     return np.where(same, 0.0, -1.0), same
 
 
-@pytest.mark.parametrize("strategy", relabel.STRATEGIES)
+@pytest.mark.parametrize("strategy", hindsight.STRATEGIES)
 @pytest.mark.parametrize(("mode", "envs"), [("disabled", None), ("same_step", 3), ("next_step", 2)])
 def test_single_transitions_are_relabelled_as_a_plain_twin_does(engine_name, strategy, mode, envs):
     world = World(engine_name, mode, envs, strategy)

@@ -11,9 +11,9 @@ from hypothesis.extra import numpy as hnp
 
 import conduit
 from conduit.errors import ConfigError, FieldError
-from conduit.kernels import reference_returns as reference
-from conduit.kernels.batchwise import with_batch_transforms
-from conduit.kernels.plan import make_plan
+from conduit.kernels.reference import returns as reference
+from conduit.kernels.spec.batch_transforms import with_batch_transforms
+from conduit.kernels.spec.plan import make_plan
 
 POISON = 0xA5
 

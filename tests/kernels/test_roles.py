@@ -5,7 +5,7 @@ import pytest
 
 import conduit
 from conduit.errors import ConfigError, FieldError, SchemaError
-from conduit.kernels.plan import make_plan
+from conduit.kernels.spec.plan import make_plan
 
 Field = conduit.Field
 GAMMA = 0.9
@@ -260,7 +260,7 @@ def test_steps_on_whole_batches_take_the_reward_by_its_role(engine_name, step):
 def test_steps_refuse_a_batch_without_a_reward_or_with_several():
     fields = [Field("obs", "float32", observation=True), Field("value", "float32")]
     window = conduit.Rollout(4, 1)
-    from conduit.kernels.batchwise import with_batch_transforms
+    from conduit.kernels.spec.batch_transforms import with_batch_transforms
 
     for more in ([Field("rew", "float32")], [Field("reward.a", "float32"), Field("reward.b", "float32")]):
         plan = make_plan(conduit.Schema([*fields, *more]), 4, window)
@@ -287,7 +287,7 @@ def test_a_batch_of_a_loader_that_lacks_its_marks_is_refused_by_a_called_step(en
 
 
 def test_status_shows_the_roles(engine_name):
-    from conduit.plane.inspect import inspect
+    from conduit.plane.observe.inspect import inspect
 
     schema = conduit.Schema(
         [Field("state", "float32", observation=True), Field("reward", "float32"), Field("a", "int8")]

@@ -1,4 +1,4 @@
-"""Row kernels against `kernels.reference`, bit for bit: every pair of dtypes, odd shapes, padded strides, poisoned outputs."""
+"""Row kernels against `kernels.reference.gather`, bit for bit: every pair of dtypes, odd shapes, padded strides, poisoned outputs."""
 
 import ctypes
 import itertools
@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from conduit import Field, cast, scale
 from conduit.errors import ConfigError
 from conduit.field import DTYPES
-from conduit.kernels import reference, rows
-from conduit.kernels.plan import Output
-from conduit.kernels.transforms import FLOATS, Transform
-from conduit.store.declaration import row_stride
+from conduit.kernels.cpu import gather
+from conduit.kernels.reference import gather as reference
+from conduit.kernels.spec.plan import Output
+from conduit.kernels.spec.transforms import FLOATS, Transform
+from conduit.store.format.table_spec import row_stride
 
 POISON = 0xA5
 GUARD = 256
@@ -93,7 +94,7 @@ def run(output, values, index, slots, batch):
     out = np.full(size + 2 * GUARD + 64, POISON, np.uint8)
     start = GUARD + -(out.ctypes.data + GUARD) % 64
     index, slots = np.asarray(index, np.int64), np.asarray(slots, np.int64)
-    descriptor = rows.describe(
+    descriptor = gather.describe(
         output, column.ctypes.data, column.strides[0], out.ctypes.data + start, index.ctypes.data, batch
     )
     before = memory.copy()
@@ -201,11 +202,11 @@ def test_sixteen_bit_results_are_rounded_as_torch_rounds(source, dtype):
 def test_a_large_scaled_image_is_written_past_the_caches_with_the_same_result(source, shape, offset):
     """Such batches take another kernel; the smaller ones above do not reach it."""
     elements = int(np.prod(shape))
-    batch = rows._STREAM_BYTES // (4 * elements) + 5
+    batch = gather._STREAM_BYTES // (4 * elements) + 5
     values = values_of(source, shape, 300)
     output = Output("x", Field("x", source, shape), "anchor", (), scale(1 / 255, offset=offset))
-    assert rows._can_stream(output, batch)
-    assert not rows._can_stream(output, batch // 2)
+    assert gather._can_stream(output, batch)
+    assert not gather._can_stream(output, batch // 2)
     rng = np.random.default_rng(1)
     slots = rng.permutation(batch)[: batch - 7]
     index = rng.integers(0, 300, batch)

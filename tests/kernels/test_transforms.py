@@ -17,11 +17,12 @@ from hypothesis.extra import numpy as hnp
 import conduit
 from conduit.errors import ConfigError, FieldError
 from conduit.field import DTYPES
-from conduit.kernels import augment, reference
-from conduit.kernels.plan import Output, make_plan
-from conduit.kernels.rows import D_REFUSED
-from conduit.kernels.transforms import Transform, as_steps, fuse
-from conduit.store.statistics import Moments
+from conduit.kernels.cpu import augment
+from conduit.kernels.cpu.gather import D_REFUSED
+from conduit.kernels.reference import gather
+from conduit.kernels.spec.plan import Output, make_plan
+from conduit.kernels.spec.transforms import Transform, as_steps, fuse
+from conduit.store.tables.statistics import Moments
 
 POISON = 0xA5
 
@@ -65,7 +66,7 @@ def run(output, column, index, *, draw=(0, 0), pick=0, moments=None):
 
 
 def expected(output, column, index, moments=None):
-    rows = reference.transform(output, column[np.maximum(index, 0)].reshape(-1, *output.field.shape), moments)
+    rows = gather.transform(output, column[np.maximum(index, 0)].reshape(-1, *output.field.shape), moments)
     rows = rows.reshape(*index.shape, *output.shape)
     rows[index < 0] = 0
     return rows
@@ -85,7 +86,7 @@ def same(a, b):
 def values_of(dtype, shape):
     if dtype == "bfloat16":
         floats = hnp.arrays(np.float32, shape, elements=st.floats(width=32, allow_nan=False))
-        return floats.map(reference.to_bfloat16)
+        return floats.map(gather.to_bfloat16)
     return hnp.arrays(DTYPES[dtype], shape)
 
 
@@ -191,9 +192,9 @@ def test_a_moved_image_is_the_padded_and_cropped_one(shape, axes, pipeline, seed
     out, _ = run(output, column, index, draw=(seed, batch), pick=pick)
     wanted = expected(output, column, index)
     for slot in range(3):
-        down, right = reference.move(seed, batch, pick, slot, pad)
+        down, right = gather.move(seed, batch, pick, slot, pad)
         for lane in range(2):
-            wanted[slot, lane] = reference.moved(wanted[slot, lane], axes, down, right)
+            wanted[slot, lane] = gather.moved(wanted[slot, lane], axes, down, right)
     same(out, wanted)
 
 
@@ -207,7 +208,7 @@ def test_a_normalised_image_is_moved_with_its_statistics():
 
 
 def test_moves_reach_both_bounds_and_are_even():
-    moves = np.array([reference.move(7, batch, 0, slot, 4) for batch in range(40) for slot in range(64)])
+    moves = np.array([gather.move(7, batch, 0, slot, 4) for batch in range(40) for slot in range(64)])
     assert moves.min() == -4
     assert moves.max() == 4
     for axis in (0, 1):
@@ -299,9 +300,9 @@ def test_observations_move_apart_or_alike_and_batches_can_be_made_again(engine_n
         for name, apart in (("camera", 0), ("next_camera", 0 if same_ else 1)):
             images = plain[name].astype(np.float32) * np.float32(1 / 255)
             for slot in range(16):
-                down, right = reference.move(11, 0, 2 * place + apart, slot, 2)
+                down, right = gather.move(11, 0, 2 * place + apart, slot, 2)
                 for frame in range(3):
-                    wanted = reference.moved(images[slot, frame], (-2, -1), down, right)
+                    wanted = gather.moved(images[slot, frame], (-2, -1), down, right)
                     np.testing.assert_array_equal(first[name][slot, frame], wanted)
         assert not np.array_equal(loader.next()["camera"], first["camera"])
         loader.sampler.batch = 0
@@ -376,7 +377,7 @@ def test_plans_with_other_transforms_have_other_fingerprints():
 def test_a_fingerprint_is_the_same_in_another_process():
     code = """
 import conduit, json
-from conduit.kernels.plan import make_plan
+from conduit.kernels.spec.plan import make_plan
 schema = conduit.Schema([conduit.Field("obs", "float32", (3,), observation=True), conduit.Field("reward", "float32")])
 plan = make_plan(schema, 4, transform={"obs": (conduit.scale(0.1), conduit.clip(None, 1))})
 print(json.dumps(plan.fingerprint))

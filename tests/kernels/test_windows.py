@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 import conduit
 from conduit.errors import ConfigError, DataTimeout
-from conduit.kernels import reference, windows
+from conduit.kernels.reference import gather
+from conduit.kernels.spec import windows
 from tests.plane.history import MODES, History, fields, observation, operations, pixels_of
 
 GAMMA = 0.97
@@ -81,13 +82,13 @@ def stacked(rows, serials, finals):
 def transition_of(window):
     def want(known, stream, tick, env):
         steps, serials, finals = known[stream.number, env]
-        reached = reference.n_step(steps, tick, window.n_step, window.gamma, bootstrap=window.newest == "bootstrap")
+        reached = gather.n_step(steps, tick, window.n_step, window.gamma, bootstrap=window.newest == "bootstrap")
         if reached is None:
             return None
         repeat = window.padding == "repeat"
         if window.stack > 1:
-            here = stacked(reference.frames(steps, tick, window.stack, repeat=repeat), serials, finals)
-            rows = reference.following_frames(steps, reached, window.stack, repeat=repeat)
+            here = stacked(gather.frames(steps, tick, window.stack, repeat=repeat), serials, finals)
+            rows = gather.following_frames(steps, reached, window.stack, repeat=repeat)
             after = stacked(rows, serials, finals)
         else:
             here = observation(serials[tick])
@@ -123,7 +124,7 @@ def following_of(window, steps, serials, finals, rows):
     """The next observations of a row of lanes, {} where none are asked for, None where a step has none."""
     if not window.next_obs:
         return {}
-    after = reference.following(steps, rows)
+    after = gather.following(steps, rows)
     if after is None:
         return None
     return {f"next_{name}": value for name, value in stacked(after, serials, finals).items()}
@@ -137,7 +138,7 @@ def sequence_of(window):
         position = tick if window.across else stream.ticks[tick][env].step
         if position % every:
             return None
-        rows = reference.sequence(steps, tick, window.length, across=window.across, pad=window.pad)
+        rows = gather.sequence(steps, tick, window.length, across=window.across, pad=window.pad)
         after = None if rows is None else following_of(window, steps, serials, finals, rows)
         if after is None:
             return None
@@ -152,7 +153,7 @@ def sequence_of(window):
 def episode_of(window):
     def want(known, stream, tick, env):
         steps, serials, finals = known[stream.number, env]
-        rows = reference.episode(steps, tick, window.max_length)
+        rows = gather.episode(steps, tick, window.max_length)
         after = None if rows is None else following_of(window, steps, serials, finals, rows)
         if after is None:
             return None
@@ -166,7 +167,7 @@ def rollout_of(window):
         if stream.envs != window.num_envs or env != 0:
             return None
         envs = [known[stream.number, one] for one in range(stream.envs)]
-        rows = reference.rollout([steps for steps, _, _ in envs], tick, window.ticks, window.stride or window.ticks)
+        rows = gather.rollout([steps for steps, _, _ in envs], tick, window.ticks, window.stride or window.ticks)
         if rows is None:
             return None
         each = []
@@ -411,9 +412,9 @@ class TestSequencePriority:
         errors[~mask] = np.nan
         for eta in (0.0, 0.3, 0.9, 1.0):
             got = conduit.sequence_priority(errors, mask, eta)
-            np.testing.assert_allclose(got, reference.sequence_priority(errors, mask, eta), rtol=1e-12)
+            np.testing.assert_allclose(got, gather.sequence_priority(errors, mask, eta), rtol=1e-12)
         whole = np.ones((4, 5), bool)
-        want = reference.sequence_priority(np.ones((4, 5)) * 2, whole, 0.9)
+        want = gather.sequence_priority(np.ones((4, 5)) * 2, whole, 0.9)
         np.testing.assert_allclose(conduit.sequence_priority(np.full((4, 5), -2)), want)
 
     def test_torch_comes_out_as_it_went_in(self):
@@ -424,7 +425,7 @@ class TestSequencePriority:
         assert got.dtype == torch.float32
         assert got.shape == (6, 2)
         assert not got.requires_grad
-        want = reference.sequence_priority(errors.detach().numpy().reshape(12, 7), mask.numpy().reshape(12, 7), 0.9)
+        want = gather.sequence_priority(errors.detach().numpy().reshape(12, 7), mask.numpy().reshape(12, 7), 0.9)
         np.testing.assert_allclose(got.reshape(12), want, rtol=1e-5)
         assert conduit.sequence_priority(torch.ones(3, 4, dtype=torch.bfloat16)).dtype == torch.bfloat16
 

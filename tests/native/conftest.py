@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from conduit.native import build, library
+from conduit.native.compile import build, library
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -13,10 +13,11 @@ import pytest
 
 from conduit.errors import ConfigError
 from conduit.field import DTYPES
-from conduit.kernels import augment, rows
-from conduit.kernels.transforms import Transform, is_narrow
-from conduit.native import catalogue, library
-from conduit.store import events, writing
+from conduit.kernels.cpu import augment, gather
+from conduit.kernels.spec.transforms import Transform, is_narrow
+from conduit.native import eventcount
+from conduit.native.compile import catalogue, library
+from conduit.store.ingest import page_writer
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -119,25 +120,25 @@ def legal(transform, source):
 def test_the_listed_callbacks_are_all_conversions_that_a_field_can_have():
     listed = {library.digest_of(*one) for one in catalogue.callbacks()}
     wanted = [Transform(dtype) for dtype in DTYPES]
-    wanted += [Transform(dtype, 0.5, offset) for dtype in rows.FLOATS for offset in (0.0, 0.5)]
+    wanted += [Transform(dtype, 0.5, offset) for dtype in gather.FLOATS for offset in (0.0, 0.5)]
     for source, transform in itertools.product(DTYPES, wanted):
         same = transform.dtype == source and not transform.is_affine
         if legal(transform, source) and not same:
             narrow = is_narrow(transform, source)
-            function = rows._converter(source, transform.dtype, transform.is_affine, narrow)
-            assert library.digest_of(function, rows._SIGNATURE) in listed, (source, transform)
+            function = gather._converter(source, transform.dtype, transform.is_affine, narrow)
+            assert library.digest_of(function, gather._SIGNATURE) in listed, (source, transform)
     image = augment._mover("uint8", "float32", False, True, False, True)
-    assert library.digest_of(image, rows._SIGNATURE) in listed
+    assert library.digest_of(image, gather._SIGNATURE) in listed
 
 
 def test_rows_of_every_size_are_copied(engine_name):
     for size in (1, 3, 15, 16, 17, 18, 256, 260, 1001):
         table, out = np.random.default_rng(size).integers(0, 255, (5, size), np.uint8), np.zeros((3, size), np.uint8)
         index, slots = np.array([4, -1, 2]), np.arange(3)
-        words = np.zeros(rows.D_WORDS, np.int64)
+        words = np.zeros(gather.D_WORDS, np.int64)
         values = (0, table.ctypes.data, size, out.ctypes.data, size, size, 0, 0, index.ctypes.data, 1)
         words[:10] = values
-        ctypes.CFUNCTYPE(*[ctypes.c_int64] * 5)(rows._copy_address(size))(words.ctypes.data, slots.ctypes.data, 3, 0)
+        ctypes.CFUNCTYPE(*[ctypes.c_int64] * 5)(gather._copy_address(size))(words.ctypes.data, slots.ctypes.data, 3, 0)
         assert (out[0] == table[4]).all(), size
         assert not out[1].any()
         assert (out[2] == table[2]).all()
@@ -145,7 +146,7 @@ def test_rows_of_every_size_are_copied(engine_name):
 
 CALLS = """
 import numpy as np
-from conduit.jit import entry
+from conduit.native.jit import entry
 from conduit.store import events, limiter, writing
 
 words = np.zeros(64, np.int64)
@@ -153,8 +154,8 @@ announce = entry(events.announce)
 assert type(announce) is type(len)
 assert announce(words.ctypes.data) == announce(np.int64(words.ctypes.data)) == announce(words.ctypes.data) == 0
 for arguments, error, text in (
-    ((), TypeError, "Expected 1 arguments of kernel conduit.store.events.announce, got 0"),
-    ((1, 2), TypeError, "Expected 1 arguments of kernel conduit.store.events.announce, got 2"),
+    ((), TypeError, "Expected 1 arguments of kernel conduit.native.eventcount.announce, got 0"),
+    ((1, 2), TypeError, "Expected 1 arguments of kernel conduit.native.eventcount.announce, got 2"),
     ((None,), TypeError, "not 'NoneType'"),
     ((1 << 70,), OverflowError, "too big"),
 ):
@@ -179,7 +180,7 @@ CHOICE = (
 def test_a_library_of_other_sources_is_not_used(made, tmp_path):
     shutil.copytree(ROOT / "conduit", tmp_path / "conduit", ignore=shutil.ignore_patterns("__pycache__"))
     assert run(CHOICE, path=made, cwd=tmp_path).stdout.startswith("x86-64-v3|")
-    with (tmp_path / "conduit/store/protocol.py").open("a") as file:
+    with (tmp_path / "conduit/store/pages/protocol.py").open("a") as file:
         file.write("# edited\n")
     instructions, _, reason = run(CHOICE, path=made, cwd=tmp_path).stdout.partition("|")
     assert instructions == ""
@@ -216,6 +217,6 @@ def test_a_kernel_that_no_library_holds_is_compiled(made):
 
 def test_the_flags_of_this_processor_are_what_linux_says():
     assert library.host_flags() <= set(Path("/proc/cpuinfo").read_text().split())
-    assert library.entry.__module__ == "conduit.native.library"
-    assert events.announce.signature == "int64(int64)"
-    assert writing.end.signature == "int64(object, object, object)"
+    assert library.entry.__module__ == "conduit.native.compile.library"
+    assert eventcount.announce.signature == "int64(int64)"
+    assert page_writer.end.signature == "int64(object, object, object)"

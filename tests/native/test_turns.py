@@ -13,7 +13,7 @@ import pytest
 
 import conduit
 from conduit.errors import DataTimeout
-from conduit.native import turns
+from conduit.native.compile import turns
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -47,7 +47,7 @@ def ended(process, timeout=100):
 
 
 KERNELS = """
-from conduit.jit import inner, kernel
+from conduit.native.jit import inner, kernel
 
 @inner
 def shared(n):
@@ -70,7 +70,7 @@ import json, sys
 sys.stdin.readline()
 import some_kernels
 from conduit import compiler
-from conduit.jit import entry
+from conduit.native.jit import entry
 assert (entry(some_kernels.first)(4), entry(some_kernels.second)(4)) == (15, 16)
 print(json.dumps([compiler.compiled, compiler.loaded]))
 """
@@ -145,7 +145,7 @@ def test_a_loader_that_waits_in_vain_is_told_that_another_process_compiles(start
         with pytest.raises(DataTimeout, match=r"lower min_rows$"):
             loader.next(timeout=0)  # its kernels are there from here on
         compiler = types.SimpleNamespace(folders={str(tmp_path), str(tmp_path / "none")})
-        monkeypatch.setitem(sys.modules, "conduit.compiler", compiler)
+        monkeypatch.setitem(sys.modules, "conduit.native.compile.compiler", compiler)
         holder = start(HOLDS, str(tmp_path), "100")
         assert holder.stdout.readline() == "holds\n"
         with pytest.raises(DataTimeout, match=r"Another process is compiling kernels.*`conduit warm`"):
@@ -185,7 +185,7 @@ import sys, warnings
 sys.stdin.readline()
 import some_kernels
 from conduit import compiler
-from conduit.jit import entry
+from conduit.native.jit import entry
 compiler._Impl._locator_classes = []
 with warnings.catch_warnings(record=True) as seen:
     warnings.simplefilter("always")
@@ -212,7 +212,7 @@ sys.stdin.readline()
 import errno, os
 import some_kernels
 from conduit import compiler
-from conduit.jit import entry
+from conduit.native.jit import entry
 def full(*_):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 compiler._Index.save = full

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import conduit
-from conduit.store.words import KIND_MASK, OPEN, PAGE_COMMITTED, SEALED
+from conduit.store.format.words import KIND_MASK, OPEN, PAGE_COMMITTED, SEALED
 
 CARTPOLE = conduit.Schema(
     [
@@ -77,7 +77,7 @@ def unchanged():
 def path(request, monkeypatch):
     """Both ways through `append`: the compiled call, and the exact path that everything takes where it is not supported."""
     if request.param == "exact":
-        from conduit.store import interpreter
+        from conduit.native import cpython_abi
 
-        monkeypatch.setattr(interpreter, "is_supported", lambda: False)
+        monkeypatch.setattr(cpython_abi, "is_supported", lambda: False)
     return request.param

@@ -1,6 +1,6 @@
 """Drawn histories of a table (episodes, page turns, evictions, deaths), written for real and kept in the model beside it.
 
-What a window must hold follows from the model's streams and the references of conduit.kernels.reference; which pages may be
+What a window must hold follows from the model's streams and the references of conduit.kernels.reference.gather; which pages may be
 drawn from follows from its pages (tests.plane.model).
 """
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import conduit
 from conduit.errors import Busy
-from conduit.kernels.reference import Steps
+from conduit.kernels.reference.gather import Steps
 from tests.plane.model import Full, Model
 
 SCHEMA = conduit.Schema(

@@ -583,7 +583,7 @@ def test_the_values_of_a_call_may_be_reused_and_changed_afterwards(make, path):
 
 
 def test_both_paths_store_the_same_bytes(make, monkeypatch):
-    from conduit.store import interpreter
+    from conduit.native import cpython_abi
 
     schema = Schema(
         [*CARTPOLE.fields, Field("pixels", "uint8", (5, 30)), Field("done", "bool"), Field("half", "float16")]
@@ -591,7 +591,7 @@ def test_both_paths_store_the_same_bytes(make, monkeypatch):
     rng = np.random.default_rng(3)
     engines = []
     for supported in (True, False):
-        monkeypatch.setattr(interpreter, "is_supported", lambda supported=supported: supported)
+        monkeypatch.setattr(cpython_abi, "is_supported", lambda supported=supported: supported)
         engines.append(make(schema))
         single, many = engines[-1].writer("replay"), engines[-1].writer("replay", num_envs=3, autoreset="next_step")
         rng = np.random.default_rng(3)

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import conduit
-from conduit.store.words import META_BYTES
+from conduit.store.format.words import META_BYTES
 
 
 def columns(ticks, lead, first=0):

@@ -7,8 +7,8 @@ import pytest
 
 import conduit
 from conduit.errors import Busy, CapacityError, ConfigError, SpaceTimeout
-from conduit.store.geometry import MAX_PAGE_ROWS
-from conduit.store.words import KIND_MASK, PAGE_STATE, SEALED
+from conduit.store.format.page_sizes import MAX_PAGE_ROWS
+from conduit.store.format.words import KIND_MASK, PAGE_STATE, SEALED
 from tests.plane.conftest import CARTPOLE
 
 OBS = np.zeros(4, np.float32)

@@ -17,13 +17,13 @@ import pytest
 
 import conduit
 from conduit.errors import Busy, CheckpointError, Closed, ConfigError, EngineExists, NoSpace
-from conduit.plane.checkpointing import checkpoints, waits
-from conduit.store import saving
-from conduit.store.cut import cut_table
-from conduit.store.files import HEADER, FileSet
-from conduit.store.limits import Limits
-from conduit.store.restoring import create_from, rebased
-from conduit.store.words import (
+from conduit.plane.checkpoints import checkpoints, waits
+from conduit.store.checkpoint import save
+from conduit.store.checkpoint.files import HEADER, FileSet
+from conduit.store.checkpoint.restore import create_from, rebased
+from conduit.store.checkpoint.snapshot import cut_table
+from conduit.store.format.limit_specs import Limits
+from conduit.store.format.words import (
     ENDED,
     FREE,
     GENERATION_SHIFT,
@@ -310,7 +310,7 @@ BUSY = conduit.Table(rows.SCHEMA, capacity=20_000, page_rows=500, max_n_step=2, 
 
 def _write_for_ever(own, life, pause=0.0):
     writer = own.client.writer("replay", num_envs=2, autoreset="next_step")
-    from conduit.jit import entry
+    from conduit.native.jit import entry
 
     obs, action, reward = np.zeros((2, rows.WORDS), np.int64), np.zeros(2, np.int64), np.zeros(2)
     ends = np.zeros((2, 2), bool)
@@ -375,7 +375,7 @@ def test_the_pages_that_writers_took_meanwhile_are_left_out_counted_and_free(eng
             cut = cut_table(view)
             write_rows(own, 700)  # a third of the table
             with FileSet(tmp_path) as files:
-                entry = saving._save_table(view, cut, saving._TableFiles(view, files), saving._Counter(None, 0))
+                entry = save._save_table(view, cut, save._TableFiles(view, files), save._Counter(None, 0))
                 files.finish()
         assert entry.pages_left_out > 10
         places = np.load(tmp_path / "tables" / "replay" / "places.npy")
@@ -383,8 +383,8 @@ def test_the_pages_that_writers_took_meanwhile_are_left_out_counted_and_free(eng
         missing = missing[missing[:, PAGE_COMMITTED // 8] > 0]
         assert len(missing) == entry.pages_left_out
         assert entry.rows_left_out == (missing[:, PAGE_COMMITTED // 8] - missing[:, PAGE_HALO // 8]).sum()
-        inserted, sampled, deleted, visible = saving.counts(cut, view.layout.page_rows)
-        manifest = saving.Manifest(
+        inserted, sampled, deleted, visible = save.counts(cut, view.layout.page_rows)
+        manifest = save.Manifest(
             "0", engine.name, 0, engine._segment.layout.spec, {"replay": entry}, {}, {}, (), files.entries
         )
         segment, counts = create_from(
@@ -723,7 +723,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint_and_full_memory_restores_no
 
 
 def test_a_full_file_system_error_is_told_as_no_space_and_others_as_a_folder_that_takes_no_checkpoint():
-    from conduit.store.files import unwritable
+    from conduit.store.checkpoint.files import unwritable
 
     assert isinstance(unwritable(OSError(28, "full"), Path("/tmp")), NoSpace)
     told = unwritable(OSError(5, "broken"), Path("/tmp"))
@@ -767,7 +767,7 @@ def _counts_of(engine):
     one = engine.restored.tables["replay"]
     view = engine._views["replay"]
     cut = cut_table(view)
-    assert saving.counts(cut, view.layout.page_rows)[:3] == (one.inserted, one.sampled, one.deleted)
+    assert save.counts(cut, view.layout.page_rows)[:3] == (one.inserted, one.sampled, one.deleted)
     return one.inserted, one.sampled, one.deleted
 
 

@@ -7,9 +7,9 @@ import pytest
 
 import conduit
 from conduit.errors import ConfigError, DataTimeout
-from conduit.plane.batch import Batch
-from conduit.plane.ingestion import CommitPerStep
-from conduit.plane.placement import HostPlacement, Pool, Request
+from conduit.plane.deliver.batch import Batch
+from conduit.plane.ingest.placement import HostPlacement, Pool, Request
+from conduit.plane.ingest.policy import CommitPerStep
 
 OBS = np.zeros(4, np.float32)
 

@@ -10,7 +10,7 @@ import pytest
 
 import conduit
 from conduit.errors import Closed, ConfigError
-from conduit.store.episode_records import RECORDS
+from conduit.store.format.episode_records import RECORDS
 
 OBS = np.zeros(2, np.float32)
 
@@ -390,7 +390,7 @@ def test_wrong_options_and_closed_clients_are_refused(make):
 
 
 def test_status_has_the_number_of_ended_episodes_and_the_newest_ones_means(make):
-    from conduit.plane.inspect import inspect
+    from conduit.plane.observe.inspect import inspect
 
     engine = make(schema())
     (table,) = inspect(engine.name).tables

@@ -10,8 +10,8 @@ import pytest
 import conduit
 from conduit import Field, Schema
 from conduit.errors import DataTimeout
-from conduit.jit import entry
-from conduit.store import protocol
+from conduit.native.jit import entry
+from conduit.store.pages import protocol
 
 SCHEMA = Schema(
     [

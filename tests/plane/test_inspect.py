@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import conduit
-from conduit.plane import inspect
-from conduit.plane.attaching import tell_role
+from conduit.plane.attach import tell_role
+from conduit.plane.observe import inspect
 from conduit.testing.puppets import Puppet, attach
 
 SHM = Path("/dev/shm")
@@ -123,7 +123,7 @@ def test_an_engine_is_closing_once_its_owner_said_so(engine_name):
 
 
 def test_an_engine_that_is_being_made_is_starting_and_kept(engine_name):
-    from conduit.store.segment import LOCK_CREATOR, try_lock  # the moment between the file and its header
+    from conduit.store.segment.segment import LOCK_CREATOR, try_lock  # the moment between the file and its header
 
     path = path_of(engine_name)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)

@@ -201,10 +201,10 @@ def test_objects_that_were_never_finished_are_safe_to_destroy():
         half = object.__new__(kind)
         del half
     from conduit.plane.device.registration import Registration
-    from conduit.plane.device.residence import Registered
-    from conduit.plane.stream import Stream
-    from conduit.store.loaders import NamedLoader
-    from conduit.store.table import Lease
+    from conduit.plane.device.row_sources import Registered
+    from conduit.plane.ingest.stream import Stream
+    from conduit.store.tables.loader_cursors import NamedLoader
+    from conduit.store.tables.view import Lease
 
     for kind in (Stream, Lease, NamedLoader, Registration, Registered):
         half = object.__new__(kind)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import conduit
 from conduit.errors import Busy, ConfigError, DataTimeout, SpaceTimeout
-from conduit.plane.limiting import Gate, check_batch, check_rows, limits_of
+from conduit.store.tables.limit_checks import Gate, check_batch, check_rows, limits_of
 from conduit.testing.puppets import Puppet, attach
 
 INF = math.inf
@@ -591,7 +591,7 @@ def test_many_processes_never_pass_the_limits_and_nobody_starves_while_some_are_
 
 
 def test_the_status_tells_inserts_samples_and_what_blocks(limited):
-    from conduit.plane import inspect
+    from conduit.plane.observe import inspect
 
     engine, writer = limited(conduit.Queue(4))
     put(writer, 4)

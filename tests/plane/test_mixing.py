@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import conduit
-from conduit.plane.mixing import _given, _shares
+from conduit.plane.deliver.mixed import _given, _shares
 
 CARTPOLE = conduit.Schema([conduit.Field("obs", "float32", (4,), observation=True), conduit.Field("action", "int64")])
 

@@ -5,8 +5,8 @@ import pytest
 
 import conduit
 from conduit.errors import Busy, ConfigError
-from conduit.store.layout import MAX_NAMED_LOADERS
-from conduit.store.loaders import LONGEST_NAME
+from conduit.store.format.layout import MAX_NAMED_LOADERS
+from conduit.store.tables.loader_cursors import LONGEST_NAME
 from conduit.testing.puppets import Puppet, attach
 
 SCHEMA = conduit.Schema([conduit.Field("obs", "float32", (2,), observation=True), conduit.Field("action", "int64")])

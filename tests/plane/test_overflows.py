@@ -5,7 +5,7 @@ import pytest
 
 import conduit
 from conduit.errors import ConfigError
-from conduit.store.words import AFTER_LAST_STEP, FIRST, LAST_STEP, LAST_VERSION, W_EPISODES, W_VERSION
+from conduit.store.format.words import AFTER_LAST_STEP, FIRST, LAST_STEP, LAST_VERSION, W_EPISODES, W_VERSION
 from tests.plane.conftest import CARTPOLE
 
 OBS = np.zeros(4, np.float32)

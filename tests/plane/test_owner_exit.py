@@ -11,7 +11,7 @@ import pytest
 
 import conduit
 from conduit.errors import Closed, DataTimeout, EngineExists, Forked, OwnerGone
-from conduit.store import watching
+from conduit.store.segment import owner_watch
 from conduit.testing.puppets import Puppet, attach, detach
 
 SCHEMA = conduit.Schema(
@@ -554,7 +554,7 @@ def test_a_process_that_owns_its_engine_starts_no_thread_for_its_own_clients(eng
         with pytest.raises(Closed, match="closed by its owner"):
             writer.append(**STEP)
         client.close()
-    assert not watching._running
+    assert not owner_watch._running
 
 
 def fork_and_die(own, name):

@@ -6,7 +6,7 @@ import pytest
 import conduit
 from conduit import Field, Schema
 from conduit.errors import Busy, CapacityError
-from conduit.store import words
+from conduit.store.format import words
 from tests.plane.conftest import CARTPOLE
 
 SCHEMA = Schema(

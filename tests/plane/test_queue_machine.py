@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 import conduit
 from conduit.errors import Busy
-from conduit.store.queue import QueueView
+from conduit.store.tables.queue import QueueView
 from conduit.testing.invariants import check_nothing_leaked
 
 SCHEMA = conduit.Schema([conduit.Field("obs", "int64", (), observation=True), conduit.Field("env", "int32")])

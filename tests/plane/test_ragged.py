@@ -16,9 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import conduit
 from conduit.errors import Busy, CapacityError, ConfigError, DataTimeout, FieldError
-from conduit.plane import inspect
-from conduit.store import words
-from conduit.store.episode_records import ring_bytes
+from conduit.plane.observe import inspect
+from conduit.store.format import words
+from conduit.store.format.episode_records import ring_bytes
 from tests.plane.model import Full, Model
 
 LONGEST, POINTS = 13, 4

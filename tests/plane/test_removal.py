@@ -124,7 +124,7 @@ def test_deletions_under_writers_that_overwrite_never_take_a_newer_row(make):
         thread.join()
     assert deleted > 0
     counts = view.counts()
-    flagged = {int(row) for row in np.flatnonzero(view.meta["link"] & conduit.store.words.DELETED)}
+    flagged = {int(row) for row in np.flatnonzero(view.meta["link"] & conduit.store.format.words.DELETED)}
     assert counts.inserted - counts.evicted - len(flagged) <= counts.size <= counts.inserted - counts.evicted
     put(writer, range(1_000_000, 1_000_100))
     loader = engine.loader("replay", batch_size=64, format="numpy", min_rows=1)

@@ -9,8 +9,8 @@ import pytest
 import conduit
 from conduit import Field, Schema
 from conduit.errors import ConfigError
-from conduit.jit import entry
-from conduit.store.words import KIND_MASK, OPEN, PAGE_COMMITTED, PAGE_STATE, PAGE_STREAM, SEALED
+from conduit.native.jit import entry
+from conduit.store.format.words import KIND_MASK, OPEN, PAGE_COMMITTED, PAGE_STATE, PAGE_STREAM, SEALED
 from conduit.testing import puppets, rows
 from conduit.testing.invariants import check_each_row_is_drawn_from_one_page
 from conduit.testing.puppets import Puppet

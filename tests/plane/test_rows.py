@@ -6,7 +6,7 @@ import pytest
 import conduit
 from conduit import Field, Schema
 from conduit.errors import Busy, Closed, ConfigError, FieldError, SpaceTimeout
-from conduit.store.words import PAGE_COMMITTED
+from conduit.store.format.words import PAGE_COMMITTED
 from tests.plane.conftest import CARTPOLE
 
 NESTED = Schema(

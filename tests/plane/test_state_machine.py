@@ -10,10 +10,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import conduit
 from conduit.errors import Busy, Closed, ConfigError, DataTimeout, FieldError, Overwritten
-from conduit.kernels.reference import following_row
+from conduit.kernels.reference.gather import following_row
 from conduit.sampling import uniform
 from conduit.sampling.uniform import S_PAGES, S_SNAPSHOT
-from conduit.store import words
+from conduit.store.format import words
 from tests.plane.model import OPEN, Full, Model
 
 SCHEMA = conduit.Schema(

@@ -30,7 +30,7 @@ def test_a_table_says_how_many_rows_it_holds_and_how_many_could_be_drawn(make):
 
 
 def conduit_status(engine):
-    from conduit.plane.inspect import inspect
+    from conduit.plane.observe.inspect import inspect
 
     return inspect(engine.name)
 

@@ -7,7 +7,7 @@ import pytest
 
 import conduit
 from conduit.errors import DataTimeout
-from conduit.plane.lacking import who_writes
+from conduit.plane.deliver.lacking import who_writes
 from conduit.testing.puppets import Puppet, attach
 
 SCHEMA = conduit.Schema([conduit.Field("x", "int64", observation=True)])

@@ -3,7 +3,7 @@
 import numpy as np
 
 import conduit
-from conduit.kernels import reference
+from conduit.kernels.reference import gather
 from conduit.sampling.marks import BLOCK, P_BYTES
 
 
@@ -22,20 +22,20 @@ def can_be_drawn(world, window, stream, tick, env):
     steps = world.steps(stream, env)[0]
     if isinstance(window, conduit.Transition):
         bootstrap = window.newest == "bootstrap"
-        return reference.n_step(steps, tick, window.n_step, 1.0, bootstrap=bootstrap) is not None
+        return gather.n_step(steps, tick, window.n_step, 1.0, bootstrap=bootstrap) is not None
     if isinstance(window, conduit.Rollout):
         envs = [world.steps(stream, other)[0] for other in range(stream.envs)]
         ticks = window.ticks
         if stream.envs != window.num_envs or env or tick % (window.stride or ticks) or tick + ticks > len(steps):
             return False
         every = range(tick, tick + ticks)
-        return not window.next_obs or all(reference.following(one, every) is not None for one in envs)
+        return not window.next_obs or all(gather.following(one, every) is not None for one in envs)
     if isinstance(window, conduit.Episode):
-        rows = reference.episode(steps, tick, window.max_length)
+        rows = gather.episode(steps, tick, window.max_length)
     else:
         every = 1 if window.overlap is None else window.length - window.overlap
         place = tick if window.across else stream.ticks[tick][env].step
         rows = None
         if place % every == 0:
-            rows = reference.sequence(steps, tick, window.length, across=window.across, pad=window.pad)
-    return rows is not None and (not window.next_obs or reference.following(steps, rows) is not None)
+            rows = gather.sequence(steps, tick, window.length, across=window.across, pad=window.pad)
+    return rows is not None and (not window.next_obs or gather.following(steps, rows) is not None)

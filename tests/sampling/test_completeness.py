@@ -5,7 +5,7 @@ import pytest
 
 import conduit
 from conduit.errors import DataTimeout
-from conduit.store.words import GENERATION_SHIFT, KIND_MASK, OPEN, OWNER_SHIFT, PAGE_STATE, SEALED
+from conduit.store.format.words import GENERATION_SHIFT, KIND_MASK, OPEN, OWNER_SHIFT, PAGE_STATE, SEALED
 from conduit.testing.invariants import check_each_row_is_drawn_from_one_page, offered_ranges
 
 SCHEMA = conduit.Schema(

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import conduit
 from conduit.errors import DataTimeout
-from conduit.kernels.leaves import values_of
+from conduit.kernels.cpu.priorities import values_of
 from tests.plane.history import MODES, ROW_BITS, History, operations
 from tests.sampling.marked import can_be_drawn
 

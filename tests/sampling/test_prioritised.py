@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 import conduit
 from conduit.errors import Closed, ConfigError, DataTimeout, FieldError
-from conduit.kernels import reference
-from conduit.kernels.leaves import ONE, Leaves, largest_of, values_of
+from conduit.kernels.cpu.priorities import ONE, Leaves, largest_of, values_of
+from conduit.kernels.reference import gather
 from conduit.sampling.marks import BLOCK, P_BEGIN, P_COUNT, P_END, P_GENERATION, P_SUM
-from conduit.sampling.mass import Q_CANDIDATES, Q_TOTAL
-from conduit.store import words
+from conduit.sampling.prioritized_draw import Q_CANDIDATES, Q_TOTAL
+from conduit.store.format import words
 from tests.plane.history import MODES, ROW_BITS, History, operations
 from tests.sampling.marked import can_be_drawn, marks_in
 
@@ -134,7 +134,7 @@ def test_five_million_draws_fit_the_exact_probabilities_and_zeros_never_come(tab
         ids = ids_by_number(loader, rows)
         assert loader.update_priorities(ids, priorities) == 0
         counts = counts_of(loader, rows, 5_000_000)
-    exact = reference.probabilities(priorities, rule.alpha, rule.eps)
+    exact = gather.probabilities(priorities, rule.alpha, rule.eps)
     assert counts[priorities == 0].sum() == 0
     score = deviation(counts, exact)
     assert score < 5
@@ -221,12 +221,12 @@ def test_weights_are_the_reference_s(table, normalise, beta):
     with open_loader(engine, 64, conduit.Prioritised(beta=0.9, normalise=normalise)) as loader:
         loader.sampler.beta = beta
         loader.update_priorities(ids_by_number(loader, rows), priorities)
-        exact = reference.probabilities(priorities, rule.alpha, rule.eps)
+        exact = gather.probabilities(priorities, rule.alpha, rule.eps)
         for _ in range(10):
             batch = loader.next()
             drawn = batch["obs"]
             np.testing.assert_allclose(batch["probabilities"], exact[drawn], rtol=1e-4)
-            want = reference.importance_weights(exact, drawn, beta, normalise)
+            want = gather.importance_weights(exact, drawn, beta, normalise)
             np.testing.assert_allclose(batch["weights"], want, rtol=1e-4)
             assert batch["weights"].dtype == np.float32
             assert loader.sampler.candidates == rows

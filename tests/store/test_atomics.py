@@ -11,9 +11,9 @@ import numba
 import numpy as np
 import pytest
 
-from conduit.jit import inner
-from conduit.store import atomics, protocol, recovery
-from conduit.store.atomics import (
+from conduit.native import memory as atomics
+from conduit.native.jit import inner
+from conduit.native.memory import (
     compare_and_swap,
     copy_bytes,
     exchange,
@@ -37,7 +37,8 @@ from conduit.store.atomics import (
     store_release,
     zero_bytes,
 )
-from conduit.store.words import LINE
+from conduit.store.format.words import LINE
+from conduit.store.pages import protocol, recovery
 
 X86 = platform.machine() == "x86_64"
 ARM = platform.machine() == "aarch64"
@@ -251,8 +252,6 @@ def test_two_processes_lose_nothing_where_plain_increments_are_lost(work):
 
 
 def test_importing_the_atomics_imports_no_compiler():
-    script = (
-        "import sys; import conduit.store.protocol; assert not {'numba', 'llvmlite'} & set(sys.modules); print('ok')"
-    )
+    script = "import sys; import conduit.store.pages.protocol; assert not {'numba', 'llvmlite'} & set(sys.modules); print('ok')"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.stderr) == ("ok\n", "")

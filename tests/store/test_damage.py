@@ -12,10 +12,9 @@ import pytest
 
 import conduit
 from conduit.errors import BadSegment, ConduitError
-from conduit.plane import inspect
-from conduit.plane.scanning import Scan
-from conduit.store.names import shm_name
-from conduit.store.words import (
+from conduit.plane.deliver.scan import Scan
+from conduit.plane.observe import inspect
+from conduit.store.format.words import (
     FIRST,
     KEPT,
     KIND_MASK,
@@ -32,6 +31,7 @@ from conduit.store.words import (
     SIDE_BOOTSTRAP,
     TABLE_LIMITS,
 )
+from conduit.store.segment.names import shm_name
 from conduit.testing import damage
 
 SCHEMA = conduit.Schema(

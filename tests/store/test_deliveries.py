@@ -10,9 +10,9 @@ import pytest
 
 import conduit
 from conduit.errors import ConfigError, DataTimeout, FieldError
-from conduit.jit import entry
-from conduit.store import protocol
-from conduit.store.words import HAS_GONE, MOST_DELIVERIES, ONE_TAKEN
+from conduit.native.jit import entry
+from conduit.store.format.words import HAS_GONE, MOST_DELIVERIES, ONE_TAKEN
+from conduit.store.pages import protocol
 from conduit.testing.deliveries import recount
 
 SECONDS = float(os.environ.get("CONDUIT_TORTURE_SECONDS", "600"))

@@ -9,7 +9,7 @@ import pytest
 import xxhash
 
 from conduit.errors import CheckpointError
-from conduit.store.files import BLOCK, HEADER, FileReader, FileSet, as_bytes, write_all
+from conduit.store.checkpoint.files import BLOCK, HEADER, FileReader, FileSet, as_bytes, write_all
 
 
 def written(folder, name, chunks, dtype, shape):

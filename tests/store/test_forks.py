@@ -16,9 +16,10 @@ import conduit
 from conduit import forking
 from conduit.errors import Busy
 from conduit.forking import LockFile
-from conduit.store import leftovers, loaders, segment
-from conduit.store.locks import held
-from conduit.store.names import open_segment, shm_name
+from conduit.store.segment import leftovers, segment
+from conduit.store.segment.locks import held
+from conduit.store.segment.names import open_segment, shm_name
+from conduit.store.tables import loader_cursors
 from conduit.testing.puppets import ended, forked
 from conduit.testing.torture import small_table
 
@@ -102,7 +103,7 @@ COMPILES = """
 import os, sys, threading
 import numba
 import conduit
-from conduit.jit import entry, kernel
+from conduit.native.jit import entry, kernel
 
 @kernel("int64(int64)")
 def slow(n):
@@ -119,8 +120,8 @@ inside = threading.Event()
 compiling = numba.core.compiler_lock.global_compiler_lock
 
 def compile_slowly():
-    import conduit.jit
-    with conduit.jit._compiling, compiling:  # as a kernel that takes its time
+    import conduit.native.jit
+    with conduit.native.jit._compiling, compiling:  # as a kernel that takes its time
         inside.set()
         entry(slow)
         threading.Event().wait(1)
@@ -188,7 +189,7 @@ def test_a_lock_goes_with_its_holder_although_its_forked_child_lives(engine_name
             leftovers.remove_if_dead(engine_name)
         else:
             segment.allocate = leave_child_behind
-            from conduit.store import names
+            from conduit.store.segment import names
 
             names.exists = leave_child_behind
             conduit.Engine.create(engine_name, {"replay": small_table()}, backing="memfd")
@@ -289,4 +290,4 @@ def test_a_loader_s_name_is_busy_and_not_waited_for_in_a_child(engine):
                 client.loader("replay", batch_size=4, name="mine", format="numpy")
 
         assert ended(forked(child), 30) == 0
-    assert loaders.known_loaders(engine._segment)["mine"].table == "replay"
+    assert loader_cursors.known_loaders(engine._segment)["mine"].table == "replay"

@@ -18,10 +18,10 @@ from conduit.errors import (
     NoSpace,
     SchemaMismatch,
 )
-from conduit.plane import inspect
-from conduit.store import allocation, leftovers, memory
-from conduit.store.layout import HEADER_VERSION
-from conduit.store.names import shm_name
+from conduit.plane.observe import inspect
+from conduit.store.format.layout import HEADER_VERSION
+from conduit.store.segment import allocation, leftovers, memory
+from conduit.store.segment.names import shm_name
 from conduit.testing import rows
 from conduit.testing.invariants import check_nothing_leaked
 from conduit.testing.puppets import Puppet, attach, create, detach, write_rows

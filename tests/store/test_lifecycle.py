@@ -13,9 +13,9 @@ import pytest
 
 import conduit
 from conduit.errors import Closed, EngineExists, EngineNotFound, Leftover, Overwritten
-from conduit.store import leftovers, participants, segment
-from conduit.store.names import note_path, shm_name
-from conduit.store.words import OPEN, P_NUMBER
+from conduit.store.format.words import OPEN, P_NUMBER
+from conduit.store.segment import leftovers, participants, segment
+from conduit.store.segment.names import note_path, shm_name
 from conduit.testing import rows
 from conduit.testing.invariants import check_nothing_leaked, check_proving_rows, hazards, kinds
 from conduit.testing.puppets import Puppet, attach, create, detach, write_rows

@@ -8,9 +8,9 @@ import pytest
 
 import conduit
 from conduit.errors import NoSpace
-from conduit.plane import inspect
-from conduit.store import memory
-from conduit.store.memory import available
+from conduit.plane.observe import inspect
+from conduit.store.segment import memory
+from conduit.store.segment.memory import available
 from conduit.testing import rows
 
 GIB = 1 << 30
@@ -141,7 +141,9 @@ def test_an_engine_larger_than_memory_is_refused_at_once_and_nothing_is_touched(
 def test_a_checkpoint_that_no_longer_fits_is_refused_before_its_rows_are_read(engine_name, tmp_path, monkeypatch):
     with conduit.Engine.create(engine_name, {"replay": conduit.Table(rows.SCHEMA, 100)}) as engine:
         engine.checkpoint(tmp_path)
-    monkeypatch.setattr("conduit.store.allocation.available", lambda backing: memory.Bound(1000, "here", "buy more"))
+    monkeypatch.setattr(
+        "conduit.store.segment.allocation.available", lambda backing: memory.Bound(1000, "here", "buy more")
+    )
     read = []
     with pytest.raises(NoSpace, match=r"bytes free in here .* got 1,000: lower the capacity, buy more"):
         conduit.Engine.restore(tmp_path, f"{engine_name}-again", progress=lambda *done: read.append(done))

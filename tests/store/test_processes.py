@@ -17,10 +17,11 @@ from conduit.errors import (
     Forked,
     ParticipantsFull,
 )
-from conduit.store import copying, participants
-from conduit.store.locks import held
-from conduit.store.names import shm_name
-from conduit.store.words import KIND_MASK, OPEN, OWNER_MASK, OWNER_SHIFT, PAGE_STATE
+from conduit.native import streaming_copy
+from conduit.store.format.words import KIND_MASK, OPEN, OWNER_MASK, OWNER_SHIFT, PAGE_STATE
+from conduit.store.segment import participants
+from conduit.store.segment.locks import held
+from conduit.store.segment.names import shm_name
 from conduit.testing import rows
 from conduit.testing.invariants import check_nothing_leaked, check_proving_rows, kinds
 from conduit.testing.puppets import Puppet, attach, count_torn, detach, write_rows
@@ -119,7 +120,7 @@ with conduit.attach(sys.argv[1], timeout=20) as client:
 
 
 def test_rows_that_are_stored_past_the_caches_are_whole_when_they_are_seen_also_of_writers_that_are_killed(engine_name):
-    assert copying.STREAM_FROM <= 64 * 512 * 8
+    assert streaming_copy.STREAM_FROM <= 64 * 512 * 8
     with conduit.Engine.create(engine_name, {"replay": WIDE}, max_participants=8) as engine:
         batches = 0
         with engine.loader("replay", batch_size=64, format="numpy", seed=0, timeout=20.0) as loader:

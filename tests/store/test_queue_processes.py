@@ -12,7 +12,7 @@ import pytest
 
 import conduit
 from conduit.errors import Busy, DataTimeout, Forked, SpaceTimeout
-from conduit.store.words import FREE, SEALED
+from conduit.store.format.words import FREE, SEALED
 from conduit.testing import rows
 from conduit.testing.invariants import check_nothing_leaked, hazards, kinds
 from conduit.testing.puppets import Puppet, attach

@@ -7,13 +7,11 @@ import numpy as np
 import pytest
 
 import conduit
-from conduit.jit import entry, kernel, native
+from conduit.native.jit import entry, kernel, native
+from conduit.native.memory import peek_i64
 from conduit.plane.engine import Engine
-from conduit.store import committing, protocol, queue, recovery, turning, writing
-from conduit.store.atomics import peek_i64
-from conduit.store.layout import HAZARDS_PER_PARTICIPANT
-from conduit.store.locks import try_lock
-from conduit.store.words import (
+from conduit.store.format.layout import HAZARDS_PER_PARTICIPANT
+from conduit.store.format.words import (
     CONSUMER_MASK,
     LINE,
     PAGE_COMMITTED,
@@ -26,6 +24,11 @@ from conduit.store.words import (
     W_OWNER,
     W_PAGE,
 )
+from conduit.store.ingest import commit as committing
+from conduit.store.ingest import next_page, page_writer
+from conduit.store.pages import protocol, recovery
+from conduit.store.segment.locks import try_lock
+from conduit.store.tables import queue
 from conduit.testing import stepping
 from conduit.testing.invariants import check_every_page_can_be_claimed, check_nothing_leaked, hazard, hazards, kinds
 from conduit.testing.stepping import (
@@ -215,7 +218,9 @@ class WritingOn(QueueScene):
         client, view = self.attach()
         writer = StoreWriter(view)
         # the page that holds nothing yet is the other writer's; this one's first is the one that was acknowledged
-        functions = [native(one) for one in (protocol.claim, turning.turn, committing.commit, writing.finish_page)]
+        functions = [
+            native(one) for one in (protocol.claim, next_page.turn, committing.commit, page_writer.finish_page)
+        ]
         self.run(finish_and_write, *functions, view.address, writer.address, client._participants.number)
 
     def check(self) -> None:

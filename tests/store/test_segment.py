@@ -28,11 +28,12 @@ from conduit.errors import (
     NoSpace,
     WaitTimeout,
 )
-from conduit.store import layout, leftovers
-from conduit.store.declaration import Table
-from conduit.store.layout import HEADER_BYTES, MAGIC, lay_out, specify
-from conduit.store.locks import LOCK_CREATOR, held, try_lock
-from conduit.store.names import find, note_path, runtime_directory, shm_name
+from conduit.store.format import layout
+from conduit.store.format.layout import HEADER_BYTES, MAGIC, lay_out, specify
+from conduit.store.format.table_spec import Table
+from conduit.store.segment import leftovers
+from conduit.store.segment.locks import LOCK_CREATOR, held, try_lock
+from conduit.store.segment.names import find, note_path, runtime_directory, shm_name
 from conduit.testing import rows
 from conduit.testing.torture import small_table
 
@@ -421,7 +422,7 @@ if os.getuid() != 0:
     sys.exit(77)
 import conduit
 from conduit import errors
-from conduit.store import leftovers, names
+from conduit.store.segment import leftovers, names
 from conduit.testing.torture import small_table
 
 name = sys.argv[1]
@@ -486,7 +487,7 @@ except errors.AccessDenied as error:
 
 
 OPENERS = """
-from conduit.plane import inspect
+from conduit.plane.observe import inspect
 def look(name):
     found = inspect.inspect(name)
     if found.state in ("denied", "damaged"):
@@ -509,7 +510,7 @@ if os.getuid() != 0:
     sys.exit(77)
 import conduit
 from conduit import errors
-from conduit.store.names import note_path, shm_name
+from conduit.store.segment.names import note_path, shm_name
 from conduit.testing.torture import small_table
 name = sys.argv[1]
 """

@@ -10,19 +10,14 @@ import numpy as np
 import pytest
 
 import conduit
-from conduit.jit import entry, kernel, native
+from conduit.native.jit import entry, kernel, native
+from conduit.native.memory import peek_i64, poke_i64
 from conduit.plane.client import Client
 from conduit.plane.engine import Engine
-from conduit.plane.limiting import Gate, seat_line
-from conduit.sampling import tree
+from conduit.sampling import sum_tree
 from conduit.sampling.marks import empty_marks
-from conduit.store import committing, limiter, protocol, recovery, reopening, spans, staging, turning
-from conduit.store.atomics import peek_i64, poke_i64
-from conduit.store.episodes import WRITER_WORDS
-from conduit.store.layout import HAZARDS_PER_PARTICIPANT
-from conduit.store.locks import LOCK_PUBLISHERS, try_lock
-from conduit.store.table import TableView
-from conduit.store.words import (
+from conduit.store.format.layout import HAZARDS_PER_PARTICIPANT
+from conduit.store.format.words import (
     FREE,
     GENERATION_SHIFT,
     INIT,
@@ -60,6 +55,13 @@ from conduit.store.words import (
     W_TABLE,
     W_TICK,
 )
+from conduit.store.ingest import commit as committing
+from conduit.store.ingest import final_rows, first_page, next_page
+from conduit.store.ingest.report_episodes import WRITER_WORDS
+from conduit.store.pages import protocol, ragged_values, rate_limiter, recovery
+from conduit.store.segment.locks import LOCK_PUBLISHERS, try_lock
+from conduit.store.tables.limit_checks import Gate, seat_line
+from conduit.store.tables.view import TableView
 from conduit.testing import stepping
 from conduit.testing.invariants import (
     anchor_ranges,
@@ -266,7 +268,7 @@ class StoreWriter:
         self.words = np.zeros(WRITER_WORDS, np.int64)
         self.address = self.words.ctypes.data
         values = view.arenas.get("tokens")
-        self.arenas = spans.arena_words(
+        self.arenas = ragged_values.arena_words(
             []
             if values is None
             else [(view.columns["tokens"].ctypes.data, values.ctypes.data, *values.strides[:2], values.shape[1])]
@@ -290,11 +292,11 @@ class StoreWriter:
         """Give a row its tokens, in a ragged table."""
         if len(self.arenas):
             tokens = np.full(abs(number) % (LONGEST + 1), number)
-            assert entry(spans.put_value)(self.address, 0, row, tokens.ctypes.data, len(tokens)) == 0
+            assert entry(ragged_values.put_value)(self.address, 0, row, tokens.ctypes.data, len(tokens)) == 0
 
     def turn(self) -> int:
         page = entry(protocol.claim)(self.view.address, int(self.words[W_OWNER // 8]), 0)
-        entry(turning.turn)(self.address, page)
+        entry(next_page.turn)(self.address, page)
         return page
 
     def write(self, count: int, *, ends: bool = False) -> None:
@@ -305,7 +307,7 @@ class StoreWriter:
             self.put(row, number)
             if ends and left == 1:
                 self.view.terminated[row] = True
-                kept = entry(staging.stage_final)(self.address, row, row + 1)
+                kept = entry(final_rows.stage_final)(self.address, row, row + 1)
                 self.view.columns["obs"][kept] = -number
                 self.put(kept, -number)
             entry(committing.commit)(self.address, 1)
@@ -413,7 +415,7 @@ class Writing(Scene):
         writer = StoreWriter(view)
         assert writer.turn() == 3
         writer.write(4, ends=True)
-        functions = [native(one) for one in (protocol.claim, turning.turn, committing.commit, protocol.seal)]
+        functions = [native(one) for one in (protocol.claim, next_page.turn, committing.commit, protocol.seal)]
         self.run(write, *functions, view.address, writer.address, client._participants.number)
 
     def check(self) -> None:
@@ -451,9 +453,9 @@ class WritingRagged(Writing):
         writer = StoreWriter(view)
         assert writer.turn() == 3
         writer.write(4, ends=True)
-        functions = [native(one) for one in (protocol.claim, turning.turn, committing.commit, protocol.seal)]
+        functions = [native(one) for one in (protocol.claim, next_page.turn, committing.commit, protocol.seal)]
         scratch = np.zeros(LONGEST, np.int64)
-        put = native(spans.put_value)
+        put = native(ragged_values.put_value)
         owner = client._participants.number
         self.run(write_ragged, *functions, view.address, writer.address, owner, put, scratch.ctypes.data)
 
@@ -479,8 +481,8 @@ class Reopening(Scene):
     def program(self) -> None:
         client, view = self.attach()
         writer = StoreWriter(view)
-        functions = [native(one) for one in (reopening.reopen, committing.commit, protocol.seal)]
-        put = native(spans.put_value) if view.arenas else 0
+        functions = [native(one) for one in (first_page.reopen, committing.commit, protocol.seal)]
+        put = native(ragged_values.put_value) if view.arenas else 0
         scratch = np.zeros(LONGEST, np.int64)
         assert client._participants.number == CHILD
         self.run(go_on, *functions, view.address, writer.address, put, scratch.ctypes.data)
@@ -508,7 +510,7 @@ class Reopening(Scene):
         assert view.terminated[rows].tolist() == [False, True, False, False, False][: 2 + written]
         # and the next writer goes on in it as well, if there is room
         following = StoreWriter(view)
-        at = entry(reopening.reopen)(following.address, 1, 1, 0)
+        at = entry(first_page.reopen)(following.address, 1, 1, 0)
         assert at == (3 * PAGE_ROWS + 2 + written if written <= 1 else -1)
         if at >= 0:
             following.write(1)
@@ -660,12 +662,12 @@ class PassingTheGates(Scene):
         # loaded once, and not again in every process that is killed
         Gate(self.view, 1, 1)
         for compiled in (
-            limiter.grant,
+            rate_limiter.grant,
             committing.commit,
-            limiter.reserve,
-            limiter.deliver,
+            rate_limiter.reserve,
+            rate_limiter.deliver,
             protocol.claim,
-            turning.turn,
+            next_page.turn,
         ):
             native(compiled)
         self.keep()
@@ -676,7 +678,9 @@ class PassingTheGates(Scene):
         writer.turn()
         writer.words[W_SEAT // 8] = seat_line(view)
         gate = Gate(view, 1, 1)
-        functions = [native(one) for one in (limiter.grant, committing.commit, limiter.reserve, limiter.deliver)]
+        functions = [
+            native(one) for one in (rate_limiter.grant, committing.commit, rate_limiter.reserve, rate_limiter.deliver)
+        ]
         self.run(pass_the_gates, *functions, writer.address, gate._address)
 
     def at_death(self) -> str:
@@ -770,7 +774,7 @@ class Updating(Scene):
         scratch = np.zeros(3 * len(self.ids), np.int64)
         scratch[2 * len(self.ids) :].view(np.uint32)[: len(self.ids)] = self.new
         words = (view.address, view.seat_line(), self.ids.ctypes.data, len(self.ids), scratch.ctypes.data, 1000)
-        self.run(update_priorities, native(tree.store_leaves), sums.ctypes.data, *words)
+        self.run(update_priorities, native(sum_tree.store_leaves), sums.ctypes.data, *words)
 
     def at_death(self) -> str:
         stored = self.view.priorities[self.ids & (1 << 40) - 1] != self._leaves
@@ -864,7 +868,7 @@ def test_an_update_that_is_stopped_at_any_instruction_touches_no_row_that_took_t
             if page < 0:
                 kept += 1
                 break
-            entry(turning.turn)(writer.address, page)
+            entry(next_page.turn)(writer.address, page)
             writer.write(4)
             start = page * PAGE_ROWS
             expected[page] = view.priorities[start : start + PAGE_ROWS].copy()

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 import conduit
-from conduit.jit import entry, kernel
-from conduit.store import protocol
-from conduit.store.atomics import load_acquire, peek_i64, poke_i64, store_relaxed
-from conduit.store.words import (
+from conduit.native.jit import entry, kernel
+from conduit.native.memory import load_acquire, peek_i64, poke_i64, store_relaxed
+from conduit.store.format.words import (
     GENERATION_SHIFT,
     KIND_MASK,
     OPEN,
@@ -24,6 +23,7 @@ from conduit.store.words import (
     SEALED,
     T_COLUMNS,
 )
+from conduit.store.pages import protocol
 from conduit.testing import rows
 from conduit.testing.invariants import check_nothing_leaked, check_proving_rows, hazard, hazards, kinds
 from conduit.testing.puppets import Puppet, attach, lease, write_rows

@@ -13,10 +13,10 @@ import pytest
 
 import conduit
 from conduit.errors import Busy, Closed, ConfigError, FieldError, WaitTimeout
-from conduit.jit import entry
-from conduit.store import protocol
-from conduit.store.layout import WEIGHT_COPIES
-from conduit.store.locks import LOCK_PUBLISHERS, held
+from conduit.native.jit import entry
+from conduit.store.format.layout import WEIGHT_COPIES
+from conduit.store.pages import protocol
+from conduit.store.segment.locks import LOCK_PUBLISHERS, held
 from conduit.testing.puppets import Puppet, attach, detach
 from conduit.testing.torture import small_table
 

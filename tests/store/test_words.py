@@ -4,8 +4,11 @@ import itertools
 
 import pytest
 
-from conduit.store import episodes, layout, loaders, participants, words
-from conduit.store.words import HAZARDS_PER_PARTICIPANT, LIMITS_BYTES, LINE, WEIGHING_MARKS
+from conduit.store.format import layout, words
+from conduit.store.format.words import HAZARDS_PER_PARTICIPANT, LIMITS_BYTES, LINE, WEIGHING_MARKS
+from conduit.store.ingest import report_episodes
+from conduit.store.segment import participants
+from conduit.store.tables import loader_cursors
 
 NO_WORDS = {"TABLE_CONTROL_BYTES", "A_BYTES", "HEADER_BYTES", "LOADER_BYTES", "S_BYTES"}
 """Constants that are sizes, beside those that end in _WORDS."""
@@ -36,11 +39,11 @@ FAMILIES = {
     "process seat": (words, "P_", 1, 8 * words.P_WORDS),
     "hold": (words, "H_", 1, 8 * words.H_WORDS),
     "header": (layout, "HEADER_", 1, layout.HEADER_BYTES),
-    "named loader": (loaders, "LOADER_", 8, LINE),
+    "named loader": (loader_cursors, "LOADER_", 8, LINE),
     "participant line": (participants, "LINE_", 8, layout.PARTICIPANT_BYTES),
-    "episode": (episodes, "E_", 1, 56),
-    "reports of a writer": (episodes, "R_", 1, 8 * episodes.R_WORDS),
-    "source of a reward": (episodes, "S_", 1, episodes.S_BYTES),
+    "episode": (report_episodes, "E_", 1, 56),
+    "reports of a writer": (report_episodes, "R_", 1, 8 * report_episodes.R_WORDS),
+    "source of a reward": (report_episodes, "S_", 1, report_episodes.S_BYTES),
 }
 """Where the names are, what they begin with, bytes of their unit, and bytes that there are for them."""
 

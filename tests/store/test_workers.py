@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from conduit.store.workers import Workers
+from conduit.store.segment.workers import Workers
 
 
 def threads():

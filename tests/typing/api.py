@@ -9,7 +9,7 @@ from typing import reveal_type
 import numpy as np
 
 import conduit
-from conduit.plane.placement import Pool, Request
+from conduit.plane.ingest.placement import Pool, Request
 
 schema = conduit.Schema([conduit.Field("obs", "float32", (4,), observation=True), conduit.Field("action", "int64")])
 reveal_type(schema)  # is conduit.schema.Schema
@@ -32,7 +32,7 @@ with conduit.attach("name", timeout=3) as client:
     reveal_type(client)  # is conduit.plane.client.Client
 
 writer = client.writer("replay", num_envs=8, autoreset="same_step", timeout=None)
-reveal_type(writer)  # is conduit.plane.writer.Writer
+reveal_type(writer)  # is conduit.plane.ingest.writer.Writer
 writer.append(obs=np.zeros((8, 4)), action=[0] * 8, terminated=np.zeros(8, bool), final=None)
 client.writer("replay", autoreset="SAME_STEP")  # error: arg-type
 client.writer("replay", 8)  # error: call-arg
@@ -41,24 +41,24 @@ reveal_type(writer.version)  # is int
 writer.version = "3"  # error: assignment
 
 with writer.step() as row:
-    reveal_type(row)  # is conduit.plane.rows.Step
+    reveal_type(row)  # is conduit.plane.ingest.in_place.Step
     row.obs[:] = 0
     row["action"][:] = 1
     row.set_final(0, np.zeros(4))
 with writer.rollout(16, max_finals=4) as slab:
-    reveal_type(slab)  # is conduit.plane.rows.Slab
+    reveal_type(slab)  # is conduit.plane.ingest.in_place.Slab
     reveal_type(slab.ticks)  # is int
 with writer.bare() as bare:
     reveal_type(bare.row)  # is int
     reveal_type(bare.commit())  # is int
 
 loader = client.loader("replay", batch_size=256, transform={"obs": conduit.scale(1 / 255)}, format="numpy")
-reveal_type(loader)  # is conduit.plane.delivery.Loader
+reveal_type(loader)  # is conduit.plane.deliver.loader.Loader
 client.loader("replay", 256)  # error: call-overload
 client.loader("replay", batch_size=256, format="jax")  # error: call-overload
 client.loader("replay", batch_size=256, transform={"obs": 1 / 255})  # error: dict-item
 for batch in loader:
-    reveal_type(batch)  # is conduit.plane.batch.Batch
+    reveal_type(batch)  # is conduit.plane.deliver.batch.Batch
     reveal_type(batch["obs"])  # is Any
     reveal_type(batch.nest())  # is dict[str, Any]
     for name in batch:
@@ -73,10 +73,10 @@ reveal_type(prioritised.sampler.beta)  # is float
 reveal_type(prioritised.sampler.batch)  # is int
 prioritised.sampler.beta = "1"  # error: assignment
 epochs = client.loader("replay", batch_size=256, sampling=conduit.Shuffled(epochs=3))
-reveal_type(epochs)  # is conduit.plane.epochs.EpochLoader
+reveal_type(epochs)  # is conduit.plane.deliver.epochs.EpochLoader
 reveal_type(len(epochs))  # is int
 reveal_type(epochs.epoch)  # is int
-reveal_type(prioritised)  # is conduit.plane.delivery.Loader
+reveal_type(prioritised)  # is conduit.plane.deliver.loader.Loader
 len(prioritised)  # error: arg-type
 client.loader("replay", batch_size=256, sampling="shuffled")  # error: call-overload
 mixed = client.mix({"replay": 0.75, "demos": 0.25}, batch_size=64)
@@ -89,11 +89,11 @@ reveal_type(table_now.sampleable(conduit.Transition(n_step=3)))  # is int
 table_now.sampleable("transitions")  # error: arg-type
 
 consumer = client.consumer("rollouts", partial="drop")
-reveal_type(consumer)  # is conduit.plane.consuming.Consumer
+reveal_type(consumer)  # is conduit.plane.deliver.consumer.Consumer
 client.consumer("rollouts", partial="keep")  # error: arg-type
-reveal_type(consumer.poll())  # is conduit.plane.claim.Claim | None
+reveal_type(consumer.poll())  # is conduit.plane.deliver.claim.Claim | None
 for claim in consumer:
-    reveal_type(claim)  # is conduit.plane.claim.Claim
+    reveal_type(claim)  # is conduit.plane.deliver.claim.Claim
     reveal_type(claim["obs"])  # is Any
     reveal_type(claim.bootstrap)  # is dict[str, Any] | None
     reveal_type(claim.ticks)  # is int
@@ -101,10 +101,10 @@ for claim in consumer:
 reveal_type(consumer.stats.acknowledged)  # is int
 
 slot = client.policy()
-reveal_type(slot)  # is conduit.store.weights.PolicySlot
+reveal_type(slot)  # is conduit.store.tables.policy_weights.PolicySlot
 reveal_type(slot.publish({"w": np.zeros(3)}))  # is int
 weights = slot.poll()
-reveal_type(weights)  # is conduit.store.weights.Weights | None
+reveal_type(weights)  # is conduit.store.tables.policy_weights.Weights | None
 _ = weights.arrays  # error: union-attr
 if weights is not None:
     reveal_type(weights.version)  # is int

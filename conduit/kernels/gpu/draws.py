@@ -13,11 +13,11 @@ import triton
 import triton.language as tl
 
 from conduit.errors import ConfigError
-from conduit.kernels.gpu.launching import LARGEST_PART, check, launch, tiles
+from conduit.kernels.gpu.launch import LARGEST_PART, check, launch, tiles
 from conduit.kernels.gpu.philox import random_pair, scale_to
 from conduit.kernels.gpu.transitions import walk_step
-from conduit.kernels.windows import Transition
-from conduit.store import words
+from conduit.kernels.spec.windows import Transition
+from conduit.store.format import words
 
 _BLOCK = 128
 MOST_TRIES = 4096
@@ -26,14 +26,14 @@ _META = tl.constexpr(words.META_BYTES // 4)
 
 
 @triton.jit
-def _position(state, total, place, tries):  # type: ignore[no-untyped-def]
+def _position(state, total, place, tries):
     """Where the tries-th draw of each slot falls, in [0, total)."""
     first, second = random_pair(tl.load(state), tl.load(state + 1), (place >> 1) | (tries << 44))
     return scale_to(tl.where((place & 1) != 0, second, first), total)
 
 
 @triton.jit
-def _begins(  # type: ignore[no-untyped-def]
+def _begins(
     meta, row, wanted, committed, over, gone, N: tl.constexpr, BOOTSTRAP: tl.constexpr, PAGE_ROWS: tl.constexpr
 ):
     """Which of the wanted rows anchor a transition of up to N steps now, and are not deleted."""
@@ -55,7 +55,7 @@ def _begins(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["count"])
-def _drawable(  # type: ignore[no-untyped-def]
+def _drawable(
     leaves,
     begins,
     ends,
@@ -82,7 +82,7 @@ def _drawable(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["count"])
-def _anchors(  # type: ignore[no-untyped-def]
+def _anchors(
     state,
     starts,
     firsts,
@@ -126,7 +126,7 @@ def _anchors(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["count"])
-def _keys(  # type: ignore[no-untyped-def]
+def _keys(
     rows, meta, names, streams, ids, versions, episodes, steps, count, PAGE_ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -235,7 +235,7 @@ def drawable(
 ) -> None:
     """Leaves of the rows that a draw may choose, 0 for all others: what conduit.sampling.marks sums up on the CPU.
 
-    So made, the leaves of a tree (conduit.kernels.gpu.priority) give the CPU's rows and probabilities; `priority.build` comes next.
+    So made, the leaves of a tree (conduit.kernels.gpu.priorities) give the CPU's rows and probabilities; `priority.build` comes next.
     Policy versions are not looked at. Rows may become drawable, and others cease to be, whenever `committed`, `over`, `gone` or the ranges change.
 
     Args:

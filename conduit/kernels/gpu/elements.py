@@ -1,4 +1,4 @@
-"""One element's conversion, as conduit.kernels.transforms.Transform promises it; shared by the kernels that copy rows."""
+"""One element's conversion, as conduit.kernels.spec.transforms.Transform promises it; shared by the kernels that copy rows."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 
 from conduit.errors import ConfigError, FieldError
-from conduit.kernels.gpu.launching import VECTOR_BYTES, dtype_of, item_bytes
-from conduit.kernels.transforms import Transform, is_narrow
+from conduit.kernels.gpu.launch import VECTOR_BYTES, dtype_of, item_bytes
+from conduit.kernels.spec.transforms import Transform, is_narrow
 
 
 class Work(NamedTuple):
@@ -33,7 +33,7 @@ class Work(NamedTuple):
 
 
 @triton.jit
-def convert(x, dtype: tl.constexpr, WORKS: tl.constexpr, f: tl.constexpr):  # type: ignore[no-untyped-def]
+def convert(x, dtype: tl.constexpr, WORKS: tl.constexpr, f: tl.constexpr):
     """cast(clip(x * factor + offset)), or a cast alone; results of 16 bits are rounded to float32 first.
 
     WORKS[f] begins with a `Work`. It is looked up here, since only a whole constant can be handed on before Triton 3.9, and one
@@ -61,7 +61,7 @@ def convert(x, dtype: tl.constexpr, WORKS: tl.constexpr, f: tl.constexpr):  # ty
 
 
 @triton.jit
-def changes_zero(WORKS: tl.constexpr, f: tl.constexpr):  # type: ignore[no-untyped-def]
+def changes_zero(WORKS: tl.constexpr, f: tl.constexpr):
     """True when `convert` may make something else of 0."""
     return WORKS[f][1] + WORKS[f][2] + WORKS[f][3] > 0
 

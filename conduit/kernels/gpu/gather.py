@@ -21,8 +21,8 @@ import triton.language as tl
 
 from conduit.errors import ConfigError, FieldError
 from conduit.kernels.gpu.elements import changes_zero, convert, tile_of, work_of
-from conduit.kernels.gpu.launching import LARGEST_PART, as_words, check, launch, power_of_two, row_stride, tiles
-from conduit.kernels.transforms import Transform
+from conduit.kernels.gpu.launch import LARGEST_PART, as_words, check, launch, power_of_two, row_stride, tiles
+from conduit.kernels.spec.transforms import Transform
 
 NUM_WARPS = 4
 MOST_FIELDS = 64
@@ -36,7 +36,7 @@ elements from row to row of the column; elements of a tile and tiles of a row; r
 
 
 @triton.jit
-def _wide(src, dst, index, work, PLAN: tl.constexpr, f: tl.constexpr):  # type: ignore[no-untyped-def]
+def _wide(src, dst, index, work, PLAN: tl.constexpr, f: tl.constexpr):
     """One tile of one row."""
     row = work // PLAN[f][_TILES]
     c = (work % PLAN[f][_TILES]) * PLAN[f][_WIDTH] + tl.arange(0, PLAN[f][_WIDTH])
@@ -49,7 +49,7 @@ def _wide(src, dst, index, work, PLAN: tl.constexpr, f: tl.constexpr):  # type: 
 
 
 @triton.jit
-def _narrow(src, dst, index, work, PLAN: tl.constexpr, f: tl.constexpr):  # type: ignore[no-untyped-def]
+def _narrow(src, dst, index, work, PLAN: tl.constexpr, f: tl.constexpr):
     """Some whole rows."""
     row = work * PLAN[f][_AT_ONCE] + tl.arange(0, PLAN[f][_AT_ONCE])
     wanted = row < PLAN[f][_COUNT]
@@ -65,7 +65,7 @@ def _narrow(src, dst, index, work, PLAN: tl.constexpr, f: tl.constexpr):  # type
 
 
 @triton.jit
-def _gather(srcs, dsts, indices, PLAN: tl.constexpr):  # type: ignore[no-untyped-def]
+def _gather(srcs, dsts, indices, PLAN: tl.constexpr):
     """Every program finds its field by its number."""
     program = tl.program_id(0)
     for f in tl.static_range(len(PLAN)):

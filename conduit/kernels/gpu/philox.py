@@ -1,4 +1,4 @@
-"""Uniform draws on the device, by the generator of conduit.kernels.philox: the same seed draws the same positions.
+"""Uniform draws on the device, by the generator of conduit.native.philox: the same seed draws the same positions.
 
 The state of a draw is int64 [2] in device memory, seed and number of the draw, so that a captured graph draws anew whenever it is
 replayed (`advance` is part of the graph). Index i takes half of the 128 bits of lane i // 2; an index is the high half of a
@@ -13,13 +13,13 @@ import triton
 import triton.language as tl
 
 from conduit.errors import ConfigError
-from conduit.kernels.gpu.launching import check, launch, tiles
+from conduit.kernels.gpu.launch import check, launch, tiles
 
 _BLOCK = 128
 
 
 @triton.jit
-def random_pair(seed, draw, lane):  # type: ignore[no-untyped-def]
+def random_pair(seed, draw, lane):
     """Two times 64 random bits (uint64) for the counter (draw, lane); all int64, `lane` a block."""
     c2 = draw + lane * 0
     w0, w1, w2, w3 = tl.philox(
@@ -35,13 +35,13 @@ def random_pair(seed, draw, lane):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def scale_to(random, n):  # type: ignore[no-untyped-def]
+def scale_to(random, n):
     """floor(random * n / 2^64): an index in [0, n), int64."""
     return tl.umulhi(random, n.to(tl.uint64)).to(tl.int64)
 
 
 @triton.jit
-def _two_each(state, n, block: tl.constexpr):  # type: ignore[no-untyped-def]
+def _two_each(state, n, block: tl.constexpr):
     """This program's 2 * block indices in [0, n), and their places in the draw."""
     start = tl.program_id(0).to(tl.int64) * block
     first, second = random_pair(tl.load(state), tl.load(state + 1), start + tl.arange(0, block))
@@ -49,13 +49,13 @@ def _two_each(state, n, block: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["count"])
-def _indices(state, n, out, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _indices(state, n, out, count, BLOCK: tl.constexpr):
     index, at = _two_each(state, tl.load(n), BLOCK)
     tl.store(out + at, index, mask=at < count)
 
 
 @triton.jit(do_not_specialize=["count"])
-def _rows(state, starts, firsts, listed, out, ranges, count, STEPS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _rows(state, starts, firsts, listed, out, ranges, count, STEPS: tl.constexpr, BLOCK: tl.constexpr):
     used = tl.load(listed)
     total = tl.load(starts + used)
     position, at = _two_each(state, total, BLOCK)
@@ -84,7 +84,7 @@ def advance(state: Any) -> None:
 
 
 def indices(state: Any, n: Any, out: Any) -> None:
-    """Fill `out` with indices in [0, n), with replacement; those of conduit.kernels.philox.indices.
+    """Fill `out` with indices in [0, n), with replacement; those of conduit.native.philox.indices.
 
     Args:
         state: int64 [2], see `make_state`.

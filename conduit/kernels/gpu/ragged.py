@@ -1,6 +1,6 @@
-"""Values of varying lengths on the device, padded or packed: the layouts of conduit.kernels.packing.
+"""Values of varying lengths on the device, padded or packed: the layouts of conduit.kernels.spec.ragged.
 
-A value lies in its page's arena; its span says where and how long (conduit.store.spans). A span that is torn or of another
+A value lies in its page's arena; its span says where and how long (conduit.store.pages.ragged_values). A span that is torn or of another
 generation leads nowhere else: lengths are bounded by the largest one and places by the arena, as on the CPU.
 
     pad     a program takes a tile of one sample's row: values, zeros behind them, the masks
@@ -19,32 +19,23 @@ import triton.language as tl
 
 from conduit.errors import ConfigError, FieldError
 from conduit.kernels.gpu.elements import changes_zero, convert, tile_of, work_of
-from conduit.kernels.gpu.launching import (
-    LARGEST,
-    LARGEST_PART,
-    as_words,
-    check,
-    launch,
-    power_of_two,
-    row_stride,
-    tiles,
-)
-from conduit.kernels.transforms import Transform
-from conduit.store import words
+from conduit.kernels.gpu.launch import LARGEST, LARGEST_PART, as_words, check, launch, power_of_two, row_stride, tiles
+from conduit.kernels.spec.transforms import Transform
+from conduit.store.format import words
 
 NUM_WARPS = 4
 _SHIFT, _MASK = tl.constexpr(words.SPAN_SHIFT), tl.constexpr(words.SPAN_MASK)
 
 
 @triton.jit
-def _length(spans, row, mask, LONGEST: tl.constexpr):  # type: ignore[no-untyped-def]
+def _length(spans, row, mask, LONGEST: tl.constexpr):
     """Items of the values of some rows, and their spans; 0 for row -1."""
     span = tl.load(spans + row, mask=mask & (row >= 0), other=0)
     return tl.minimum((span >> _SHIFT) & _MASK, LONGEST), span
 
 
 @triton.jit
-def _pad(  # type: ignore[no-untyped-def]
+def _pad(
     spans,
     arenas,
     rows,
@@ -87,7 +78,7 @@ def _pad(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _starts(spans, rows, starts, COUNT: tl.constexpr, LONGEST: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _starts(spans, rows, starts, COUNT: tl.constexpr, LONGEST: tl.constexpr, BLOCK: tl.constexpr):
     """One program: where each packed value begins."""
     before = tl.zeros((), tl.int64)
     for begin in range(0, COUNT, BLOCK):
@@ -101,7 +92,7 @@ def _starts(spans, rows, starts, COUNT: tl.constexpr, LONGEST: tl.constexpr, BLO
 
 
 @triton.jit
-def _pack(  # type: ignore[no-untyped-def]
+def _pack(
     spans,
     arenas,
     rows,

@@ -1,4 +1,4 @@
-"""GAE and V-trace on the device: what conduit.kernels.returns says, in float32; in float64 where anything comes as that.
+"""GAE and V-trace on the device: what conduit.kernels.ops.returns says, in float32; in float64 where anything comes as that.
 
 Both are a linear recurrence backwards in time, carried_t = b_t + a_t * carried_{t+1}. A program takes a tile [ticks, columns] after
 the other, from the end to the beginning, and hands a carry from tile to tile. The tile's shape, chosen from the batch's, makes
@@ -21,10 +21,10 @@ import triton
 import triton.language as tl
 
 from conduit.errors import ConfigError, FieldError
-from conduit.kernels.batchwise import is_wide
-from conduit.kernels.gpu.launching import LARGEST_PART, as_words, check, dtype_of, launch, power_of_two, tiles
-from conduit.kernels.returns import Gae, ReturnsToGo, Vtrace, reward_in
-from conduit.kernels.traces import has_lengths
+from conduit.kernels.cpu.returns import has_lengths
+from conduit.kernels.gpu.launch import LARGEST_PART, as_words, check, dtype_of, launch, power_of_two, tiles
+from conduit.kernels.spec.batch_transforms import is_wide
+from conduit.kernels.spec.returns import Rates
 
 MANY_COLUMNS = 1 << 15
 """Columns (environments of all samples) from which on the sequential form is taken."""
@@ -33,13 +33,13 @@ LONGEST_TILE = 512
 
 
 @triton.jit
-def _compose(a_late, b_late, a_early, b_early):  # type: ignore[no-untyped-def]
+def _compose(a_late, b_late, a_early, b_early):
     """X -> a * x + b, first that of later steps, then that of earlier ones."""
     return a_late * a_early, a_early * b_late + b_early
 
 
 @triton.jit
-def _cells(  # type: ignore[no-untyped-def]
+def _cells(
     rewards,
     values,
     terminated,
@@ -120,7 +120,7 @@ def _cells(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["columns"])
-def _trace(  # type: ignore[no-untyped-def]
+def _trace(
     rewards,
     values,
     terminated,
@@ -214,7 +214,7 @@ def tile_of(batch: int, ticks: int, envs: int) -> tuple[int, int, int]:
 
 
 def trace(
-    kind: Gae | Vtrace,
+    rates: Rates,
     reward: Any,
     values: Any,
     terminated: Any,
@@ -230,10 +230,10 @@ def trace(
     final_values: Any = None,
     log_ratios: Any = None,
 ) -> None:
-    """Advantages and targets of consecutive steps, in one launch; ends are treated as conduit.kernels.returns says.
+    """Advantages and targets of consecutive steps, in one launch; ends are treated as conduit.kernels.ops.returns says.
 
     Args:
-        kind: What to compute, from conduit.gae or conduit.vtrace; its names are not looked at.
+        rates: The numbers of the estimator.
         reward: float32 [B, T] or [B, T, N]; or float64, and then so are all others but for the outputs.
         values: The same dtype and shape: V of each step's observation.
         terminated: bool, the same shape.
@@ -277,8 +277,7 @@ def trace(
     ):
         if tensor is not None or name not in optional:
             check(tensor, name, dtype, wanted, like=reward)
-    corrected = isinstance(kind, Vtrace)
-    if log_ratios is not None and not corrected:
+    if log_ratios is not None and not rates.corrected:
         raise ConfigError("Expected log_ratios with conduit.vtrace only, got them with conduit.gae")
     if max(ticks, 16, batch) * envs > LARGEST_PART:
         raise FieldError(
@@ -287,7 +286,7 @@ def trace(
     if reward.numel() == 0:
         return
     rows, columns, num_warps = tile_of(batch, ticks, envs)
-    bars = (kind.rho_bar, kind.c_bar, kind.pg_rho_bar) if isinstance(kind, Vtrace) else (1.0, 1.0, 1.0)
+    bars = (rates.rho_bar, rates.c_bar, rates.pg_rho_bar)
     launch(
         _trace,
         tiles(batch * envs, columns),
@@ -305,19 +304,19 @@ def trace(
         targets,
         as_words(advantage_mask),
         batch * envs,
-        float(kind.gamma),
-        float(kind.gamma * kind.lam),
+        float(rates.gamma),
+        float(rates.gamma * rates.lam),
         *(float(bar) for bar in bars),
         num_warps=num_warps,
         max_registers=None if real == "float64" else 64,
-        CORRECTED=int(corrected),
+        CORRECTED=int(rates.corrected),
         TICKS=ticks,
         ENVS=envs,
         BT=rows,
         BN=columns,
         WIDE=int(real == "float64"),
-        GAMMA=float(kind.gamma) if real == "float64" else 0.0,
-        DECAY=float(kind.gamma * kind.lam) if real == "float64" else 0.0,
+        GAMMA=float(rates.gamma) if real == "float64" else 0.0,
+        DECAY=float(rates.gamma * rates.lam) if real == "float64" else 0.0,
     )
 
 
@@ -342,7 +341,7 @@ def _float32_like(tensor: Any) -> Any:
 
 
 def advantages_of(
-    kind: Gae | Vtrace,
+    rates: Rates,
     batch: Mapping[str, Any],
     given: Mapping[str, Any],
     made: Mapping[str, Any] | None,
@@ -353,7 +352,7 @@ def advantages_of(
     """`trace` for a batch.
 
     Args:
-        kind: What to compute.
+        rates: The numbers of the estimator.
         batch: {name: tensor} with reward, terminated, truncated, and mask, is_first and lengths where they are.
         given: {"values", "bootstrap", "final_values", "log_ratios": tensor or None}; gradients are left behind.
         made: Tensors to fill, by name, or None for fresh ones.
@@ -381,7 +380,7 @@ def advantages_of(
         key: None if value is None else value.detach().to(rewards.dtype).contiguous() for key, value in given.items()
     }
     trace(
-        kind,
+        rates,
         rewards,
         tensors.pop("values"),
         batch["terminated"],
@@ -395,12 +394,12 @@ def advantages_of(
     return {name: made[name] for name in ("advantages", target, "advantage_mask")}
 
 
-def returns_to_go(kind: ReturnsToGo, batch: Mapping[str, Any], out: Any) -> None:
+def returns_to_go(gamma: float, reward: str, batch: Mapping[str, Any], out: Any) -> None:
     """The sums of conduit.returns_to_go, float32, as the advantages of values that are 0 everywhere, behind every end too."""
-    rewards = as_reals(batch[reward_in(batch, kind.reward)])
+    rewards = as_reals(batch[reward])
     zeros = rewards.new_zeros(rewards.shape)
     trace(
-        Gae(kind.gamma, 1.0, "", "", None, None),
+        Rates(gamma, 1.0),
         rewards,
         zeros,
         batch["terminated"],

@@ -1,4 +1,4 @@
-"""From anchor rows to transitions of n steps, along the links in `meta`: conduit.kernels.resolve's `Transition` on the device.
+"""From anchor rows to transitions of n steps, along the links in `meta`: conduit.kernels.cpu.windows's `Transition` on the device.
 
 One lane takes one sample and walks as far as the CPU does, with the same refusals: a row that anchors no such window gets -1 for
 every row number, 0 steps and flags that are False, so that a gather makes zeros of it. Sums are float64, in the order of
@@ -15,10 +15,10 @@ import triton.language as tl
 
 from conduit.errors import ConfigError
 from conduit.kernels.gpu.elements import constants_of, convert
-from conduit.kernels.gpu.launching import LARGEST, LARGEST_PART, as_words, check, launch, row_stride, tiles
-from conduit.kernels.transforms import Transform
-from conduit.kernels.windows import Transition
-from conduit.store import words
+from conduit.kernels.gpu.launch import LARGEST, LARGEST_PART, as_words, check, launch, row_stride, tiles
+from conduit.kernels.spec.transforms import Transform
+from conduit.kernels.spec.windows import Transition
+from conduit.store.format import words
 
 NUM_WARPS = 4
 _BLOCK = 32 * NUM_WARPS
@@ -38,7 +38,7 @@ _META = tl.constexpr(words.META_BYTES // 4)
 
 
 @triton.jit
-def _frame_rows(out, place, newest, before, ticks, envs, mask, S: tl.constexpr, REPEAT: tl.constexpr):  # type: ignore[no-untyped-def]
+def _frame_rows(out, place, newest, before, ticks, envs, mask, S: tl.constexpr, REPEAT: tl.constexpr):
     """Frames that end with row `newest`; those before it are `before`, `before` - envs, ..., of which `ticks` exist."""
     for back in tl.static_range(S):
         if back == 0:
@@ -52,7 +52,7 @@ def _frame_rows(out, place, newest, before, ticks, envs, mask, S: tl.constexpr, 
 
 
 @triton.jit
-def walk_step(meta, at, walking, limit, end, over, k, BOOTSTRAP: tl.constexpr):  # type: ignore[no-untyped-def]
+def walk_step(meta, at, walking, limit, end, over, k, BOOTSTRAP: tl.constexpr):
     """The k-th step of walks that stand at rows `at`, in pages that end at `end` and are committed up to `limit`.
 
     `over` is not 0 where nothing will ever come behind the last committed row.
@@ -88,7 +88,7 @@ def walk_step(meta, at, walking, limit, end, over, k, BOOTSTRAP: tl.constexpr): 
 
 
 @triton.jit(do_not_specialize=["count"])
-def _resolve(  # type: ignore[no-untyped-def]
+def _resolve(
     rows,
     meta,
     committed,
@@ -208,7 +208,7 @@ def transitions(
         reward_transform: What is done to every single reward, in float64.
         stack: int64 [batch, stack], where the window stacks: rows of the frames, -1 for zeros.
         following_stack: int64 [batch, stack], the same of the next observation.
-        shift: int32 [batch], how far the second stack lies behind the first (conduit.kernels.gpu.frames).
+        shift: int32 [batch], how far the second stack lies behind the first (conduit.kernels.gpu.augment).
 
     Raises:
         FieldError: Wrong tensors.
@@ -276,7 +276,7 @@ def transitions(
 
 
 @triton.jit(do_not_specialize=["count"])
-def _sum(  # type: ignore[no-untyped-def]
+def _sum(
     rows,
     used,
     envs,

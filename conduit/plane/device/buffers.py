@@ -14,18 +14,19 @@ from typing import Any
 import numpy as np
 
 from conduit.errors import SchemaMismatch
-from conduit.jit import entry
-from conduit.kernels import augment, cpu, rows, staging
-from conduit.kernels.plan import INTERNAL, KEYS, NEXT, Output, Plan
-from conduit.kernels.transforms import FLOATS, Transform
-from conduit.kernels.windows import Transition
-from conduit.plane.batch import Buffer, Scratch, offsets_of, spans_of
+from conduit.kernels.cpu import augment, deliver, near_far
+from conduit.kernels.cpu import gather as rows
+from conduit.kernels.spec.plan import INTERNAL, KEYS, NEXT, Output, Plan
+from conduit.kernels.spec.transforms import FLOATS, Transform
+from conduit.kernels.spec.windows import Transition
+from conduit.native.jit import entry
+from conduit.plane.deliver.batch import Buffer, Scratch, offsets_of, spans_of
+from conduit.plane.deliver.owned import OwnedBatch
+from conduit.plane.deliver.transform_state import Transforming
 from conduit.plane.device.interface import Device, Event, Tensor
-from conduit.plane.device.residence import Residence
-from conduit.plane.owned import OwnedBatch
-from conduit.plane.transforming import Transforming
+from conduit.plane.device.row_sources import Residence
 from conduit.schema import Schema
-from conduit.store.table import TableView
+from conduit.store.tables.view import TableView
 
 Array = np.ndarray[Any, Any]
 Spans = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
@@ -179,7 +180,7 @@ class DeviceBuffer(Buffer):
         self._state = self._array(memory, _STATE)
         if self._moves:
             self._state[0] = np.uint64(seed % 2**64).astype(np.int64)
-        indices = np.zeros((len(self._kinds), staging.X_WORDS), np.int64)
+        indices = np.zeros((len(self._kinds), near_far.X_WORDS), np.int64)
         listed: dict[str, Array] = {}
         for words, kind in zip(indices, self._kinds, strict=True):
             index = self.scratch.index[kind]
@@ -209,26 +210,26 @@ class DeviceBuffer(Buffer):
         self._numbers, self._near = np.zeros((2, size), np.int64)
         self._lists = np.zeros((4, size), np.int64)
         self._lists[0] = np.arange(size)
-        self._staging = np.zeros(staging.G_WORDS, np.int64)
+        self._staging = np.zeros(near_far.G_WORDS, np.int64)
         for offset, value in (
-            (staging.G_JOB, self.job_address),
-            (staging.G_PLACES, residence.places.ctypes.data),
-            (staging.G_PAGE_ROWS, table.layout.page_rows),
-            (staging.G_INDICES, indices.ctypes.data),
-            (staging.G_INDEX_COUNT, len(indices)),
-            (staging.G_COPIES, copies.ctypes.data),
-            (staging.G_COPY_COUNT, len(copies)),
-            (staging.G_NUMBERS, self._numbers.ctypes.data),
-            (staging.G_FAR, self._lists[1].ctypes.data),
-            (staging.G_NEAR, self._near.ctypes.data),
+            (near_far.G_JOB, self.job_address),
+            (near_far.G_PLACES, residence.places.ctypes.data),
+            (near_far.G_PAGE_ROWS, table.layout.page_rows),
+            (near_far.G_INDICES, indices.ctypes.data),
+            (near_far.G_INDEX_COUNT, len(indices)),
+            (near_far.G_COPIES, copies.ctypes.data),
+            (near_far.G_COPY_COUNT, len(copies)),
+            (near_far.G_NUMBERS, self._numbers.ctypes.data),
+            (near_far.G_FAR, self._lists[1].ctypes.data),
+            (near_far.G_NEAR, self._near.ctypes.data),
         ):
             self._staging[offset // 8] = value
         if self._pairs:
             for offset, value in (
-                (staging.G_STACK, self.scratch.index["stack"].ctypes.data),
-                (staging.G_FOLLOWING_STACK, self.scratch.index["following_stack"].ctypes.data),
-                (staging.G_STACK_SIZE, self.scratch.index["stack"].shape[1]),
-                (staging.G_SHIFT, self._array(memory, _SHIFT).ctypes.data),
+                (near_far.G_STACK, self.scratch.index["stack"].ctypes.data),
+                (near_far.G_FOLLOWING_STACK, self.scratch.index["following_stack"].ctypes.data),
+                (near_far.G_STACK_SIZE, self.scratch.index["stack"].shape[1]),
+                (near_far.G_SHIFT, self._array(memory, _SHIFT).ctypes.data),
             ):
                 self._staging[offset // 8] = value
         self._own = indices, listed, copies
@@ -247,22 +248,22 @@ class DeviceBuffer(Buffer):
         residence = self._residence
         if residence is None:
             return super().fill()
-        if entry(cpu.deliver)(self.job_address) < 0:
+        if entry(deliver.deliver)(self.job_address) < 0:
             return False
         residence.settle(self.scratch.pages, self.scratch.generations)
         self._numbers[:] = -1
-        self._staging[staging.G_USED // 8] = 0
+        self._staging[near_far.G_USED // 8] = 0
         everyone, _, lost, scratch = (self._lists[i].ctypes.data for i in range(4))
         words = self._staging.ctypes.data
-        left = entry(staging.stage)(words, everyone, len(self._numbers), lost)
+        left = entry(near_far.stage)(words, everyone, len(self._numbers), lost)
         attempt = _AGAIN
         while left > 0:
-            attempt = entry(staging.draw_again)(self.job_address, lost, left, attempt, scratch)
+            attempt = entry(near_far.draw_again)(self.job_address, lost, left, attempt, scratch)
             if attempt < 0:
                 return False
             again = self._lists[2, :left].copy()
             residence.settle(self.scratch.pages[again], self.scratch.generations[again])
-            left = entry(staging.stage)(words, again.ctypes.data, left, lost)
+            left = entry(near_far.stage)(words, again.ctypes.data, left, lost)
         self._finish(self.arrays)
         return True
 
@@ -304,7 +305,7 @@ class DeviceBuffer(Buffer):
                 self._gather(self._residence.columns, "near", tensors)
             if far:
                 # some copies may be of samples that were drawn again since, and are near now
-                self._gather_far(int(self._staging[staging.G_USED // 8]), tensors)
+                self._gather_far(int(self._staging[near_far.G_USED // 8]), tensors)
         self._event = self._device.record()
         if self._residence is not None:
             self._residence.batched(self._event)
@@ -323,7 +324,7 @@ class DeviceBuffer(Buffer):
 
     def _gather(self, columns: dict[str, Tensor], way: str, tensors: dict[str, Tensor]) -> None:
         """Launch the gathers of one way; near columns are named by field, far ones by output."""
-        from conduit.kernels.gpu import frames
+        from conduit.kernels.gpu import augment as frames
         from conduit.kernels.gpu.gather import MOST_FIELDS, Gather, gather
 
         near = way == "near"

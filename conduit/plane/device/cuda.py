@@ -114,9 +114,9 @@ class CudaDevice(Device):
         index = int(number) if number else torch.cuda.current_device()
         if index >= count:
             raise MissingDevice(f"Expected one of {count} CUDA devices (cuda:0 to cuda:{count - 1}), got {place!r}")
-        from conduit.kernels.gpu import launching
+        from conduit.kernels.gpu import launch
 
-        if launching.is_interpreted():
+        if launch.is_interpreted():
             raise ConfigError(
                 f"Expected Triton to compile for device={place!r}, it interprets: unset TRITON_INTERPRET and start anew"
             )

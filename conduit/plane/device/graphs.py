@@ -13,17 +13,15 @@ from typing import Any
 import numpy as np
 
 from conduit.errors import Closed, ConfigError
-from conduit.jit import entry
-from conduit.kernels.plan import INTERNAL, KEYS, Plan
-from conduit.kernels.windows import Transition
-from conduit.plane.batch import offsets_of, spans_of
+from conduit.kernels.spec.plan import INTERNAL, KEYS, Plan
+from conduit.kernels.spec.windows import Transition
+from conduit.native.jit import entry
+from conduit.plane.deliver.batch import offsets_of, spans_of
 from conduit.plane.device.buffers import Spans, check_plan, stack_pairs, view_of
 from conduit.plane.device.interface import Device, Event, Tensor
 from conduit.plane.device.mirror import Mirror
-from conduit.plane.device.residence import BASE, GENERATION, ROWS
-from conduit.store import removal, settling
-from conduit.store.table import TableView
-from conduit.store.words import (
+from conduit.plane.device.row_sources import BASE, GENERATION, ROWS
+from conduit.store.format.words import (
     COMPLETE_SHIFT,
     CUT,
     ENDED,
@@ -43,6 +41,8 @@ from conduit.store.words import (
     PAGE_TAIL,
     ROW_BITS,
 )
+from conduit.store.pages import deletion, settling
+from conduit.store.tables.view import TableView
 
 Array = np.ndarray[Any, Any]
 
@@ -183,7 +183,7 @@ class Draws:
         self._turn += 1
 
     def _list(self, memory: Array) -> None:
-        """Write down the pages in place and the rows in them that may be drawn, as conduit.sampling.pages would."""
+        """Write down the pages in place and the rows in them that may be drawn, as conduit.sampling.candidates would."""
         heads = {
             name: np.ndarray(shape, dtype, memory, self._heads_at[name]) for name, (dtype, shape) in self._spans.items()
         }
@@ -194,7 +194,7 @@ class Draws:
         block = words[pages]
         envs, have = block[:, PAGE_ENVS // 8], places[pages, ROWS]
         growing = (block[:, PAGE_STATE // 8] & KIND_MASK) == OPEN
-        # what a page that was just opened has is its elder's as long as that is not sealed (sampling.pages)
+        # what a page that was just opened has is its elder's as long as that is not sealed (sampling.candidates)
         elder = np.clip(block[:, PAGE_PREVIOUS // 8] - 1, 0, len(words) - 1)
         state = words[elder, PAGE_STATE // 8]
         named = (block[:, PAGE_PREVIOUS // 8] > 0) & (
@@ -237,7 +237,7 @@ class Draws:
         have = places[pages][:, [GENERATION, ROWS]]
         # a page's writer takes deletions over until the page is offered, and begins nothing for it
         stale = there & born & (have != self._looked[pages]).any(1)
-        look, out, step = entry(removal.deleted_rows), self._gone.ctypes.data, self._gone.strides[0]
+        look, out, step = entry(deletion.deleted_rows), self._gone.ctypes.data, self._gone.strides[0]
         for i in np.flatnonzero(stale).tolist():
             page, (generation, rows) = int(pages[i]), have[i].tolist()
             there[i] = look(self._table.address, page, generation, rows, out + step * page) != 0
@@ -251,7 +251,7 @@ class Draws:
             Closed: The loader was closed.
         """
         self._check_open()
-        from conduit.kernels.gpu import draws, frames, philox, transitions
+        from conduit.kernels.gpu import augment, draws, philox, transitions
         from conduit.kernels.gpu.gather import MOST_FIELDS, Gather, gather
 
         heads, made, columns = self._heads, self._made, self._mirror.columns
@@ -317,7 +317,7 @@ class Draws:
             gather(items[first : first + MOST_FIELDS])
         for name, following in pairs:
             output = next(output for output in plan.outputs if output.name == name)
-            frames.frame_stacks(
+            augment.frame_stacks(
                 columns[output.field.name],
                 made[_STACK],
                 made[_FOLLOWING_STACK],

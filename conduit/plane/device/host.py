@@ -71,7 +71,7 @@ class HostDevice(Device):
     place = "cpu"
 
     def __init__(self, memory: int = 1 << 30) -> None:
-        from conduit.kernels.gpu.launching import is_interpreted
+        from conduit.kernels.gpu.launch import is_interpreted
 
         if not is_interpreted():
             raise MissingDevice(

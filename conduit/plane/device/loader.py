@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 
 from conduit.errors import ConfigError
-from conduit.plane.batch import Batch, Buffer
-from conduit.plane.delivery import Loader
+from conduit.plane.deliver.batch import Batch, Buffer
+from conduit.plane.deliver.loader import Loader
 from conduit.plane.device.buffers import DeviceBatch, DeviceBuffer, can_gather
 from conduit.plane.device.graphs import Draws
 from conduit.plane.device.interface import Device
 from conduit.plane.device.mirror import Mirror
 from conduit.plane.device.registration import Registration
-from conduit.plane.device.residence import Nowhere, Registered, Residence
+from conduit.plane.device.row_sources import Nowhere, Registered, Residence
 from conduit.sampling.uniform import Uniform
-from conduit.store.table import TableView
+from conduit.store.tables.view import TableView
 
 Array = np.ndarray[Any, Any]
 
@@ -61,7 +61,7 @@ class DeviceLoader(Loader):
 
     def _choose(self) -> None:
         """Where rows are read, by what the plan needs, the bytes of a row, and what was asked for."""
-        from conduit.kernels.gpu.launching import LARGEST
+        from conduit.kernels.gpu.launch import LARGEST
 
         self._chosen = True
         for step in self.plan.batchwise:

@@ -16,15 +16,13 @@ from typing import Any
 import numpy as np
 
 from conduit.errors import CapacityError, ConfigError, DeviceError
-from conduit.jit import entry
+from conduit.native.jit import entry
 from conduit.numbers import whole
 from conduit.plane.device.interface import Device, Event, Tensor, columns_in
 from conduit.plane.device.registration import Registration
-from conduit.plane.device.residence import BASE, GENERATION, ROWS, Residence, column_places, no_places
-from conduit.store import protocol
-from conduit.store.declaration import align, parse_bytes
-from conduit.store.table import TableView
-from conduit.store.words import (
+from conduit.plane.device.row_sources import BASE, GENERATION, ROWS, Residence, column_places, no_places
+from conduit.store.format.table_spec import align, parse_bytes
+from conduit.store.format.words import (
     GENERATION_SHIFT,
     KIND_MASK,
     LINE,
@@ -36,6 +34,8 @@ from conduit.store.words import (
     SEALED,
     TAIL_MASK,
 )
+from conduit.store.pages import protocol
+from conduit.store.tables.view import TableView
 
 Array = np.ndarray[Any, Any]
 
@@ -69,7 +69,7 @@ class Mirror(Residence):
 
     Attributes:
         slots: Pages that fit.
-        words: int64 [pages, 16], the pages' words (store.words.PAGE_* // 8) at the last refresh.
+        words: int64 [pages, 16], the pages' words (store.format.words.PAGE_* // 8) at the last refresh.
         slot_of: int64 [pages], the slot that holds or is being filled with a page, or -1.
         dropped: Copies that were dropped since a writer took the page meanwhile.
         copied: Pages, or parts of them, that have been mirrored.
@@ -81,7 +81,7 @@ class Mirror(Residence):
     """
 
     def __init__(self, device: Device, table: TableView, size: str | int, registration: Registration | None) -> None:
-        from conduit.kernels.gpu.launching import LARGEST
+        from conduit.kernels.gpu.launch import LARGEST
 
         self._closed = True
         self._table = table

@@ -9,8 +9,8 @@ import threading
 from conduit.errors import DeviceError
 from conduit.forking import renew_in_child
 from conduit.plane.device.interface import Device, Tensor
-from conduit.store.declaration import align
-from conduit.store.table import TableView
+from conduit.store.format.table_spec import align
+from conduit.store.tables.view import TableView
 
 _PAGE = 4096
 

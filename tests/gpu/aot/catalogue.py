@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 
 import conduit
-from conduit.kernels.gpu import draws, frames, gather, philox, priority, ragged, returns, transitions
-from conduit.kernels.gpu.launching import Launch, recorded
-from conduit.kernels.transforms import RandomShift, Transform
+from conduit.kernels.gpu import augment, draws, gather, philox, priorities, ragged, returns, transitions
+from conduit.kernels.gpu.launch import Launch, recorded
+from conduit.kernels.spec.transforms import RandomShift, Transform
 
 BATCH = 512
 
@@ -87,8 +87,8 @@ def _frames():
     for transform in (Transform("uint8"), Transform("bfloat16", SCALED), Transform("float32", SCALED)):
         obs, following = (torch.empty((BATCH, 4, 84, 84), dtype=getattr(torch, transform.dtype)) for _ in range(2))
         with recorded() as launches:
-            frames.frame_stacks(IMAGES, index, index, shift, obs, following, transform=transform, n_step=3)
-            frames.moved_images(IMAGES, index, state, obs, transform=transform, shift=RandomShift(4), pick=0)
+            augment.frame_stacks(IMAGES, index, index, shift, obs, following, transform=transform, n_step=3)
+            augment.moved_images(IMAGES, index, state, obs, transform=transform, shift=RandomShift(4), pick=0)
         yield Case(f"frames: stacks of 4 to {transform.dtype}", launches[0], 32, wide=True)
         yield Case(f"frames: random shift to {transform.dtype}", launches[1], 32, wide=True)
 
@@ -128,21 +128,21 @@ def _traces():
         given["final_values"] = reals(*shape)
         wide = len(shape) == 2
         with recorded() as launches:
-            returns.trace(conduit.gae(), *steps, *made, **given)
-            returns.trace(conduit.vtrace(), *steps, *made, log_ratios=reals(*shape), **given)
+            returns.trace(conduit.gae().rates, *steps, *made, **given)
+            returns.trace(conduit.vtrace().rates, *steps, *made, log_ratios=reals(*shape), **given)
         yield Case(f"GAE: {what}", launches[0], 64, wide=wide, shared=True)
         if shape in ((1, 128, 4096), (64, 128)):
             yield Case(f"V-trace: {what}", launches[1], 64, wide=wide, shared=True)
 
 
 def _priorities():
-    tree = priority.make_tree(1 << 20, "cpu")
+    tree = priorities.make_tree(1 << 20, "cpu")
     with recorded() as launches:
-        priority.update(
+        priorities.update(
             tree, zeros(BATCH), reals(BATCH), zeros(BATCH, dtype=torch.uint32), rule=conduit.Priorities(alpha=0.6)
         )
-        priority.draw(tree, zeros(2), zeros(BATCH), reals(BATCH, dtype=torch.float64))
-        priority.weigh(reals(BATCH, dtype=torch.float64), reals(BATCH), beta=reals(1, dtype=torch.float64))
+        priorities.draw(tree, zeros(2), zeros(BATCH), reals(BATCH, dtype=torch.float64))
+        priorities.weigh(reals(BATCH, dtype=torch.float64), reals(BATCH), beta=reals(1, dtype=torch.float64))
     names = ("leaves", "claim", "write", "sums of leaves", "sums of sums", "draw", "weights")
     for name, launch in zip(names, launches, strict=True):
         yield Case(

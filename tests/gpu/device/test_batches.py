@@ -7,7 +7,7 @@ import torch
 import conduit
 from conduit.errors import ConfigError, DataTimeout
 from conduit.plane.device.mirror import Mirror
-from conduit.plane.device.residence import BASE, Nowhere, Registered
+from conduit.plane.device.row_sources import BASE, Nowhere, Registered
 from tests.gpu.device.conftest import SCHEMA, SMALL, Source, host_only
 
 FLOATS = {"obs": conduit.scale(1 / 255), "pose": conduit.scale(2.0, offset=1.0)}

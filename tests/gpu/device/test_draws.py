@@ -6,7 +6,7 @@ import torch
 
 import conduit
 from conduit.errors import Closed, ConfigError
-from conduit.store.words import (
+from conduit.store.format.words import (
     GENERATION_SHIFT,
     PAGE_HALO,
     PAGE_PREVIOUS,

@@ -12,7 +12,7 @@ from conduit.errors import CapacityError, ConfigError, LostDevice
 from conduit.plane.device.host import HostDevice
 from conduit.plane.device.interface import Event
 from conduit.plane.device.mirror import Mirror
-from conduit.plane.device.residence import BASE, GENERATION, ROWS, TAIL
+from conduit.plane.device.row_sources import BASE, GENERATION, ROWS, TAIL
 from tests.gpu.device.conftest import SMALL, Source, host_only
 
 

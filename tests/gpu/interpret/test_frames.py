@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from conduit.errors import ConfigError, FieldError
-from conduit.kernels import reference
-from conduit.kernels.gpu import frames, philox
-from conduit.kernels.gpu.launching import recorded
-from conduit.kernels.gpu.reference import gathered
-from conduit.kernels.transforms import RandomShift, Transform
+from conduit.kernels.gpu import augment, philox
+from conduit.kernels.gpu.launch import recorded
+from conduit.kernels.reference import gather
+from conduit.kernels.reference.device import gathered
+from conduit.kernels.spec.transforms import RandomShift, Transform
 
 RNG = np.random.default_rng(2)
 
@@ -49,11 +49,11 @@ def test_both_stacks_equal_the_reference(out, device, repeat, size, n_step, shap
     stack, following, shift = stack[chosen], following[chosen], shift[chosen]
     made = [out((*stack.shape, *shape), getattr(torch, transform.dtype)) for _ in range(2)]
     with recorded() as launches:
-        frames.frame_stacks(
+        augment.frame_stacks(
             source, device(stack), device(following), device(shift), *made, transform=transform, n_step=n_step
         )
     assert len(launches) == 1
-    frames.frame_stacks(
+    augment.frame_stacks(
         source, device(stack), device(following), device(shift, torch.int32), *made, transform=transform, n_step=n_step
     )
     for got, index in zip(made, (stack, following), strict=True):
@@ -71,7 +71,7 @@ def test_every_frame_is_read_once(device):
     source, made = device(np.zeros((9, 8), np.uint8)), device(np.zeros((2, 4, 8), np.uint8))
     index = device(np.zeros((2, 4), np.int64))
     with recorded() as launches:
-        frames.frame_stacks(
+        augment.frame_stacks(
             source, index, index, device([1, 1]), made, made.clone(), transform=Transform("uint8"), n_step=1
         )
     assert launches[0].grid == 2 * (4 + 1)
@@ -84,13 +84,13 @@ def test_frames_beyond_two_gigabytes_are_reached(out, device):
         column[last - t] = t + 1
     obs, following = out((1, 2, row), torch.uint8), out((1, 2, row), torch.uint8)
     rows = device([[last - 2, last - 1]]), device([[last - 1, last]])
-    frames.frame_stacks(column, *rows, device([1]), obs, following, transform=Transform("uint8"), n_step=1)
+    augment.frame_stacks(column, *rows, device([1]), obs, following, transform=Transform("uint8"), n_step=1)
     assert obs[0, :, 0].tolist() == [3, 2]
     assert following[0, :, -1].tolist() == [2, 1]
     moved = out((1, row), torch.uint8)
     state = philox.make_state(1, 1, column.device)
     images = column.view(-1, 84, 84)
-    frames.moved_images(
+    augment.moved_images(
         images, device([last]), state, moved.view(1, 84, 84), transform=Transform("uint8"), shift=RandomShift(2), pick=0
     )
     assert (moved == 1).all()
@@ -113,7 +113,7 @@ def test_images_move_as_on_the_cpu(out, device, shape, axes, pad, lanes, dtype):
     transform = Transform(dtype) if dtype == "uint8" else Transform(dtype, 1 / 255, 0.25)
     seed, batch, pick = 2**63 + 11, 5, 3
     made = out((*index.shape, *shape), getattr(torch, dtype))
-    frames.moved_images(
+    augment.moved_images(
         device(column),
         device(index),
         philox.make_state(seed, batch, made.device),
@@ -124,9 +124,9 @@ def test_images_move_as_on_the_cpu(out, device, shape, axes, pad, lanes, dtype):
     )
     want = gathered(column, "uint8", index, transform)
     for slot in range(4):
-        down, right = reference.move(seed, batch, pick, slot, pad)
+        down, right = gather.move(seed, batch, pick, slot, pad)
         for lane in np.ndindex(lanes):
-            want[(slot, *lane)] = reference.moved(want[(slot, *lane)], axes, down, right)
+            want[(slot, *lane)] = gather.moved(want[(slot, *lane)], axes, down, right)
     np.testing.assert_array_equal(made.cpu(), want)
 
 
@@ -134,11 +134,11 @@ def test_no_samples_launch_nothing(out, device):
     source = device(np.zeros((3, 4, 4), np.uint8))
     none, made = device(np.zeros((0, 2), np.int64)), out((0, 2, 4, 4), torch.uint8)
     with recorded() as launches:
-        frames.frame_stacks(
+        augment.frame_stacks(
             source, none, none, device(np.zeros(0, np.int64)), made, made, transform=Transform("uint8"), n_step=1
         )
         state = philox.make_state(0, 0, made.device)
-        frames.moved_images(source, none, state, made, transform=Transform("uint8"), shift=RandomShift(1), pick=0)
+        augment.moved_images(source, none, state, made, transform=Transform("uint8"), shift=RandomShift(1), pick=0)
     assert launches == []
 
 
@@ -156,6 +156,6 @@ def test_what_cannot_be_is_refused(device):
         wrong = good.copy()
         wrong[place] = bad
         with pytest.raises(FieldError, match=text):
-            frames.frame_stacks(*wrong, **options)
+            augment.frame_stacks(*wrong, **options)
     with pytest.raises(ConfigError, match="Expected n_step of at least 1"):
-        frames.frame_stacks(*good, **options | {"n_step": 0})
+        augment.frame_stacks(*good, **options | {"n_step": 0})

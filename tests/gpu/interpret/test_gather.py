@@ -6,10 +6,10 @@ import torch
 
 from conduit.errors import ConfigError, FieldError
 from conduit.kernels.gpu import gather as module
-from conduit.kernels.gpu import reference
 from conduit.kernels.gpu.gather import Gather, gather
-from conduit.kernels.gpu.launching import recorded
-from conduit.kernels.transforms import Transform
+from conduit.kernels.gpu.launch import recorded
+from conduit.kernels.reference import device as reference
+from conduit.kernels.spec.transforms import Transform
 
 RNG = np.random.default_rng(1)
 SCALED = 1 / 255

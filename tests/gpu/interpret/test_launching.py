@@ -8,9 +8,10 @@ import triton.language as tl
 
 import conduit
 from conduit.errors import ConfigError, FieldError
-from conduit.kernels.gpu import launching, transitions
-from conduit.kernels.gpu.launching import launch, recorded
-from conduit.store.words import LINK_SHIFT
+from conduit.kernels.gpu import launch as launching
+from conduit.kernels.gpu import transitions
+from conduit.kernels.gpu.launch import launch, recorded
+from conduit.store.format.words import LINK_SHIFT
 from tests.gpu.interpret import conftest
 
 interpreted = pytest.mark.skipif(not conftest.INTERPRETED, reason="of the interpreter")

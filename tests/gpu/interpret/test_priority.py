@@ -6,11 +6,13 @@ import torch
 
 import conduit
 from conduit.errors import ConfigError, FieldError
-from conduit.kernels import leaves as cpu
-from conduit.kernels.gpu import draws, philox, priority, reference
-from conduit.kernels.gpu.launching import recorded
+from conduit.kernels.cpu import priorities as cpu
+from conduit.kernels.gpu import draws, philox
+from conduit.kernels.gpu import priorities as priority
+from conduit.kernels.gpu.launch import recorded
+from conduit.kernels.reference import device as reference
 from conduit.sampling.marks import P_BEGIN, P_BYTES, P_END, P_GENERATION
-from conduit.store.words import DELETED, ENDED, KIND_MASK, PAGE_COMMITTED, PAGE_ENDED, SEALED
+from conduit.store.format.words import DELETED, ENDED, KIND_MASK, PAGE_COMMITTED, PAGE_ENDED, SEALED
 
 RNG = np.random.default_rng(4)
 F = priority.FAN_OUT

@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from conduit.errors import ConfigError, FieldError
-from conduit.kernels import reference
 from conduit.kernels.gpu import ragged
-from conduit.kernels.gpu.launching import recorded
-from conduit.kernels.gpu.reference import loss_mask
-from conduit.kernels.transforms import Transform
+from conduit.kernels.gpu.launch import recorded
+from conduit.kernels.reference import gather
+from conduit.kernels.reference.device import loss_mask
+from conduit.kernels.spec.transforms import Transform
 
 PAGES, PAGE_ROWS = 3, 6
 
@@ -71,7 +71,7 @@ def test_both_layouts_equal_the_reference(out, device, shape, dtype, transform, 
     padded, mask = out((batch, longest, *shape), kind), out((batch, longest), torch.uint8).view(torch.bool)
     counts, given = out(batch, torch.int64), options(batch, longest)
     ragged.pad(*source, padded, mask, counts, **common, **given)
-    want, want_mask, want_lengths = reference.padded(scaled, longest, shape)
+    want, want_mask, want_lengths = gather.padded(scaled, longest, shape)
     np.testing.assert_array_equal(padded.cpu(), want)
     np.testing.assert_array_equal(mask.cpu(), want_mask)
     np.testing.assert_array_equal(counts.cpu(), want_lengths)
@@ -84,7 +84,7 @@ def test_both_layouts_equal_the_reference(out, device, shape, dtype, transform, 
     given = options(room)
     before = [tensor.clone() for tensor in (packed, places)]
     ragged.pack(*source, packed, starts, places, longest=longest, **common, **given)
-    want, want_starts, want_places = reference.packed(scaled)
+    want, want_starts, want_places = gather.packed(scaled)
     total = len(want)
     np.testing.assert_array_equal(starts.cpu(), want_starts)
     np.testing.assert_array_equal(packed[:total].cpu(), want)

@@ -6,8 +6,8 @@ import torch
 
 import conduit
 from conduit.errors import ConfigError, FieldError
-from conduit.kernels import reference_returns as reference
 from conduit.kernels.gpu import returns
+from conduit.kernels.reference import returns as reference
 
 BARS = (1.3, 0.9, 1.1)
 
@@ -62,7 +62,7 @@ def run(out, device, batch, kind, **options):
     if isinstance(kind, conduit.kernels.returns.Gae):
         given.pop("log_ratios", None)
     steps = [device(batch[name]) for name in ("reward", "values", "terminated", "truncated")]
-    returns.trace(kind, *steps, *made, **given)
+    returns.trace(kind.rates, *steps, *made, **given)
     return made
 
 
@@ -150,7 +150,7 @@ def test_what_cannot_be_is_refused(out, device):
     steps = [device(batch[name]) for name in ("reward", "values", "terminated", "truncated")]
     made = [out((2, 5), torch.float32), out((2, 5), torch.float32), out((2, 5), torch.uint8).view(torch.bool)]
     with pytest.raises(ConfigError, match=r"Expected log_ratios with conduit\.vtrace only"):
-        returns.trace(KINDS[0], *steps, *made, log_ratios=device(batch["log_ratios"]))
+        returns.trace(KINDS[0].rates, *steps, *made, log_ratios=device(batch["log_ratios"]))
     with pytest.raises(FieldError, match=r"Expected shape \[2\], got \[2, 1\] - at `bootstrap`"):
         run(out, device, batch | {"bootstrap": np.zeros((2, 1), np.float32)}, KINDS[0])
     with pytest.raises(FieldError, match="Expected `float32`, got `float64` - at `values`"):

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from conduit.kernels.gpu import frames, gather
-from conduit.kernels.staging import SKIP
-from conduit.kernels.transforms import RandomShift, Transform
+from conduit.kernels.cpu.near_far import SKIP
+from conduit.kernels.gpu import augment, gather
+from conduit.kernels.spec.transforms import RandomShift, Transform
 
 
 @pytest.mark.parametrize("shape", [(), (5,), (700,)], ids=str)
@@ -34,17 +34,17 @@ def test_two_launches_make_one_pair_of_stacks_and_one_array_of_moved_images(out,
     whole = [out((3, 3, 6, 8), torch.float32) for _ in range(2)]
     parts = [out((3, 3, 6, 8), torch.float32) for _ in range(2)]
     options = {"transform": Transform("float32", 0.5), "n_step": 1}
-    frames.frame_stacks(source, device(stack), device(stack + 1), shift, *whole, **options)
+    augment.frame_stacks(source, device(stack), device(stack + 1), shift, *whole, **options)
     for mine in ([0, 2], [1]):
         index = np.full_like(stack, SKIP)
         index[mine] = stack[mine]
         following = np.where(index == SKIP, SKIP, index + 1)
-        frames.frame_stacks(source, device(index), device(following), shift, *parts, **options)
+        augment.frame_stacks(source, device(index), device(following), shift, *parts, **options)
     assert all(torch.equal(one, two) for one, two in zip(whole, parts, strict=True))
     state = device([7, 3])
     moved, pieces = out((4, 6, 8), torch.float32), out((4, 6, 8), torch.float32)
     options = {"transform": Transform("float32", 0.5, 1.0), "shift": RandomShift(2), "pick": 0}
-    frames.moved_images(source, device([4, 9, -1, 2]), state, moved, **options)
+    augment.moved_images(source, device([4, 9, -1, 2]), state, moved, **options)
     for index in ([4, SKIP, -1, SKIP], [SKIP, 9, SKIP, 2]):
-        frames.moved_images(source, device(index), state, pieces, **options)
+        augment.moved_images(source, device(index), state, pieces, **options)
     assert torch.equal(moved, pieces)

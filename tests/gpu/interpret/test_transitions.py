@@ -6,10 +6,10 @@ import torch
 
 import conduit
 from conduit.errors import ConfigError, FieldError
-from conduit.kernels.gpu import reference, transitions
-from conduit.kernels.transforms import Transform
-from conduit.store.table import META_DTYPE
-from conduit.store.words import (
+from conduit.kernels.gpu import transitions
+from conduit.kernels.reference import device as reference
+from conduit.kernels.spec.transforms import Transform
+from conduit.store.format.words import (
     DELETED,
     ENDED,
     FINAL,
@@ -24,6 +24,7 @@ from conduit.store.words import (
     TERMINATED,
     TRUNCATED,
 )
+from conduit.store.tables.view import META_DTYPE
 
 PAGE_ROWS = 24
 SCHEMA = conduit.Schema(

@@ -1,0 +1,1 @@
+"""Kernels of the CPU: draws become rows, rows become batches."""

@@ -1,0 +1,342 @@
+"""Row operations: copy or convert the rows that a job lists into the slots of a batch.
+
+Each operation is a C function `op(descriptor, slots, count, 0) -> 0`, compiled for one row size or one pair of dtypes, and
+called through its address, so that one delivery kernel serves every plan without recompiling. A slot has one or more lanes
+(the frames of a stack, the steps of a sequence), each a row number in the operation's index; -1 gives zeros:
+
+    for slot in slots: for lane in range(lanes): out[slot, lane] = f(column[index[slot, lane]])
+
+`descriptor` is int64 [D_WORDS]. The row size is a constant of the compiled copy where rows are short and of a usual size: they become a
+few vector moves. All others are a call of the C library's copy, which is as fast as memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from conduit.kernels.spec.plan import Output
+from conduit.kernels.spec.transforms import FLOATS, Transform, is_narrow
+from conduit.native.jit import address, inner, intrinsic, ir, types
+from conduit.native.memory import copy_bytes, fence_full, peek_f64, peek_i64, prefetch, zero_bytes
+
+D_FUNCTION, D_SOURCE, D_STRIDE, D_OUT, D_OUT_STRIDE, D_ELEMENTS, D_FACTOR, D_OFFSET, D_INDEX, D_LANES = range(0, 80, 8)
+D_LOW, D_HIGH, D_MEAN, D_INVERSE, D_CLASSES, D_REFUSED, D_PAD, D_PICK, D_OUTER, D_HEIGHT, D_WIDTH, D_INNER, D_RANDOM = (
+    range(80, 184, 8)
+)
+D_START = D_PAD  # no output has both classes and a move
+"""Words of a descriptor; the second group is conduit.kernels.cpu.augment's."""
+D_WORDS = 23
+
+_SIGNATURE = "int64(int64, int64, int64, int64)"
+_LANES = 16
+_COPIED_AT_ONCE = frozenset((*range(1, 16), *range(16, 257, 4)))
+"""Row sizes in bytes that have a copy of their own."""
+_STREAM_BYTES = 4 << 20
+"""An output array of this size is written past the caches; a smaller one is likely to be read from them soon."""
+
+
+def _pointer_to(dtype: str) -> Any:
+    @intrinsic
+    def pointer(typingctx: Any, at: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+        return types.CPointer(getattr(types, dtype))(types.int64), codegen
+
+    return pointer
+
+
+_WHOLE = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+_POINTERS = {
+    "bool": _pointer_to("uint8"),
+    **{dtype: _pointer_to(dtype) for dtype in _WHOLE},
+    "float16": _pointer_to("uint16"),
+    "bfloat16": _pointer_to("uint16"),
+    "float32": _pointer_to("float32"),
+    "float64": _pointer_to("float64"),
+}
+
+
+@intrinsic
+def _half_to_float(typingctx: Any, bits: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
+
+    return types.float32(types.uint16), codegen
+
+
+@intrinsic
+def _float_to_half(typingctx: Any, value: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
+
+    return types.uint16(types.float32), codegen
+
+
+@intrinsic
+def _bits_to_float(typingctx: Any, bits: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.FloatType())
+
+    return types.float32(types.uint32), codegen
+
+
+@intrinsic
+def _float_to_bits(typingctx: Any, value: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.IntType(32))
+
+    return types.uint32(types.float32), codegen
+
+
+@intrinsic
+def _stream_16_bytes(typingctx: Any, out: Any, source: Any, factor: Any, offset: Any) -> Any:
+    """Store 16 bytes as 16 float32 (x * factor + offset) past the caches; `out` is a multiple of 64."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word = ir.IntType(32)
+        byte, single = ir.VectorType(ir.IntType(8), _LANES), ir.VectorType(ir.FloatType(), _LANES)
+
+        def spread(value: Any) -> Any:
+            one = builder.insert_element(ir.Constant(single, ir.Undefined), value, ir.Constant(word, 0))
+            zeros = ir.Constant(ir.VectorType(word, _LANES), [0] * _LANES)
+            return builder.shuffle_vector(one, ir.Constant(single, ir.Undefined), zeros)
+
+        bytes_ = builder.load(builder.inttoptr(args[1], byte.as_pointer()), align=1)
+        scaled = builder.fmul(builder.uitofp(bytes_, single), spread(args[2]))
+        shifted = builder.fadd(scaled, spread(args[3]))
+        store = builder.store(shifted, builder.inttoptr(args[0], single.as_pointer()), align=64)
+        store.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(word, 1)]))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.float32, types.float32), codegen
+
+
+@inner
+def _as_is(value):
+    return value
+
+
+@inner
+def _brain_to_float(bits):
+    return _bits_to_float(np.uint32(bits) << np.uint32(16))
+
+
+@inner
+def _float_to_brain(value):
+    """Round to nearest, ties to even; NaN stays NaN."""
+    bits = _float_to_bits(np.float32(value))
+    if value != value:  # noqa: PLR0124 - the test for NaN
+        return np.uint16((bits >> np.uint32(16)) | np.uint32(64))
+    odd = (bits >> np.uint32(16)) & np.uint32(1)
+    return np.uint16((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))
+
+
+@inner
+def _half(value):
+    return _float_to_half(np.float32(value))
+
+
+_READ = {"float16": _half_to_float, "bfloat16": _brain_to_float}
+_WRITE = {
+    "float16": _half,
+    "bfloat16": _float_to_brain,
+    "float32": np.float32,
+    "float64": np.float64,
+    "bool": np.uint8,
+    **{dtype: getattr(np, dtype) for dtype in _WHOLE},
+}
+
+
+def _copier(row_bytes: int) -> Callable[..., int]:
+    def copy_rows(descriptor, slots, count, unused):
+        source = peek_i64(descriptor + D_SOURCE)
+        stride = peek_i64(descriptor + D_STRIDE)
+        out = peek_i64(descriptor + D_OUT)
+        index = peek_i64(descriptor + D_INDEX)
+        lanes = peek_i64(descriptor + D_LANES)
+        for i in range(count):
+            slot = peek_i64(slots + 8 * i) * lanes
+            for lane in range(lanes):
+                row = peek_i64(index + 8 * (slot + lane))
+                target = out + row_bytes * (slot + lane)
+                if row < 0:
+                    zero_bytes(target, row_bytes)
+                else:
+                    copy_bytes(target, source + stride * row, row_bytes)
+        return 0
+
+    return copy_rows
+
+
+def _copy_any_rows(descriptor, slots, count, unused):
+    source = peek_i64(descriptor + D_SOURCE)
+    stride = peek_i64(descriptor + D_STRIDE)
+    out = peek_i64(descriptor + D_OUT)
+    row_bytes = peek_i64(descriptor + D_OUT_STRIDE)
+    index = peek_i64(descriptor + D_INDEX)
+    lanes = peek_i64(descriptor + D_LANES)
+    for i in range(count):
+        slot = peek_i64(slots + 8 * i) * lanes
+        for lane in range(lanes):
+            row = peek_i64(index + 8 * (slot + lane))
+            target = out + row_bytes * (slot + lane)
+            if row < 0:
+                zero_bytes(target, row_bytes)
+            else:
+                copy_bytes(target, source + stride * row, row_bytes)
+    return 0
+
+
+def _converter(source_dtype: str, dtype: str, affine: bool, narrow: bool) -> Callable[..., int]:
+    read, write = _READ.get(source_dtype, _as_is), _WRITE[dtype]
+    source_pointer, out_pointer = _POINTERS[source_dtype], _POINTERS[dtype]
+    work = np.float32 if narrow else np.float64
+
+    def convert_rows(descriptor, slots, count, unused):
+        source = peek_i64(descriptor + D_SOURCE)
+        stride = peek_i64(descriptor + D_STRIDE)
+        out = peek_i64(descriptor + D_OUT)
+        out_stride = peek_i64(descriptor + D_OUT_STRIDE)
+        elements = peek_i64(descriptor + D_ELEMENTS)
+        factor = work(peek_f64(descriptor + D_FACTOR))
+        offset = work(peek_f64(descriptor + D_OFFSET))
+        index = peek_i64(descriptor + D_INDEX)
+        lanes = peek_i64(descriptor + D_LANES)
+        for i in range(count):
+            slot = peek_i64(slots + 8 * i) * lanes
+            for lane in range(slot, slot + lanes):
+                row = peek_i64(index + 8 * lane)
+                if row < 0:
+                    zero_bytes(out + out_stride * lane, out_stride)
+                    continue
+                x = source_pointer(source + stride * row)
+                y = out_pointer(out + out_stride * lane)
+                if affine:
+                    for j in range(elements):
+                        y[j] = write(work(read(x[j])) * factor + offset)
+                else:
+                    for j in range(elements):
+                        y[j] = write(read(x[j]))
+        return 0
+
+    return convert_rows
+
+
+def _stream_rows(descriptor, slots, count, unused):
+    """Scaled bytes to float32, stored past the caches; rows must be a multiple of 16 elements and outputs 64-byte aligned."""
+    source = peek_i64(descriptor + D_SOURCE)
+    stride = peek_i64(descriptor + D_STRIDE)
+    out = peek_i64(descriptor + D_OUT)
+    elements = peek_i64(descriptor + D_ELEMENTS)
+    factor = np.float32(peek_f64(descriptor + D_FACTOR))
+    offset = np.float32(peek_f64(descriptor + D_OFFSET))
+    index = peek_i64(descriptor + D_INDEX)
+    lanes = peek_i64(descriptor + D_LANES)
+    for i in range(count):
+        slot = peek_i64(slots + 8 * i) * lanes
+        for lane in range(slot, slot + lanes):
+            row = peek_i64(index + 8 * lane)
+            y = out + 4 * elements * lane
+            if row < 0:
+                zero_bytes(y, 4 * elements)
+                continue
+            x = source + stride * row
+            coming = row
+            if lane + 1 < slot + lanes:
+                coming = peek_i64(index + 8 * (lane + 1))
+            elif i + 1 < count:
+                coming = peek_i64(index + 8 * lanes * peek_i64(slots + 8 * (i + 1)))
+            ahead = source + stride * coming
+            for j in range(0, elements, _LANES):
+                if j % 64 == 0:
+                    prefetch(ahead + j)
+                _stream_16_bytes(y + 4 * j, x + j, factor, offset)
+    # such stores are not ordered by a release: they must have left before anyone is told of the batch
+    fence_full()
+    return 0
+
+
+@functools.cache
+def _copy_address(row_bytes: int) -> int:
+    if row_bytes not in _COPIED_AT_ONCE:
+        return address(_copy_any_rows, _SIGNATURE)
+    return address(_copier(row_bytes), _SIGNATURE)
+
+
+@functools.cache
+def _convert_address(source_dtype: str, dtype: str, affine: bool, narrow: bool) -> int:
+    return address(_converter(source_dtype, dtype, affine, narrow), _SIGNATURE)
+
+
+def conversions() -> Iterator[tuple[str, str, bool, bool]]:
+    """Every conversion of `_convert_address`: source and result dtype, whether it is affine, whether it computes in float32."""
+    for source, dtype in itertools.product(_POINTERS, _WRITE):
+        legal = dtype in FLOATS or (source not in FLOATS and dtype != "bool")
+        if legal and source != dtype:
+            yield source, dtype, False, is_narrow(Transform(dtype), source)
+        if dtype in FLOATS:
+            narrow = {is_narrow(Transform(dtype, 2.0, offset), source) for offset in (0.0, 1.0)}
+            yield from ((source, dtype, True, one) for one in sorted(narrow))
+
+
+def callbacks() -> Iterator[tuple[Callable[..., int], str]]:
+    """Every operation there is, for a library of kernels."""
+    yield _copy_any_rows, _SIGNATURE
+    yield _stream_rows, _SIGNATURE
+    for row_bytes in sorted(_COPIED_AT_ONCE):
+        yield _copier(row_bytes), _SIGNATURE
+    for conversion in conversions():
+        yield _converter(*conversion), _SIGNATURE
+
+
+def usual() -> Iterator[tuple[Callable[..., int], str]]:
+    """Those that most batches are made with."""
+    yield _copy_any_rows, _SIGNATURE
+    for row_bytes in (1, 2, 4, 8, 16, 32, 64):
+        yield _copier(row_bytes), _SIGNATURE
+    for source, dtype, affine, narrow in conversions():
+        if dtype == "float32" and source in ("bool", "uint8", "float64"):
+            yield _converter(source, dtype, affine, narrow), _SIGNATURE
+
+
+def _can_stream(output: Output, batch_size: int) -> bool:
+    """True for large scaled images: their batch fits no cache, so reading its lines before writing them is wasted."""
+    transform, elements = output.transform, output.row_bytes // 4
+    large = output.row_bytes * output.lane_count * batch_size >= _STREAM_BYTES
+    kind = output.field.dtype in ("uint8", "bool") and transform.dtype == "float32" and transform.is_affine
+    return kind and large and elements % _LANES == 0
+
+
+def describe(output: Output, source: int, stride: int, out: int, index: int, batch_size: int) -> np.ndarray[Any, Any]:
+    """The descriptor of an output's operation.
+
+    Args:
+        output: What is to be made.
+        source: Address of the column's row 0.
+        stride: Bytes from one row of the column to the next.
+        out: Address of the output array, C-contiguous [batch_size, *lanes, *shape], a multiple of 64.
+        index: Address of the row numbers, int64 [batch_size, *lanes]; -1 gives zeros.
+        batch_size: Rows of a batch.
+    """
+    transform = output.transform
+    if output.is_augmented:
+        function = 0
+    elif transform.dtype == output.field.dtype and not transform.is_affine:
+        function = _copy_address(output.field.row_bytes)
+    elif _can_stream(output, batch_size):
+        function = address(_stream_rows, _SIGNATURE)
+    else:
+        narrow = is_narrow(transform, output.field.dtype)
+        function = _convert_address(output.field.dtype, transform.dtype, transform.is_affine, narrow)
+    elements = int(np.prod(output.field.shape, dtype=np.int64))
+    words = np.zeros(D_WORDS, np.int64)
+    words[:6] = function, source, stride, out, output.row_bytes, elements
+    words[6:8].view(np.float64)[:] = transform.factor, transform.offset
+    words[8:10] = index, output.lane_count
+    return words

@@ -1,0 +1,435 @@
+"""Prioritised draws on the device: leaves, sums, draws and updates in integers, equal to the CPU's bit for bit.
+
+The leaves are those of conduit.kernels.cpu.priorities, uint32 codes of whole numbers. Above them lie int64 sums of 128 each, level by level, until
+128 or fewer are left. A draw is one warp per sample: at each level it reads 128 numbers, sums them up from the left, and goes on
+below the one that its position falls into. Sums are integers, so they have no order and do not drift, and a position finds the
+row that it finds on the CPU, whose blocks are of other sizes but cover the same rows in the same order. Rows that cannot be
+drawn have leaf 0, which is the caller's to see to (conduit.kernels.gpu.draws.drawable): a leaf of another row makes all probabilities too
+small.
+
+An update is four small launches in the order of the stream. Priorities become leaves; of duplicates the last one wins, which is
+settled by the largest ticket (a number that grows with every update, so that nothing has to be cleared); the winners write;
+and each touched block is summed anew. If one priority is NaN, infinite or negative, nothing at all is written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from conduit.errors import ConfigError
+from conduit.kernels.cpu.priorities import MANTISSA_BITS, largest_of
+from conduit.kernels.gpu.launch import LARGEST, LARGEST_PART, check, launch, tiles
+from conduit.kernels.gpu.philox import random_pair, scale_to
+from conduit.store.format.table_spec import Priorities
+
+FAN_OUT = 128
+"""Numbers under one sum; a warp reads them with one or two 16-byte loads per thread."""
+_BLOCK = 128
+_FAN = tl.constexpr(FAN_OUT)
+_BITS, _MASK = tl.constexpr(MANTISSA_BITS), tl.constexpr((1 << MANTISSA_BITS) - 1)
+_BIAS, _TOP = tl.constexpr(1023 + MANTISSA_BITS - 1), tl.constexpr(MANTISSA_BITS - 1)
+
+
+@triton.jit
+def _log2(x):
+    """conduit.kernels.cpu.priorities._log2, operation by operation."""
+    bits = x.to(tl.int64, bitcast=True) - 0x3FE6A09E667F3BCD
+    raised = (((bits >> 52) + 2048) & 0xFFF) | 0x4330000000000000
+    exponent = raised.to(tl.float64, bitcast=True) - (4503599627370496.0 + 2048.0)
+    m = ((bits & 0xFFFFFFFFFFFFF) + 0x3FE6A09E667F3BCD).to(tl.float64, bitcast=True)
+    t = (m - 1.0) / (m + 1.0)
+    u = t * t
+    series = u * 0.0 + 1.0 / 17.0
+    for k in tl.static_range(15, 2, -2):
+        series = series * u + 1.0 / k
+    series = series * u + 1.0
+    return exponent + 2.8853900817779268 * t * series
+
+
+@triton.jit
+def _exp2(y):
+    """conduit.kernels.cpu.priorities._exp2, operation by operation."""
+    shifted = y + 6755399441055744.0
+    z = (y - (shifted - 6755399441055744.0)) * 0.6931471805599453
+    series = z * 0.0 + 1.0 / 39916800.0
+    series = series * z + 1.0 / 3628800.0
+    series = series * z + 1.0 / 362880.0
+    series = series * z + 1.0 / 40320.0
+    series = series * z + 1.0 / 5040.0
+    series = series * z + 1.0 / 720.0
+    series = series * z + 1.0 / 120.0
+    series = series * z + 1.0 / 24.0
+    series = series * z + 1.0 / 6.0
+    series = series * z + 1.0 / 2.0
+    series = series * z + 1.0
+    series = series * z + 1.0
+    return series * ((shifted.to(tl.int64, bitcast=True) + 1023) << 52).to(tl.float64, bitcast=True)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _leaves(
+    priorities,
+    out,
+    refused,
+    clipped,
+    count,
+    ALPHA: tl.constexpr,
+    EPS: tl.constexpr,
+    UNIT: tl.constexpr,
+    LARGEST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < count
+    priority = tl.load(priorities + at, mask=mask, other=0.0).to(tl.float64)
+    # false for NaN too
+    good = (priority >= 0.0) & (priority < float("inf"))
+    x = tl.where(good, priority, 0.0) + EPS
+    power = ALPHA * _log2(x)
+    power = tl.where(power < -1000.0, -1000.0, power)
+    power = tl.where(power > 1000.0, 1000.0, power)
+    # plain numbers would become float32 here, which do not hold these
+    powered = _exp2(power) * tl.full((), UNIT, tl.float64)
+    largest = tl.full((), LARGEST, tl.float64)
+    some = mask & good
+    if ALPHA != 0.0:
+        some = some & (x != 0.0)
+    tl.atomic_add(clipped, tl.sum((some & (powered < 0.5)).to(tl.int32), 0).to(tl.int64), sem="relaxed")
+    tl.atomic_add(clipped + 1, tl.sum((some & (powered > largest)).to(tl.int32), 0).to(tl.int64), sem="relaxed")
+    powered = tl.where(powered < 1.0, 1.0, powered)
+    powered = tl.where(powered > largest, largest, powered)
+    shift = ((powered.to(tl.int64, bitcast=True) >> 52) & 0x7FF) - _BIAS
+    shift = tl.where(shift < 0, 0, shift)
+    scaled = powered * ((1023 - shift) << 52).to(tl.float64, bitcast=True)
+    mantissa = (scaled + 4503599627370496.0).to(tl.int64, bitcast=True) & 0xFFFFFFFF
+    carry = mantissa >> _BITS
+    leaf = ((shift + carry) << _BITS) + mantissa - (carry << _TOP)
+    if ALPHA != 0.0:
+        leaf = tl.where(x == 0.0, 0, leaf)
+    tl.store(out + at, leaf.to(tl.uint32), mask=mask)
+    tl.atomic_add(refused, tl.sum((mask & (good == 0)).to(tl.int32), 0).to(tl.int64), sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["count", "capacity"])
+def _claim(winner, rows, ticket, refused, count, capacity, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.load(rows + at, mask=at < count, other=-1)
+    # none of them while one priority is refused; a mask takes no scalar in the interpreter
+    wanted = (row >= 0) & (row < tl.where(tl.load(refused) == 0, capacity, 0))
+    tl.atomic_max(winner + row, tl.load(ticket) + at, mask=wanted, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["count", "capacity"])
+def _write(winner, rows, ticket, refused, values, leaves, count, capacity, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.load(rows + at, mask=at < count, other=-1)
+    # none of them while one priority is refused; a mask takes no scalar in the interpreter
+    wanted = (row >= 0) & (row < tl.where(tl.load(refused) == 0, capacity, 0))
+    mine = wanted & (tl.load(winner + row, mask=wanted, other=-1) == tl.load(ticket) + at)
+    value = tl.load(values + at, mask=at < count, other=0)
+    tl.store(leaves + row, value, mask=mine)
+
+
+@triton.jit
+def _value(code):
+    """conduit.kernels.cpu.priorities.value_of, of int64."""
+    return (code & _MASK) << (code >> _BITS)
+
+
+@triton.jit(do_not_specialize=["count", "capacity"])
+def _sum(
+    lower,
+    upper,
+    rows,
+    ticket,
+    refused,
+    clipped,
+    count,
+    capacity,
+    SPAN: tl.constexpr,
+    FIRST: tl.constexpr,
+    LAST: tl.constexpr,
+):
+    """Sum one block anew: that of the program's row, or of the program's number where there are no rows."""
+    program = tl.program_id(0)
+    if rows is None:
+        block = program.to(tl.int64)
+    else:
+        row = tl.load(rows + program)
+        block = tl.where((row >= 0) & (row < capacity), row, 0) // SPAN
+    below = tl.load(lower + block * _FAN + tl.arange(0, _FAN)).to(tl.int64)
+    if FIRST:
+        below = _value(below)
+    tl.store(upper + block, tl.sum(below, 0))
+    if LAST and program == 0:
+        pending = tl.load(refused)
+        for kind in tl.static_range(2):
+            # of an update that changed nothing, nothing was clipped
+            here = tl.where(pending == 0, tl.load(clipped + kind), 0)
+            tl.store(clipped + 2 + kind, tl.load(clipped + 2 + kind) + here)
+            tl.store(clipped + kind, pending * 0)
+        tl.store(refused + 1, tl.load(refused + 1) + pending)
+        tl.store(refused, pending * 0)
+        tl.store(ticket, tl.load(ticket) + count)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _draw(state, levels, rows, probabilities, count, BLOCKS: tl.constexpr, STRATIFIED: tl.constexpr):
+    slot = tl.program_id(0).to(tl.int64)
+    j = tl.arange(0, _FAN)
+    weight = tl.load(levels[0] + j).to(tl.int64)
+    total = tl.sum(weight, 0)
+    first, second = random_pair(tl.load(state), tl.load(state + 1), slot >> 1)
+    low = total * 0
+    high = total
+    if STRATIFIED:
+        size = count.to(tl.int64)
+        whole, rest = total // size, total % size
+        low = whole * slot + rest * slot // size
+        high = whole * (slot + 1) + rest * (slot + 1) // size
+    position = low + scale_to(tl.where(slot & 1 != 0, second, first), tl.maximum(high - low, 1))
+    # with nothing to draw it ends at row 0, as the only thing that is sure to be there
+    position = tl.where(total > 0, position, -1)
+    block = total * 0
+    for level in tl.static_range(len(levels)):
+        if level > 0:
+            # sums that are not up to date lead to a wrong row, but to no other memory
+            block = tl.minimum(block, BLOCKS[level] - 1)
+            weight = tl.load(levels[level] + block * _FAN + j).to(tl.int64)
+            if level == len(levels) - 1:
+                weight = _value(weight)
+        run = tl.cumsum(weight, 0)
+        found = tl.minimum(tl.sum((run <= position).to(tl.int32), 0), _FAN - 1)
+        position -= tl.sum(tl.where(j < found, weight, 0), 0)
+        block = block * _FAN + found
+    leaf = tl.sum(tl.where(j == block % _FAN, weight, 0), 0)
+    tl.store(rows + slot, tl.where(total > 0, block, -1))
+    tl.store(probabilities + slot, leaf.to(tl.float64) / tl.maximum(total, 1).to(tl.float64))
+
+
+@triton.jit
+def _weigh(
+    probabilities, candidates, beta, least, out, COUNT: tl.constexpr, OVER_BATCH: tl.constexpr, BLOCK: tl.constexpr
+):
+    """One program: the least probability of the batch, then (p / base)^-beta of each."""
+    if OVER_BATCH:
+        smallest = tl.full((BLOCK,), 2.0, tl.float64)
+        for start in range(0, COUNT, BLOCK):
+            at = start + tl.arange(0, BLOCK)
+            p = tl.load(probabilities + at, mask=at < COUNT, other=2.0)
+            smallest = tl.minimum(smallest, tl.where(p > 0.0, p, 2.0))
+        base = tl.min(smallest, 0)
+    elif least is None:
+        base = 1.0 / tl.load(candidates).to(tl.float64)
+    else:
+        base = tl.load(least)
+    exponent = tl.load(beta)
+    for start in range(0, COUNT, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        p = tl.load(probabilities + at, mask=at < COUNT, other=0.0)
+        power = -exponent * _log2(tl.where(p > 0.0, p, base) / base)
+        power = tl.where(power < -1000.0, -1000.0, power)
+        power = tl.where(power > 1000.0, 1000.0, power)
+        tl.store(out + at, tl.where(p > 0.0, _exp2(power), 0.0).to(tl.float32), mask=at < COUNT)
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """Leaves of a table's rows and the sums above them, on one device.
+
+    Attributes:
+        rows: Rows of the table.
+        leaves: uint32 [rows, rounded up to a multiple of 128]; 0 where a row cannot be drawn, and behind the last.
+        sums: int64 arrays, from those of 128 leaves each up to the topmost, which has 128 numbers; zeros behind the last.
+        winner: int64 [as leaves], the largest ticket that claimed each row.
+        ticket: int64 [1], the next update's first ticket.
+        refused: int64 [2]: of the update in progress, and of all before it, priorities that are none.
+        clipped: int64 [4]: the same of priorities that were stored as the least and the largest there is: two of the update in
+            progress, two of all before it.
+    """
+
+    rows: int
+    leaves: Any
+    sums: tuple[Any, ...]
+    winner: Any
+    ticket: Any
+    refused: Any
+    clipped: Any
+
+    @property
+    def total(self) -> Any:
+        """int64 [], the sum of all leaves; computed on the device."""
+        return self.sums[-1].sum()
+
+
+def make_tree(rows: int, device: Any) -> Tree:
+    """A tree of leaves 0.
+
+    Raises:
+        ConfigError: No row, or more than 2^31 - 1.
+    """
+    import torch
+
+    if not 1 <= rows <= LARGEST:
+        raise ConfigError(f"Expected from 1 to {LARGEST} rows, got {rows}")
+
+    def zeros(count: int, dtype: Any) -> Any:
+        return torch.zeros(tiles(count, FAN_OUT) * FAN_OUT, dtype=dtype, device=device)
+
+    sums: list[Any] = []
+    count = rows
+    while not sums or count > FAN_OUT:
+        count = tiles(count, FAN_OUT)
+        sums.append(zeros(count, torch.int64))
+    winner = zeros(rows, torch.int64) - 1
+    ticket, refused, clipped = (torch.zeros(n, dtype=torch.int64, device=device) for n in (1, 2, 4))
+    return Tree(rows, zeros(rows, torch.uint32), tuple(sums), winner, ticket, refused, clipped)
+
+
+def _resum(tree: Tree, rows: Any) -> None:
+    """Sum the blocks of rows anew, level by level; all blocks where there are no rows, or no fewer rows than blocks."""
+    lower, span = tree.leaves, FAN_OUT
+    for upper in tree.sums:
+        blocks = len(lower) // FAN_OUT
+        touched = rows is not None and len(rows) < blocks
+        launch(
+            _sum,
+            len(rows) if touched else blocks,
+            lower,
+            upper,
+            rows if touched else None,
+            tree.ticket,
+            tree.refused,
+            tree.clipped,
+            0 if rows is None else len(rows),
+            tree.rows,
+            num_warps=1,
+            SPAN=span,
+            FIRST=int(lower is tree.leaves),
+            LAST=int(upper is tree.sums[-1]),
+        )
+        lower, span = upper, span * FAN_OUT
+
+
+def build(tree: Tree) -> None:
+    """Sum all leaves anew, after they were written from elsewhere."""
+    _resum(tree, None)
+
+
+def update(tree: Tree, rows: Any, priorities: Any, leaves: Any, *, rule: Priorities) -> None:
+    """Set priorities of rows, and bring the sums up to date; of duplicates the last one wins.
+
+    Rows outside the table (-1 for those that have been overwritten) are left out. If one of the priorities is NaN, infinite or
+    negative, the tree stays as it is, and `tree.refused[1]` grows by how many there were.
+
+    Args:
+        tree: The tree.
+        rows: int64 [count].
+        priorities: float32 or float64 [count].
+        leaves: uint32 [count], overwritten with the leaves.
+        rule: The table's.
+
+    Raises:
+        FieldError: Wrong tensors.
+    """
+    check(rows, "rows", "int64", (None,), like=tree.leaves)
+    count = len(rows)
+    check(priorities, "priorities", ("float32", "float64"), (count,), like=rows)
+    check(leaves, "leaves", "uint32", (count,), like=rows)
+    if count == 0:
+        return
+    if count > LARGEST_PART:
+        raise ConfigError(f"Expected at most {LARGEST_PART} updates at once, got {count}")
+    grid = tiles(count, _BLOCK)
+    launch(
+        _leaves,
+        grid,
+        priorities,
+        leaves,
+        tree.refused,
+        tree.clipped,
+        count,
+        num_warps=4,
+        ALPHA=float(rule.alpha),
+        EPS=float(rule.eps),
+        UNIT=rule.unit,
+        LARGEST=float(largest_of(tree.rows)),
+        BLOCK=_BLOCK,
+    )
+    claims = (tree.winner, rows, tree.ticket, tree.refused)
+    launch(_claim, grid, *claims, count, tree.rows, num_warps=4, BLOCK=_BLOCK)
+    launch(_write, grid, *claims, leaves, tree.leaves, count, tree.rows, num_warps=4, BLOCK=_BLOCK)
+    _resum(tree, rows)
+
+
+def draw(tree: Tree, state: Any, rows: Any, probabilities: Any, *, stratified: bool = True) -> None:
+    """Draw rows in proportion to their leaves: those that conduit.sampling.prioritized draws first for the same seed and leaves.
+
+    Args:
+        tree: The tree, its sums up to date.
+        state: int64 [2], seed and number of the draw (conduit.kernels.gpu.philox).
+        rows: int64 [count], overwritten; -1 where all leaves are 0.
+        probabilities: float64 [count], leaf over the sum of all, 0 as above.
+        stratified: One draw from each equal slice of the mass, or independent ones.
+
+    Raises:
+        FieldError: Wrong tensors.
+    """
+    check(state, "state", "int64", (2,), like=tree.leaves)
+    check(rows, "rows", "int64", (None,), like=tree.leaves)
+    check(probabilities, "probabilities", "float64", (len(rows),), like=rows)
+    levels = (*reversed(tree.sums), tree.leaves)
+    launch(
+        _draw,
+        len(rows),
+        state,
+        levels,
+        rows,
+        probabilities,
+        len(rows),
+        num_warps=1,
+        BLOCKS=tuple(len(level) // FAN_OUT for level in levels),
+        STRATIFIED=int(stratified),
+    )
+
+
+def weigh(probabilities: Any, weights: Any, *, beta: Any, candidates: Any = None, least: Any = None) -> None:
+    """Importance weights (p / base)^-beta, 0 where p is 0.
+
+    Args:
+        probabilities: float64 [count].
+        weights: float32 [count], overwritten.
+        beta: float64 [1].
+        candidates: int64 [1], rows that could be drawn: base is 1 / candidates.
+        least: float64 [1], base itself (the least probability of any row). With neither, base is the batch's least.
+
+    Raises:
+        FieldError: Wrong tensors.
+        ConfigError: Both bases.
+    """
+    check(probabilities, "probabilities", "float64", (None,))
+    check(weights, "weights", "float32", (len(probabilities),), like=probabilities)
+    check(beta, "beta", "float64", (1,), like=probabilities)
+    if candidates is not None and least is not None:
+        raise ConfigError("Expected candidates or least, got both")
+    if candidates is not None:
+        check(candidates, "candidates", "int64", (1,), like=probabilities)
+    if least is not None:
+        check(least, "least", "float64", (1,), like=probabilities)
+    launch(
+        _weigh,
+        min(1, len(probabilities)),
+        probabilities,
+        candidates,
+        beta,
+        least,
+        weights,
+        num_warps=8,
+        COUNT=len(probabilities),
+        OVER_BATCH=int(candidates is None and least is None),
+        BLOCK=256,
+    )

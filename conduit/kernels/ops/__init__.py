@@ -1,0 +1,1 @@
+"""Operations on whole batches that users call: returns, hindsight."""

@@ -1,0 +1,1 @@
+"""The specification of what kernels compute: plain numpy, float64, slow."""

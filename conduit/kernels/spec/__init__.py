@@ -1,0 +1,1 @@
+"""What a batch is, as data: plans, windows, transforms. Nothing here computes."""

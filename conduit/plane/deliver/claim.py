@@ -1,0 +1,512 @@
+"""What a consumer hands out: rows of one page, as arrays [ticks, environments, ...] where they lie."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Self
+
+import numpy as np
+
+from conduit.errors import Closed, ConfigError
+from conduit.field import Field
+from conduit.forking import StaysHere
+from conduit.kernels.spec.batch_transforms import Apply, BatchTransform, Contents, check_new
+from conduit.kernels.spec.names import shown
+from conduit.kernels.spec.plan import FLAGS, Computed
+from conduit.kernels.spec.windows import Rollout
+from conduit.native.finish import when_gone
+from conduit.native.jit import entry
+from conduit.plane.deliver.batch import Maker, as_bfloat16
+from conduit.plane.deliver.convert import Converting, Reading
+from conduit.plane.views import Arrays
+from conduit.store.format.soundness import check_links, check_spans
+from conduit.store.format.words import FINAL, FIRST, GENERATION_MASK, KEPT, LINK_SHIFT, ROW_BITS
+from conduit.store.tables import queue
+from conduit.store.tables.appearance import never_raises, place_of
+from conduit.store.tables.queue import (
+    Q_AGAIN,
+    Q_BOOTSTRAP,
+    Q_ENVS,
+    Q_GENERATION,
+    Q_PAGE,
+    Q_START,
+    Q_STATE,
+    Q_STOP,
+    Q_STREAM,
+    Q_TICK,
+    Q_WORDS,
+)
+from conduit.store.tables.view import META_DTYPE, TableView
+
+Array = np.ndarray[Any, Any]
+
+_MARKS = ("is_first", "mask")
+_BOOTSTRAP = "bootstrap_"
+_ENDS = {queue.ACKNOWLEDGED: "acknowledged", queue.GIVEN_BACK: "given back", queue.LOST: "lost"}
+
+
+class Record:
+    """The claim itself, apart from its arrays: it ends once, in whichever thread is first, or when the record goes.
+
+    Made before anything is claimed, so that what the claiming call notes in its words always has an end.
+
+    Args:
+        table: The queue.
+        seat: This process's seat.
+        counts: The consumer's counts.
+
+    Attributes:
+        array, words: int64 (store.tables.queue.Q_*).
+    """
+
+    __slots__ = ("__weakref__", "_counts", "_seat", "_table", "array", "words")
+
+    def __init__(self, table: TableView, seat: Array, counts: Array) -> None:
+        self._table = table
+        self._seat = seat
+        self._counts = counts
+        self.array = np.zeros(Q_WORDS, np.int64)
+        self.words = self.array.data
+        when_gone(self, entry(queue.drop_claim), self.array, seat, counts)
+
+    @property
+    def ended(self) -> str | None:
+        """How it ended, "acknowledged", "given back" or "lost", or None."""
+        return _ENDS.get(self.words[Q_STATE])
+
+    def acknowledge(self) -> None:
+        """Mark the rows as done.
+
+        Raises:
+            Closed: The client has closed, or the claim was given back: the rows are delivered again.
+        """
+        self._table.check_open()
+        if entry(queue.end)(self.array, self._seat, self._counts, queue.ACKNOWLEDGED) != queue.ACKNOWLEDGED:
+            raise Closed(f"Expected a claim that is held, this one was {self.ended}: its rows are delivered again")
+
+    def give_back(self) -> None:
+        """Let the rows be delivered again, to anybody.
+
+        Raises:
+            Closed: They have been acknowledged.
+        """
+        if entry(queue.end)(self.array, self._seat, self._counts, queue.GIVEN_BACK) == queue.ACKNOWLEDGED:
+            raise Closed("Expected a claim that is not acknowledged, this one is: its rows are done")
+
+
+class Columns:
+    """How a table's arrays are made, for all claims of a consumer.
+
+    Args:
+        table: The queue.
+        make: Makes what is handed out from a view of shared memory.
+        own: The same from an array that belongs to the claim.
+        steps: Steps on each claim's arrays as a batch of one rollout.
+        rename: {field, or parent: name in claims}.
+        converting: The consumer's transforms.
+
+    Raises:
+        ConfigError: A step that is none, that lacks its inputs or makes what is there already; names that cannot be.
+    """
+
+    def __init__(
+        self,
+        table: TableView,
+        make: Maker,
+        own: Maker,
+        steps: Iterable[BatchTransform],
+        rename: Mapping[str, str] | None,
+        converting: Converting,
+    ) -> None:
+        self.table = table
+        self.converting = converting
+        self.schema = shown(table.layout.schema, rename)
+        # names in claims to names in the table
+        self.stored = dict(zip(self.schema.names, table.layout.schema.names, strict=True))
+        self.converted = {name: field for name, field in self.stored.items() if field in converting.outputs}
+        self.make = make
+        self.own = own
+        self.page_rows = table.layout.page_rows
+        self.names = (*self.schema.names, *FLAGS)
+        base = table.segment.base
+        arrays = {name: table.columns[stored] for name, stored in self.stored.items()}
+        arrays |= {"terminated": table.terminated, "truncated": table.truncated}
+        # by name: dtype, shape and strides of a row, stride from row to row, place in the segment
+        self._described = {
+            name: (array.dtype, array.shape[1:], array.strides[1:], array.strides[0], array.ctypes.data - base)
+            for name, array in arrays.items()
+        }
+        meta = table.meta.ctypes.data - base
+        for name, (dtype, offset, *_) in (META_DTYPE.fields or {}).items():
+            self._described[f".{name}"] = (dtype, (), (), META_DTYPE.itemsize, meta + offset)
+        self._brains = frozenset(field.name for field in self.schema.fields if field.dtype == "bfloat16")
+        self._odd = self._brains | frozenset(self.schema.ragged_names)
+        self.steps = tuple(steps) if isinstance(steps, Iterable) else (steps,)
+        for step in self.steps:
+            if not isinstance(step, BatchTransform):
+                raise ConfigError(
+                    f"Expected conduit.gae, vtrace, returns_to_go, normalise_advantages or apply, got "
+                    f"{type(step).__name__} - at batch_transforms"
+                )
+        if self.steps:
+            self._check_steps()
+
+    def check_batch(self) -> None:
+        """Refuse a field of the name of something that a batch of a claim holds beside the fields.
+
+        Raises:
+            ConfigError: There is one.
+        """
+        for name in (*_MARKS, *map(_BOOTSTRAP.__add__, self.schema.observation_names)):
+            if name in self.stored:
+                stored = self.stored[name]
+                raise ConfigError(
+                    f"Expected each name in a batch once, got the stored field `{stored}` and the `{name}` of a claim as a "
+                    f"batch: open the consumer with rename={{{stored!r}: 'stored_{name}'}} - at `{name}`"
+                )
+
+    def _check_steps(self) -> None:
+        """Find out that the steps go together, for a claim in which everything is that can be in one."""
+        self.check_batch()
+        table = self.table.layout.table
+        lead = (table.rollout_length or 1, table.num_envs or 1)
+        fields = [field for field in self.schema.fields if not field.ragged]
+        kinds = {field.name: self._kind(field) for field in fields}
+        known = {name: Computed(name, dtype, (*lead, *shape)) for name, (dtype, shape) in kinds.items()}
+        known |= {name: Computed(name, "bool", lead) for name in (*FLAGS, *_MARKS)}
+        for field in fields:
+            if field.observation:
+                name = _BOOTSTRAP + field.name
+                dtype, shape = kinds[field.name]
+                known[name] = Computed(name, dtype, (lead[1], *shape))
+        self.steps = tuple(
+            step.bound(Contents(Rollout(*lead), known, False, self.schema.reward_names)) for step in self.steps
+        )
+        is_open = False
+        for step in self.steps:
+            for item in step.outputs(Contents(Rollout(*lead), known, is_open, self.schema.reward_names)):
+                check_new(item.name, known, step)
+                known[item.name] = item
+            is_open = is_open or isinstance(step, Apply)
+
+    def _kind(self, field: Field) -> tuple[str, tuple[int, ...]]:
+        """Dtype and shape of a field's rows in a claim."""
+        if field.name not in self.converted:
+            return field.dtype, field.shape
+        output = self.converting.outputs[self.converted[field.name]]
+        return output.transform.dtype, output.shape
+
+    def convert(
+        self,
+        name: str,
+        rows: Array,
+        generation: int,
+        lead: tuple[int, ...],
+        reading: Reading,
+        counts: Array | None = None,
+    ) -> Any:
+        """Rows of a field that has a transform, as they are handed out (conduit.plane.deliver.convert)."""
+        field = self.converted[name]
+        value = self.own(self.converting.make(field, rows, generation, lead, reading, counts))
+        return as_bfloat16(value) if self.converting.outputs[field].transform.dtype == "bfloat16" else value
+
+    def array(self, hold: Any, name: str, row: int, lead: tuple[int, ...]) -> Array:
+        """View of consecutive rows of a column from physical row `row` on, [*lead, *shape], that keeps `hold` alive."""
+        dtype, shape, inner, stride, offset = self._described[name]
+        outer = (stride,) if len(lead) == 1 else (lead[1] * stride, stride)
+        return np.ndarray((*lead, *shape), dtype, hold, offset + row * stride, (*outer, *inner))
+
+    def deliver(self, hold: Any, name: str, row: int, lead: tuple[int, ...]) -> Any:
+        """The same as it is handed out; of a ragged field a list of one value for each row."""
+        if name in self._odd:
+            if name not in self._brains or self.schema[name].ragged:
+                return self._values(hold, name, row, lead)
+            return as_bfloat16(self.make(self.array(hold, name, row, lead)))
+        # what a learner waits for: `array`, written out
+        dtype, shape, inner, stride, offset = self._described[name]
+        outer = (stride,) if len(lead) == 1 else (lead[1] * stride, stride)
+        return self.make(np.ndarray((*lead, *shape), dtype, hold, offset + row * stride, (*outer, *inner)))
+
+    def _values(self, hold: Any, name: str, row: int, lead: tuple[int, ...]) -> list[Any]:
+        arena = self.table.arenas[self.stored[name]][row // self.page_rows]
+        item = arena.strides[0]
+        start = arena.ctypes.data - self.table.segment.base
+        spans = self.table.columns[self.stored[name]][row : row + int(np.prod(lead))]
+        check_spans(self.table.layout, self.stored[name], row // self.page_rows, spans)
+        found = []
+        for first, length in spans.tolist():
+            shape = (length, *arena.shape[1:])
+            value = self.make(np.ndarray(shape, arena.dtype, hold, start + first * item, arena.strides))
+            found.append(as_bfloat16(value) if name in self._brains else value)
+        return found
+
+
+class RolloutBatch(dict[str, Any]):
+    """A claim as a batch of one rollout: a dict that knows which of its arrays are rewards.
+
+    Attributes:
+        reward_names: Their names.
+    """
+
+    reward_names: tuple[str, ...]
+
+
+class Claim(StaysHere, Arrays):
+    """Consecutive ticks of one writer, for their claimer alone: {field name, "terminated", "truncated": [ticks, num_envs, *shape]}.
+
+    Arrays are views of shared memory: read them only. They stay valid as long as anything made from the claim is alive, also
+    after `ack`, and writers get the page only then. A ragged field is a list of one value [length, *shape[1:]] for each row,
+    tick after tick.
+
+    `claim["obs.camera"]` is `claim.obs.camera` too, as in a `Batch`.
+
+    As a context manager it is acknowledged on leaving, and given back on an exception. A claim that is dropped without either
+    is given back.
+
+    Attributes:
+        ticks, num_envs: Size; a writer without num_envs counts as one environment.
+        stream: Number of the writer's stream.
+        first_tick: Number of the first tick in its stream.
+        complete: False for a rollout of fewer ticks than rollout_length: its writer closed, died, gave a bootstrap early, or
+            kept too many final observations.
+        delivered_before: True if the rows may have been handed out before, to a consumer that died or gave them back.
+    """
+
+    _elsewhere = "claim there; {name: value.clone() for name, value in claim.items()} are copies that can be sent"
+
+    __slots__ = (
+        "__weakref__",
+        "_added",
+        "_columns",
+        "_due",
+        "_hold",
+        "_lead",
+        "_reading",
+        "_record",
+        "_row",
+        "_values",
+        "complete",
+        "delivered_before",
+        "first_tick",
+        "num_envs",
+        "stream",
+        "ticks",
+    )
+
+    def __init__(self, columns: Columns, record: Record, hold: Any, rollout: int) -> None:
+        words = record.words
+        self._columns = columns
+        self._record = record
+        self._hold = hold
+        self._row = words[Q_PAGE] * columns.page_rows + words[Q_START]
+        self._values: dict[str, Any] = {}
+        self._added: tuple[str, ...] = ()
+        self._reading: Reading = {}
+        self._due: list[tuple[Array, Array]] = []  # what statistics take when the claim is acknowledged
+        self.num_envs: int = words[Q_ENVS]
+        self.ticks: int = (words[Q_STOP] - words[Q_START]) // self.num_envs
+        self.stream: int = words[Q_STREAM]
+        self.first_tick: int = words[Q_TICK]
+        self.complete: bool = not rollout or self.ticks == rollout
+        self.delivered_before: bool = words[Q_AGAIN] != 0
+        self._lead = (self.ticks, self.num_envs)
+
+    def _check(self) -> None:
+        if self._record.ended == "given back":
+            raise Closed(
+                "Expected a claim that is held or acknowledged, this one was given back: others may work on its rows"
+            )
+
+    def __getitem__(self, name: str) -> Any:
+        value = self._values.get(name)
+        if value is None:
+            self._check()
+            if name not in self._columns.names:
+                return self._find(name)
+            value = self._values[name] = self._columns.deliver(self._hold, name, self._row, self._lead)
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*self._columns.names, *self._added))
+
+    def __len__(self) -> int:
+        return len(self._columns.names) + len(self._added)
+
+    def _meta(self, name: str) -> Array:
+        self._check()
+        return self._columns.array(self._hold, f".{name}", self._row, self._lead)
+
+    @property
+    def ids(self) -> Any:
+        """Row ids, int64 [ticks, num_envs]."""
+        rows = np.arange(self._row, self._row + self.ticks * self.num_envs).reshape(self._lead)
+        return self._columns.own(rows | (self._record.words[Q_GENERATION] & GENERATION_MASK) << ROW_BITS)
+
+    @property
+    def versions(self) -> Any:
+        """Policy versions that acted, int32 [ticks, num_envs]; a view."""
+        return self._columns.make(self._meta("version"))
+
+    @property
+    def steps(self) -> Any:
+        """Steps in the episode, int32 [ticks, num_envs], from 0; a view."""
+        return self._columns.make(self._meta("step"))
+
+    @property
+    def episodes(self) -> Any:
+        """Episode numbers, unique in the table, int64 [ticks, num_envs]."""
+        return self._columns.own(self._meta("episode").astype(np.int64) | self.stream << 32)
+
+    @property
+    def is_first(self) -> Any:
+        """Where an episode begins, bool [ticks, num_envs]."""
+        return self._columns.own((self._meta("link") & FIRST) != 0)
+
+    @property
+    def mask(self) -> Any:
+        """Where a row is a step, bool [ticks, num_envs]; with autoreset "next_step" others are only an observation."""
+        return self._columns.own((self._meta("link") & FINAL) == 0)
+
+    @property
+    def bootstrap(self) -> dict[str, Any] | None:
+        """The observations behind the last tick, {observation name: [num_envs, *shape]}, views; None where none were given."""
+        self._check()
+        local = self._record.words[Q_BOOTSTRAP]
+        if local < 0:
+            return None
+        row, columns = self._record.words[Q_PAGE] * self._columns.page_rows + local, self._columns
+        lead, rows = (self.num_envs,), np.arange(row, row + self.num_envs)
+        return {
+            name: columns.convert(name, rows, self._record.words[Q_GENERATION], lead, self._reading)
+            if name in columns.converted
+            else columns.deliver(self._hold, name, row, lead)
+            for name in columns.schema.observation_names
+        }
+
+    @property
+    def finals(self) -> tuple[Any, dict[str, Any]]:
+        """Final observations that were handed over with the steps that ended episodes ("same_step", "disabled").
+
+        Returns:
+            Their places, int64 [K, 2] (tick, environment), and {observation name: [K, *shape]}, copies; a ragged one is a list.
+        """
+        link = self._meta("link").reshape(-1)
+        places = np.flatnonzero(link & KEPT)
+        rows = self._row + places + (link[places] >> LINK_SHIFT).astype(np.int64)
+        columns = self._columns
+        page = self._row // columns.page_rows
+        check_links(columns.table.layout, page, rows - page * columns.page_rows)
+        found: dict[str, Any] = {}
+        for name in columns.schema.observation_names:
+            if name in columns.converted:
+                generation = self._record.words[Q_GENERATION]
+                found[name] = columns.convert(name, rows, generation, (len(rows),), self._reading)
+            elif columns.schema[name].ragged:
+                found[name] = [columns.deliver(self._hold, name, row, (1,))[0] for row in rows.tolist()]
+            else:
+                value = columns.own(columns.table.columns[columns.stored[name]][rows])
+                found[name] = as_bfloat16(value) if columns.schema[name].dtype == "bfloat16" else value
+        return columns.own(np.stack(np.divmod(places, self.num_envs), 1)), found
+
+    def batch(self) -> RolloutBatch:
+        """The claim as a batch of one rollout, {name: [1, ticks, num_envs, *shape]}, as `conduit.gae(...)(batch, ...)` takes it.
+
+        "is_first" and "mask" are in it, and bootstrap_<observation> [1, num_envs, *shape] where there are such. Ragged fields
+        are left out.
+
+        Raises:
+            ConfigError: A stored field has one of these names; the consumer's `rename` gives it another.
+        """
+        self._columns.check_batch()
+        batch = RolloutBatch({name: value[None] for name, value in self.items() if not isinstance(value, list)})
+        batch.reward_names = self._columns.schema.reward_names
+        batch |= {"is_first": self.is_first[None], "mask": self.mask[None]}
+        for name, value in (self.bootstrap or {}).items():
+            if not isinstance(value, list):
+                batch[_BOOTSTRAP + name] = value[None]
+        return batch
+
+    def convert(self) -> None:
+        """Apply a consumer's transforms; called once, before the claim is handed out.
+
+        Raises:
+            FieldError: A row that one of them refuses.
+        """
+        columns, generation = self._columns, self._record.words[Q_GENERATION]
+        self._reading = columns.converting.read()
+        rows = np.arange(self._row, self._row + self.ticks * self.num_envs)
+        is_step = ((self._meta("link") & FINAL) == 0).reshape(-1)
+        for name, field in columns.converted.items():
+            columns.converting.check(field, rows, generation, is_step)
+            self._values[name] = columns.convert(name, rows, generation, self._lead, self._reading, is_step)
+        self._due = [(rows, is_step)]
+
+    def transform(self, number: int) -> None:
+        """Run a consumer's steps on the claim as a batch; called once, before it is handed out.
+
+        Raises:
+            ConfigError: A step lacks its inputs, or makes what is there already.
+        """
+        steps = self._columns.steps
+        batch = self.batch()
+        given = frozenset(batch)
+        arrays: dict[str, Array] = {}
+        is_open = False
+        for step in steps:
+            known = {
+                name: Computed(name, str(value.dtype).removeprefix("torch."), tuple(value.shape[1:]))
+                for name, value in batch.items()
+            }
+            contents = Contents(Rollout(*self._lead), known, is_open, self._columns.schema.reward_names)
+            for item in step.outputs(contents):
+                check_new(item.name, batch, step)
+                arrays[item.name] = np.zeros((1, *item.lanes), item.dtype)
+                batch[item.name] = self._columns.own(arrays[item.name])
+            step.run(batch, arrays, (0, number))
+            is_open = is_open or isinstance(step, Apply)
+        self._added = tuple(name for name in batch if name not in given)
+        self._values |= {name: batch[name][0] for name in self._added}
+
+    def nest(self) -> dict[str, Any]:
+        """The claim with nested fields as nested dicts and tuples; what is no field keeps its name."""
+        own = {*self._columns.names}
+        fields = {name: value for name, value in self.items() if name in own}
+        return self._columns.schema.nest(fields) | {name: value for name, value in self.items() if name not in own}
+
+    def ack(self) -> None:
+        """The rows are done: nobody gets them again, and statistics that a transform updates take them. Idempotent.
+
+        Raises:
+            Closed: The claim was given back, or its client or engine has closed: the rows are delivered again.
+        """
+        self._record.acknowledge()
+        if self._due:
+            with contextlib.suppress(IndexError):  # another thread was first
+                self._columns.converting.count(*self._due.pop())
+
+    def give_back(self) -> None:
+        """The rows are not done: they are delivered again, to anybody. Idempotent.
+
+        Raises:
+            Closed: They have been acknowledged.
+        """
+        self._record.give_back()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._record.ended is None:
+            if kind is None:
+                self.ack()
+            else:
+                self.give_back()
+
+    @never_raises
+    def __repr__(self) -> str:
+        return (
+            f"Claim({place_of(self._columns.table)}, stream {self.stream}, ticks {self.first_tick} to {self.first_tick + self.ticks}, "
+            f"{self.num_envs} environment{'' if self.num_envs == 1 else 's'}, {self._record.ended or 'held'}: "
+            f"{', '.join(self)})"
+        )

@@ -1,0 +1,187 @@
+"""A consumer's transforms: fields of a claim as arrays of its own, made by the same row operations as a loader's.
+
+What a transform makes is made when the rows are claimed, from one reading of the running statistics; a claim with a row that one of
+them refuses is not handed out. What statistics take of a claim (`normalise(update=True)`) they take when it is acknowledged, so
+rows that are delivered again are counted once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from conduit.arrays import from_bfloat16
+from conduit.errors import ConfigError, FieldError
+from conduit.kernels.cpu import augment
+from conduit.kernels.cpu.gather import D_REFUSED
+from conduit.kernels.spec.plan import Output, conversions
+from conduit.kernels.spec.transforms import Pipeline
+from conduit.plane.deliver.transform_state import Array
+from conduit.store.format.words import GENERATION_MASK, ROW_BITS
+from conduit.store.tables.statistics import Statistics
+from conduit.store.tables.view import TableView
+
+_ALIGNED = 64
+
+Reading = dict[str, Array]
+"""{field: float64 [2, *shape], mean and inverse deviation}, never written to again."""
+
+
+@functools.cache
+def _operation(address: int) -> Callable[[int, int, int, int], int]:
+    return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 4)(address)
+
+
+class Converting:
+    """The transforms of one consumer.
+
+    Args:
+        table: The queue.
+        transform: {field, or parent: step or tuple of steps}.
+
+    Attributes:
+        outputs: {field: what it becomes}.
+
+    Raises:
+        ConfigError: A transform that does not fit its field, or that a consumer has no meaning for.
+    """
+
+    def __init__(self, table: TableView, transform: Mapping[str, Pipeline] | None) -> None:
+        if transform is not None and not isinstance(transform, Mapping):
+            raise ConfigError(
+                f"Expected a mapping of fields to transforms, got {type(transform).__name__} - at transform"
+            )
+        self._table = table
+        self.outputs: dict[str, Output] = {}
+        self._reading: Reading = {}
+        self._stamps: dict[str, int] = {}
+        for name, done in conversions(table.layout.schema, transform or {}).items():
+            field = table.layout.schema[name]
+            if field.ragged or done.shift is not None:
+                what = "a ragged field, whose values a claim gives one by one" if field.ragged else "random_shift"
+                raise ConfigError(
+                    f"Expected conduit.scale, cast, clip, one_hot or normalise of fields of a fixed shape in a consumer, got {what}: "
+                    f"leave it out, and do it to what the claim gives - at transform[{name!r}]"
+                )
+            if done.normalise is not None and name not in table.layout.statistics:
+                raise ConfigError(
+                    f"Expected table {table.layout.name!r} to keep statistics of the field, it keeps those of "
+                    f"{list(table.layout.statistics)}: create it with statistics=({name!r},) - at transform[{name!r}]"
+                )
+            self.outputs[name] = Output(
+                name, field, "anchor", (), done.transform, done.classes, done.normalise, None, done.start
+            )
+
+    def read(self) -> Reading:
+        """The statistics as they are now."""
+        statistics = Statistics(self._table)
+        for name, output in self.outputs.items():
+            if output.normalise is None or self._stamps.get(name) == (stamp := statistics.stamp(name)):
+                continue
+            moments = statistics.read(name)
+            scales = np.ones((2, *output.field.shape))
+            scales[0] = moments.mean
+            if moments.count:
+                with np.errstate(divide="ignore"):  # eps may be 0, and then the user's infinities are meant
+                    scales[1] = 1.0 / np.sqrt(moments.variance + output.normalise.eps)
+            self._reading = {**self._reading, name: scales}
+            self._stamps[name] = stamp
+        return self._reading
+
+    def make(
+        self,
+        name: str,
+        rows: Array,
+        generation: int,
+        lead: tuple[int, ...],
+        reading: Reading,
+        counts: Array | None = None,
+    ) -> Array:
+        """A field's rows, converted.
+
+        Args:
+            name: The field.
+            rows: int64 [n], physical rows that the caller has claimed.
+            generation: Of their page.
+            lead: Axes before the field's shape; n elements.
+            reading: Of the statistics.
+            counts: bool [n], which rows have to be of a value that the transform takes; None for all.
+
+        Returns:
+            [*lead, *shape], of the transform's dtype; bfloat16 as its uint16 bits.
+
+        Raises:
+            FieldError: A class out of range.
+        """
+        output, column = self.outputs[name], self._table.columns[name]
+        memory = np.empty(output.row_bytes * len(rows) + _ALIGNED, np.uint8)
+        made = np.ndarray((len(rows), *output.shape), output.numpy_dtype, memory, -memory.ctypes.data % _ALIGNED)
+        scales = reading.get(name)
+        at = (0, 0) if scales is None else (scales[:1].ctypes.data, scales[1:].ctypes.data)
+        slots = np.arange(len(rows))
+        words = augment.describe(
+            output,
+            column.ctypes.data,
+            column.strides[0],
+            made.ctypes.data,
+            rows.ctypes.data,
+            len(rows),
+            statistics=at,
+        )
+        _operation(int(words[0]))(words.ctypes.data, slots.ctypes.data, len(rows), 0)
+        if words[D_REFUSED // 8]:
+            values = column[rows]
+            bad = (values < output.start) | (values > output.start + (output.classes - 1))
+            what = f"classes from {output.start} to {output.start + output.classes - 1}"
+            help_ = "raise n in conduit.one_hot(n), or name the first class, one_hot(n, start=...)"
+            self._refuse(output, rows, generation, bad, counts, what, help_)
+        return made.reshape(*lead, *output.shape)
+
+    def check(self, name: str, rows: Array, generation: int, counts: Array) -> None:
+        """Refuse rows that a field's statistics could not take.
+
+        Raises:
+            FieldError: One of them is not finite.
+        """
+        output = self.outputs[name]
+        if output.normalise is not None and output.normalise.update:
+            what, help_ = "finite values for the field's running statistics", "use conduit.normalise(update=False)"
+            bad = ~np.isfinite(self._values(output, rows))
+            self._refuse(output, rows, generation, bad, counts, what, help_)
+
+    def count(self, rows: Array, is_step: Array) -> None:
+        """Add rows that are done to the statistics: of rows that are only an observation, the observations."""
+        taken = {
+            name: self._values(output, rows if output.field.observation else rows[is_step])
+            for name, output in self.outputs.items()
+            if output.normalise is not None and output.normalise.update
+        }
+        if taken:
+            Statistics(self._table).update(taken)
+
+    def _values(self, output: Output, rows: Array) -> Array:
+        values: Array = self._table.columns[output.field.name][rows]
+        return from_bfloat16(values) if output.field.dtype == "bfloat16" else values
+
+    def _refuse(
+        self, output: Output, rows: Array, generation: int, bad: Array, counts: Array | None, what: str, help_: str
+    ) -> None:
+        if counts is not None and not output.field.observation:
+            bad = bad & counts.reshape(-1, *(1 for _ in output.field.shape))
+        if not bad.any():
+            return
+        place = tuple(np.argwhere(bad)[0].tolist())
+        row = int(rows[place[0]])
+        value = self._values(output, rows[place[0] : place[0] + 1])[0][place[1:]].item()
+        row_id = (generation & GENERATION_MASK) << ROW_BITS | row
+        where = f"{place[1:]} of " if place[1:] else ""
+        raise FieldError(
+            f"Expected {what}, got {value!r} in {where}{output.field.name!r} of row {row_id}, the first of {int(bad.sum())} such values "
+            f"in the claim: {help_}, or open the consumer with on_refused='drop' to pass such claims over",
+            at=output.field.name,
+            row_id=row_id,
+            value=value,
+        )

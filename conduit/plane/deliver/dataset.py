@@ -1,0 +1,92 @@
+"""A table as a dataset of torch: a loader, opened anew by name in every process that iterates it.
+
+The workers of a `torch.utils.data.DataLoader` attach by themselves, each with a seat of its own, and part the batches of one loader
+among them by `shard`: worker w of n makes every n-th batch from the w-th on. A DataLoader takes its workers' batches in turn, so what
+comes out is what one loader of the seed gives, in its order, as long as the table rests.
+
+The batches themselves go through torch's shared memory. That costs a copy that a loader in the learner's own process does not make: a
+loader is the faster door, this one is for code that has a DataLoader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+from conduit.errors import ConfigError
+from conduit.plane.deliver.batch import Batch
+from conduit.plane.deliver.owned import OwnedBatch
+
+_NEXT_SEED = 0x9E3779B97F4A7C15
+"""Apart from one another: the seeds of a worker that iterates again and again."""
+
+
+class Dataset(IterableDataset[Batch]):
+    """Batches of one table, for `DataLoader(dataset, batch_size=None, num_workers=...)`. Use `Client.dataset`.
+
+    Args:
+        name: Engine name.
+        attach: Attaches by an engine's name; it is pickled with the dataset.
+        table: Table name.
+        seed: The loader's, or None: torch's, so that `torch.manual_seed` repeats it, and each iteration has another.
+        shard: The loader's.
+        policy: Name of the slot that `max_staleness` counts in, or None.
+        options: The loader's other options.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        attach: Callable[[str], Any],
+        table: str,
+        *,
+        seed: int | None,
+        shard: tuple[int, int] | None,
+        policy: str | None,
+        options: Mapping[str, Any],
+    ) -> None:
+        self._name = name
+        self._table = table
+        self._attach = attach
+        self._seed = seed
+        self._shard = shard
+        self._policy = policy
+        self._options = dict(options)
+        self._iterations = 0
+
+    def __repr__(self) -> str:
+        return f"Dataset(engine {self._name!r}, table {self._table!r}, {self._options})"
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Attach, and deliver as a loader does until the iterator is dropped."""
+        worker = get_worker_info()
+        rank, world = self._shard or (0, 1)
+        if worker is None:
+            seed = int(torch.empty((), dtype=torch.int64).random_()) if self._seed is None else self._seed
+        else:
+            # workers that persist keep their seed from one iteration to the next, and count them alike
+            drawn = worker.seed - worker.id + _NEXT_SEED * self._iterations
+            seed = drawn % 2**63 if self._seed is None else self._seed
+            rank, world = rank + world * worker.id, world * worker.num_workers
+        self._iterations += 1
+        with self._attach(self._name) as client:
+            policy = None if self._policy is None else client.policy(self._policy)
+            options = {**self._options, "policy": policy, "seed": seed, "shard": (rank, world)}
+            with client.loader(self._table, **options) as loader:
+                for batch in loader:
+                    # a mapping that torch's default_convert and pin_memory leave what it is
+                    yield batch.clone()
+
+
+def _collated(batches: list[Batch], *, collate_fn_map: object = None) -> None:  # noqa: ARG001 - torch's signature
+    raise ConfigError(
+        f"Expected DataLoader(dataset, batch_size=None), got {len(batches)} batches to put together: each is a batch already, of the "
+        "size that client.dataset(..., batch_size=...) was told"
+    )
+
+
+default_collate_fn_map[OwnedBatch] = _collated

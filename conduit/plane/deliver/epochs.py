@@ -1,0 +1,258 @@
+"""A loader that delivers every window of a table once in an epoch (`sampling.shuffled`), and goes on where it was left.
+
+Its place is the number of the next batch: epoch and windows behind it, one word, stored after each delivery like that of any named
+loader. With it goes a digest of the rows that the epoch's order was made of: an epoch can be gone on with only over the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from conduit.clock import Deadline
+from conduit.errors import Closed, ConfigError, DataTimeout, Exhausted, FieldError
+from conduit.kernels.spec.windows import Transition, Window
+from conduit.numbers import at_least
+from conduit.plane.deliver.batch import Batch, Buffer
+from conduit.plane.deliver.lacking import what_is_there
+from conduit.plane.deliver.loader import Loader, LoaderStats, checked_shard
+from conduit.sampling.shuffled import PLACE_BITS, Shuffled, ShuffledSampler
+from conduit.store.tables.loader_cursors import NamedLoader
+from conduit.store.tables.view import TableView
+
+
+class EpochLoader(Loader):
+    """A loader opened with `sampling=conduit.Shuffled(...)`; a `for` loop over it is one epoch, or what is left of one.
+
+    `next` goes on with the next epoch by itself. The last batch of an epoch may be shorter than the others. Rows written while an epoch
+    runs come with the next one; rows overwritten or deleted before their turn are left out, and counted in `sampler.skipped`.
+
+    Attributes:
+        sampler: Has `epoch`, `place` (windows behind), `windows` (of this epoch) and `skipped`.
+    """
+
+    sampler: ShuffledSampler
+
+    def __init__(
+        self,
+        table: TableView,
+        *,
+        batch_size: int,
+        window: Window | None,
+        sampling: Shuffled,
+        seed: int,
+        place: NamedLoader | None,
+        min_rows: int | None,
+        shard: tuple[int, int] | None,
+        max_staleness: int | None,
+        **options: Any,
+    ) -> None:
+        declared = table.layout.table
+        for given, what in (
+            (max_staleness, "max_staleness, which changes what can be drawn from batch to batch"),
+            (declared.max_times_sampled, f"table {table.layout.name!r} with max_times_sampled, whose rows go"),
+            (
+                table.layout.limits,
+                f"table {table.layout.name!r} with a limiter, which waits for rows that no epoch has",
+            ),
+        ):
+            if given is not None:
+                raise ConfigError(f"Expected sampling=conduit.Shuffled(...) without {what}")
+        size = at_least("batch_size", batch_size, 1)
+        made = ShuffledSampler(
+            table, window or Transition(), seed, size, (0, 1) if shard is None else checked_shard(shard)
+        )
+        least = min_rows if min_rows is not None else size if sampling.drop_last else 1
+        self._rule, self._seed, self._stock = sampling, seed, 0 if place is None else place.stock
+        self._begun = False
+        self._rows = 0
+        self._options = options | {"window": window, "seed": seed}
+        super().__init__(
+            table,
+            batch_size=size,
+            window=window,
+            sampling=made,
+            seed=seed,
+            place=place,
+            min_rows=least,
+            max_staleness=None,
+            **options,
+        )
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next batch belongs to, from 0."""
+        return self.sampler.epoch
+
+    def next(self, timeout: float | None = None) -> Batch:
+        """The next batch, of the next epoch where this one is over.
+
+        Args:
+            timeout: As of `Loader.next`.
+
+        Raises:
+            Exhausted: Every epoch that was asked for has been delivered.
+            ConfigError: The table has changed since the epoch began that this loader was to go on with.
+            DataTimeout, BuffersBusy, FieldError, Closed, OwnerGone: As of `Loader.next`.
+        """
+        deadline = Deadline(self._timeout if timeout is None else timeout)
+        while not self._over:
+            batch = self._deliver(deadline)
+            if batch is not None:
+                return batch
+            self._end_epoch()
+        raise Exhausted(
+            f"Expected a batch of one of {self._rule.epochs} epochs, every one has been delivered: ask for more of them"
+        )
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        batch = None if self._over else self._deliver(Deadline(self._timeout))
+        if batch is None:
+            if not self._over:
+                self._end_epoch()
+            raise StopIteration
+        return batch
+
+    def __len__(self) -> int:
+        """Batches of an epoch of the rows that there are; of the present one, once it has begun."""
+        if not self._begun and not self._over:
+            self._begin(None)
+        count, size = self.sampler.windows, self.plan.batch_size
+        return count // size if self._rule.drop_last else -(-count // size)
+
+    def __bool__(self) -> bool:
+        return True  # it is there, also when an epoch has no batch
+
+    def state_dict(self) -> dict[str, int]:
+        """Where it is: what `load_state_dict` goes on from, in this or another process, over the same rows."""
+        stock = self.sampler.stock if self._begun else self._stock
+        return {"seed": self._seed, "epoch": self.epoch, "place": self.sampler.place, "stock": stock}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on where another loader of the same seed was.
+
+        Raises:
+            ConfigError: It had another seed, or this is no state of a loader.
+        """
+        if set(state) != {"seed", "epoch", "place", "stock"} or state["seed"] != self._seed:
+            raise ConfigError(f"Expected the state of a loader with seed {self._seed}, got {state!r}")
+        self._go_to(at_least("epoch", state["epoch"], 0), at_least("place", state["place"], 0))
+        self._stock, self._begun = state["stock"], False
+
+    @property
+    def stats(self) -> LoaderStats:
+        """Counts since the loader was opened."""
+        return replace(super().stats, rows=self._rows)
+
+    @property
+    def _over(self) -> bool:
+        return self._rule.epochs is not None and self.epoch >= self._rule.epochs
+
+    def _go_to(self, epoch: int, place: int) -> None:
+        self.sampler.batch = epoch << PLACE_BITS | place
+        if self._place is not None:
+            self._place.batch = self.sampler.batch
+
+    def _end_epoch(self) -> None:
+        self._go_to(self.epoch + 1, 0)
+        self._begun = False
+
+    def _begin(self, deadline: Deadline | None) -> None:
+        """List the epoch's windows; with a deadline, once there are enough of them."""
+        self._table.check_open()
+        self.sampler.begin()
+        if self.sampler.place:
+            if self.sampler.stock != self._stock:
+                raise ConfigError(
+                    f"Expected table {self._table.layout.name!r} to hold the rows that it held when epoch {self.epoch} of this loader "
+                    "began, it has been written, deleted from or reset since: an epoch goes on over the same rows only. Take another "
+                    "name, or no state, to begin anew"
+                )
+        elif deadline is not None and self.sampler.candidates < self._least:
+            enough = self._table.wait(
+                self._has_enough,
+                for_space=False,
+                deadline=deadline,
+            )
+            if enough is None:
+                found = self.sampler.candidates
+                raise DataTimeout(
+                    f"Expected at least {self._least} rows that begin a {type(self.plan.window).__name__} in table "
+                    f"{self._table.layout.name!r}, got {found} within {deadline.timeout:g} s: "
+                    f"{what_is_there(self._table, self.plan.window)}"
+                )
+        self._begun, self._stock = True, self.sampler.stock
+        if self._place is not None:
+            self._place.stock = self._stock
+
+    def _has_enough(self) -> bool | None:
+        self.sampler.begin()
+        return True if self.sampler.candidates >= self._least else None
+
+    def _deliver(self, deadline: Deadline) -> Batch | None:
+        """The present epoch's next batch; None when it has no more."""
+        if self._closed:
+            raise Closed("Expected an open loader, this one was closed")
+        self._table.check_open()
+        if not self._begun:
+            self._begin(deadline)
+        sampler, size, place, number = self.sampler, self.plan.batch_size, self.sampler.place, self.sampler.batch
+        if place >= sampler.windows:
+            return None
+        spare = self._free_buffer(deadline.left())
+        found = sampler.take(place, size)
+        behind = place + found
+        while True:
+            if found == 0 or (found < size and self._rule.drop_last):
+                sampler.skipped += sampler.windows - place - found
+                self._go_to(self.epoch, sampler.windows)
+                return None
+            maker: Loader = self if found == size else self._shorter(found, number)
+            buffer = spare if maker is self else maker._free_buffer(0.0)  # noqa: SLF001 - a loader of the same making
+            batch = self._made(maker, buffer, number, behind)
+            if batch is not None:
+                break
+            # some of them have gone since they were listed
+            if deadline.passed():
+                raise DataTimeout(
+                    f"Expected a batch within {deadline.timeout:g} s, writers overwrote its rows each time"
+                )
+            found, behind = sampler.pick(spare.job_address, place, size)
+        sampler.skipped += behind - place - found
+        self._batches += 1
+        self._rows += found
+        self._go_to(self.epoch, behind)
+        return batch
+
+    def _made(self, maker: Loader, buffer: Buffer, number: int, behind: int) -> Batch | None:
+        """The batch of what is picked, or None when one of it is not there any more."""
+        drawn = False
+        try:
+            if maker._transforming.prepares:  # noqa: SLF001
+                maker._transforming.before(number)  # noqa: SLF001
+            if not maker._fill(buffer):  # noqa: SLF001
+                return None
+            drawn = True
+            batch = maker._hand_out(buffer)  # noqa: SLF001
+            if maker.plan.batchwise:
+                batch.transform(maker._transforming, number)  # noqa: SLF001
+            if buffer.settles:
+                buffer.hand_out()
+        except BaseException as error:
+            buffer.give_back()
+            if isinstance(error, FieldError) or (drawn and isinstance(error, Exception)):
+                # a batch with a row that is refused would be refused for ever
+                self._go_to(self.epoch, behind)
+            raise
+        return batch
+
+    def _shorter(self, size: int, number: int) -> Loader:
+        """A loader of batches of this size, that draws what this one's sampler has picked."""
+        options = self._options | {"buffers": 2, "on_busy": "allocate"}
+        made = Loader(self._table, batch_size=size, sampling=self.sampler, min_rows=1, max_staleness=None, **options)
+        self.sampler.batch = number
+        return made

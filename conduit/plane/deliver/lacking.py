@@ -1,0 +1,60 @@
+"""What is true of a table in which somebody waited for rows in vain: rows, complete ones, and which writers live."""
+
+from __future__ import annotations
+
+import sys
+
+from conduit.kernels.spec.windows import Window
+from conduit.native.compile import turns
+from conduit.sampling.anchors import anchors
+from conduit.store.segment import writer_counts
+from conduit.store.tables.view import TableView
+
+
+def _compiling() -> str:
+    compiler = sys.modules.get("conduit.native.compile.compiler")
+    if compiler is None or not turns.others(compiler.folders):
+        return ""
+    return (
+        ". Another process is compiling kernels, which may take a minute the first time: wait for it with a longer timeout, or "
+        "run `conduit warm` before"
+    )
+
+
+def _writers(table: TableView) -> tuple[dict[int, int], int]:
+    """{process number: writers} of those that live, and how many are dead.
+
+    Raises:
+        Closed, Forked, OwnerGone: As `TableView.check_open`.
+    """
+    listed = table.check_open().list()
+    return writer_counts.count(table.segment, table.layout, ((one.number, one.pid, one.alive) for one in listed))
+
+
+def what_is_there(table: TableView, window: Window) -> str:
+    """How many rows there are and how many of them begin a window, which writers are at work, and what helps.
+
+    Args:
+        table: The table.
+        window: What the loader builds.
+    """
+    there, complete = table.counts().size, anchors(table, window)
+    kind = type(window).__name__
+    rows = f"{there:,} rows are there, {complete:,} of them with all behind them that a {kind} needs"
+    if there > complete:
+        rows += "; the others wait for the steps behind them"
+    alive, _ = _writers(table)
+    if not alive:
+        return f"{rows}; {who_writes(table)} (`conduit status`): start writers, or lower min_rows{_compiling()}"
+    at = ", ".join(map(str, sorted(alive)))
+    where = f"in process{'es' if len(alive) > 1 else ''} {at}"
+    return f"{rows}; {who_writes(table)}, {where}: raise timeout, or lower min_rows{_compiling()}"
+
+
+def who_writes(table: TableView) -> str:
+    """How many writers the table has and how many of them live, such as "0 of 2 writers alive"."""
+    alive, dead = _writers(table)
+    living = sum(alive.values())
+    if living + dead == 0:
+        return "no writer is open"
+    return f"{living} of {living + dead} writer{'s' if living + dead > 1 else ''} alive"

@@ -1,0 +1,459 @@
+"""Control point *delivery*: how batches are made and handed out.
+
+The contract is `Delivery`: an iterator of batches with a deadline. The default, `Loader`, is synchronous: a batch is drawn,
+gathered, transformed and validated by one compiled call when it is asked for.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from conduit.clock import Deadline
+from conduit.errors import Closed, ConfigError, DataTimeout, DeviceError, FieldError
+from conduit.forking import StaysHere
+from conduit.kernels.cpu import deliver
+from conduit.kernels.cpu.windows import V_CURRENT, V_OLDEST
+from conduit.kernels.spec.batch_transforms import BatchTransform, with_batch_transforms
+from conduit.kernels.spec.names import shown
+from conduit.kernels.spec.plan import Plan, make_plan
+from conduit.kernels.spec.ragged import Layout
+from conduit.kernels.spec.transforms import Pipeline
+from conduit.kernels.spec.windows import Window, crosses
+from conduit.native.jit import entry
+from conduit.numbers import MOST, whole
+from conduit.plane.deliver.batch import Batch, Buffer, Format, Maker, Scratch, batch_of, torch_maker
+from conduit.plane.deliver.busy import OnBusy, check_on_busy, refused, warn_of_copies
+from conduit.plane.deliver.lacking import what_is_there, who_writes
+from conduit.plane.deliver.shared_buffers import Share
+from conduit.plane.deliver.transform_state import Transforming
+from conduit.sampling.prioritized import WEIGHTS, Prioritised, PrioritisedSampler
+from conduit.sampling.shuffled import ShuffledSampler
+from conduit.sampling.uniform import Uniform
+from conduit.store.format.words import LAST_VERSION
+from conduit.store.pages.row_ids import as_ids
+from conduit.store.tables.appearance import filling_of, never_raises, place_of, state_of
+from conduit.store.tables.limit_checks import Gate
+from conduit.store.tables.loader_cursors import NamedLoader
+from conduit.store.tables.policy_weights import PolicySlot
+from conduit.store.tables.view import TableView
+
+Array = np.ndarray[Any, Any]
+
+_BLOCK_BYTES = 1 << 20
+_SHORTEST_BLOCK = 16
+_BUSY_SLEEP = 0.0005
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderStats:
+    """What a loader has done so far.
+
+    Attributes:
+        batches, rows: Delivered.
+        redrawn: Rows drawn again because a writer overwrote them between draw and check.
+        waited_s: Seconds spent waiting for rows or for a free buffer.
+        stale: Rows refused by `max_staleness`, {age in versions: count}; 63 stands for that and older. Uniformly, each time that one was
+            drawn; by priority, each time that it was looked at, since it is left out before the draw.
+        allocated: Batches that got memory of their own, since every buffer was in use (on_busy="allocate").
+    """
+
+    batches: int
+    rows: int
+    redrawn: int
+    waited_s: float
+    stale: dict[int, int]
+    allocated: int
+
+
+class Delivery(ABC):
+    """Contract of the control point *delivery*.
+
+    `next` returns a batch, or raises WaitTimeout's children within its deadline, or Closed; a failed call takes nothing
+    away from later ones, but a batch that a transform refuses (FieldError) is passed over. A batch stays valid until everything made from it is gone. One thread at a time.
+    """
+
+    @abstractmethod
+    def next(self, timeout: float | None = None) -> Batch:
+        """The next batch; waits for rows up to `timeout` seconds (None: the delivery's own)."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give the buffers back; batches that are still held stay valid. Idempotent."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        return self.next()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Loader(StaysHere, Delivery):
+    """Uniform batches of transitions from one table, made on the CPU when they are asked for.
+
+    Iterating never ends by itself; it waits for rows as long as `timeout` allows.
+
+    Attributes:
+        plan: What a batch is made of.
+        sampler: The sampler; `sampler.batch` is the number of the next batch.
+    """
+
+    _elsewhere = "open a loader there, client.loader(table, ...); shard=(rank, world) parts its batches"
+
+    def __init__(
+        self,
+        table: TableView,
+        *,
+        batch_size: int,
+        window: Window | None,
+        sampling: Prioritised | ShuffledSampler | None,
+        transform: Mapping[str, Pipeline] | None,
+        batch_transforms: Iterable[BatchTransform],
+        max_staleness: int | None,
+        policy: PolicySlot | None,
+        seed: int,
+        place: NamedLoader | None = None,
+        format: Format,  # noqa: A002 - the natural word in a call
+        buffers: int,
+        on_busy: OnBusy,
+        timeout: float | None,
+        min_rows: int | None,
+        fields: Iterable[str] | None,
+        ragged: Layout | Mapping[str, Layout],
+        rename: Mapping[str, str] | None,
+        shard: tuple[int, int] | None = None,
+        share: Share | None = None,
+    ) -> None:
+        if format not in ("torch", "numpy"):
+            raise ConfigError(f"Expected format 'torch' or 'numpy', got {format!r}")
+        check_on_busy(on_busy)
+        count = whole(buffers)
+        if count is None or not 2 <= count <= MOST:
+            raise ConfigError(f"Expected at least 2 buffers (the loop variable holds one), got {buffers!r}")
+        rank, world = (0, 1) if shard is None else checked_shard(shard)
+        stalest = whole(max_staleness)
+        bounded = max_staleness is not None
+        if bounded != (policy is not None) or (bounded and (stalest is None or stalest < 0)):
+            raise ConfigError(
+                f"Expected max_staleness of at least 0 versions together with policy=<the slot they count in>, "
+                f"got {max_staleness!r} and {policy!r}"
+            )
+        self._max_staleness = stalest or 0
+        self._policy = policy
+        Deadline(timeout)
+        table.check_open()
+        added = WEIGHTS if isinstance(sampling, Prioritised) else ()
+        extra = added if share is None else share.extra
+        schema = table.layout.schema
+        self.plan: Plan = make_plan(schema, batch_size, window, transform, fields, extra, ragged, rename)
+        self._shown = shown(schema, rename)
+        batch_size = self.plan.batch_size
+        self.plan = with_batch_transforms(self.plan, batch_transforms)
+        table.layout.table.check_window(*self.plan.reach, crosses=crosses(self.plan.window))
+        limited = table.layout.limits is not None
+        self._gate = Gate(table, batch_size, self.plan.reach[1]) if limited else None
+        self._is_plain = self._gate is None and self._policy is None
+        # with a limiter it is min_size that says how many rows have to be there
+        least = (1 if limited else batch_size) if min_rows is None else whole(min_rows)
+        if least is None or not 1 <= least <= table.layout.rows:
+            given = least if min_rows is None else min_rows
+            raise ConfigError(f"Expected min_rows from 1 to the table's {table.layout.rows} rows, got {given!r}")
+        self._transforming = Transforming(table, self.plan, seed)
+        self.sampler = _sampler(table, sampling, batch_size, seed, least)
+        self._place = place
+        self.sampler.batch = rank
+        self._world = world
+        if place is not None:
+            self.sampler.batch = place.batch or rank
+        self._table = table
+        self._timeout = timeout
+        self._on_busy = on_busy
+        self._least = least
+        self._scratch = Scratch(self.plan)
+        self._block = min(batch_size, max(_SHORTEST_BLOCK, _BLOCK_BYTES // max(1, self.plan.sample_bytes)))
+        beside: list[Buffer | None] = [None] * count
+        if share is not None:
+            beside = share.admit(table.layout.name, self.plan, count)
+        self._buffers = [self._open_buffer(other) for other in beside]
+        self._wanted = batch_size
+        self._turn = 0
+        self._batches = 0
+        self._redrawn = 0
+        self._allocated = 0
+        self._last_job: Array | None = None  # of the newest batch with memory of its own, which nobody here keeps alive
+        self._waited = 0.0
+        self._closed = False
+        self._make: Maker = torch_maker() if format == "torch" else np.ndarray.view
+
+    def next(self, timeout: float | None = None) -> Batch:
+        """The next batch.
+
+        Args:
+            timeout: Seconds to wait for rows, and with on_busy="wait" for a buffer; None takes the loader's.
+
+        Raises:
+            DataTimeout: Too few rows came, or the table's limiter did not let a batch out.
+            BuffersBusy: Every buffer is still referred to, and on_busy is "error" or "wait".
+            FieldError: A stored value that a transform cannot take: `row_id`, `at` and `value` say which. Nothing is delivered
+                or added to statistics, and the next call draws the batch behind this one.
+            Closed: The loader, client or engine has closed.
+            OwnerGone: The engine's owner is gone.
+        """
+        if self._closed:
+            raise Closed("Expected an open loader, this one was closed")
+        self._table.check_open()
+        buffer = self._free_buffer(timeout)
+        number = self.sampler.batch
+        if self._transforming.prepares:
+            self._transforming.before(number)
+        drawn = False
+        try:
+            # straight away where nothing is asked before: two calls less
+            if not (buffer.fill() if self._is_plain else self._attempt(buffer)):
+                self._wait_for_rows(buffer, self._timeout if timeout is None else timeout)
+            drawn = True
+            batch = self._hand_out(buffer)
+            if self.plan.batchwise:
+                batch.transform(self._transforming, number)
+            if buffer.settles:
+                buffer.hand_out()
+            if self._gate is not None:
+                self._gate.deliver(self.sampler.batch_at, number + self._world)
+        except BaseException as error:
+            buffer.give_back()
+            if self._gate is not None:
+                self._gate.cancel()
+            own = drawn and isinstance(error, Exception) and not isinstance(error, DeviceError)
+            if own or isinstance(error, FieldError):
+                # a batch with a row that is refused would be refused for ever
+                self._go_on(number)
+            raise
+        self._batches += 1
+        self.sampler.batch = number + self._world
+        if self._place is not None:
+            self._place.batch = number + self._world
+        return batch
+
+    def _go_on(self, number: int) -> None:
+        """Leave batch `number` behind."""
+        self.sampler.batch = number + self._world
+        if self._place is not None:
+            self._place.batch = self.sampler.batch
+
+    def _attempt(self, buffer: Buffer) -> bool:
+        """Draw a batch, reserved in the table's limiter; False when it is against it or there is nothing to draw."""
+        gate = self._gate
+        if gate is None:
+            return self._fill(buffer)
+        gate.cancel()  # of a call that did not come to its end
+        if not gate.reserve(self._wanted):
+            return False
+        filled = self._fill(buffer)
+        if not filled:
+            gate.cancel()
+        return filled
+
+    def _open_buffer(self, beside: Buffer | None) -> Buffer:
+        return Buffer(self._table, self.plan, self._scratch, self._transforming, self.sampler, self._block, beside)
+
+    def _fresh_buffer(self, beside: Buffer | None = None) -> Buffer:
+        """A buffer for one batch, which goes with everything that is made from it."""
+        buffer = self._open_buffer(beside)
+        self._allocated, self._redrawn, self._last_job = self._allocated + 1, self._redrawn_so_far(), buffer.job
+        return buffer
+
+    def _redrawn_so_far(self) -> int:
+        """Rows drawn again, but for those of the loader's own buffers."""
+        return self._redrawn + (0 if self._last_job is None else int(self._last_job[deliver.J_REDRAWN // 8]))
+
+    def _hand_out(self, buffer: Buffer) -> Batch:
+        buffer.take()
+        return batch_of(buffer, self._make, self._shown)
+
+    def _fill(self, buffer: Buffer) -> bool:
+        """Draw a batch; staleness is counted from the version that is published now, however long rows were waited for."""
+        if self._policy is not None:
+            current = min(self._policy.version, LAST_VERSION)
+            buffer.window[V_CURRENT // 8] = current
+            buffer.window[V_OLDEST // 8] = current - self._max_staleness
+        return buffer.fill()
+
+    def _free_buffer(self, timeout: float | None) -> Buffer:
+        count = len(self._buffers)
+        for i in range(count):
+            index = (self._turn + i) % count
+            if self._buffers[index].is_free():
+                self._turn = index + 1
+                return self._buffers[index]
+        if self._on_busy == "wait":
+            begun = time.monotonic()
+            deadline = Deadline(self._timeout if timeout is None else timeout)
+            # another thread of this process lets go of a batch by dropping a reference: nothing announces that
+            while not deadline.passed():
+                time.sleep(_BUSY_SLEEP)
+                self._table.check_open()
+                free = next((buffer for buffer in self._buffers if buffer.is_free()), None)
+                if free is not None:
+                    self._waited += time.monotonic() - begun
+                    return free
+        if self._on_busy != "allocate":
+            raise refused(self._buffers)
+        if not self._allocated:
+            warn_of_copies(self._table.layout.name, self._buffers)
+        return self._fresh_buffer()
+
+    def _wait_for_rows(self, buffer: Buffer, timeout: float | None) -> None:
+        begun = time.monotonic()
+        filled = self._table.wait(lambda: self._attempt(buffer) or None, for_space=False, deadline=Deadline(timeout))
+        self._waited += time.monotonic() - begun
+        if filled is None:
+            found = self.sampler.offered
+            times = self._table.layout.table.max_times_sampled
+            spent = ""
+            if times is not None:
+                counts = self._table.counts()
+                spent = (
+                    f"; {counts.deleted - counts.evicted:,} of the rows still in their pages have been delivered as often as they may "
+                    f"be (max_times_sampled={times}) or deleted"
+                )
+            where = f"in table {self._table.layout.name!r}"
+            blocked = None if self._gate is None else self._gate.explain(self._wanted)
+            if blocked is not None:
+                raise DataTimeout(
+                    f"Expected the limiter {where} to let {self._wanted} samples out within {timeout} s, but {blocked}; "
+                    f"{who_writes(self._table)}"
+                )
+            if found >= self._least:
+                stale = f"; refused as older than max_staleness={self._max_staleness}: {self.stats.stale}"
+                raise DataTimeout(
+                    f"Expected rows that begin a {type(self.plan.window).__name__} {where}, got none among {found} within "
+                    f"{timeout} s{stale if self._policy is not None else ''}{spent}; "
+                    f"{who_writes(self._table)}: wait for more rows, or ask for another window"
+                )
+            raise DataTimeout(
+                f"Expected at least {self._least} sampleable rows {where}, got {found} within {timeout} s{spent}: "
+                f"{what_is_there(self._table, self.plan.window)}"
+            )
+
+    def update_priorities(self, ids: Any, priorities: Any) -> int:
+        """Give rows new priorities, such as the absolute TD errors of a batch.
+
+        Args:
+            ids: int64 [n], from `Batch.ids` of this table; of duplicates the last one wins. -1 stands for no row.
+            priorities: Real [n], finite and at least 0.
+
+        Returns:
+            How many were ignored, because their rows have been overwritten or handed on to their stream's next page since,
+            or never were rows to draw (`sampler.ignored` adds them up).
+
+        Raises:
+            FieldError: Wrong shape, a NaN, infinite, negative or complex priority, or an id that no row of this table ever had;
+                nothing is changed.
+            ConfigError: The loader does not sample by priority.
+            Closed: The loader, client or engine has closed.
+        """
+        if not isinstance(self.sampler, PrioritisedSampler):
+            raise ConfigError(
+                "Expected a loader opened with sampling=conduit.Prioritised(...), this one draws uniformly"
+            )
+        if self._closed:
+            raise Closed("Expected an open loader, this one was closed")
+        self._table.check_open()
+        return self.sampler.update(ids, priorities)
+
+    def valid(self, ids: Any) -> Array:
+        """Which row ids still name the rows they were given for.
+
+        Args:
+            ids: int64, any shape, from `Batch.ids`.
+
+        Returns:
+            bool of that shape; False where the row has been overwritten since, or the id is none of this table's.
+
+        Raises:
+            FieldError: These are no integers.
+        """
+        keys = as_ids(ids)
+        out = np.zeros(keys.shape, bool)
+        entry(deliver.still_valid)(self._table.address, keys.ctypes.data, keys.size, out.ctypes.data)
+        return out
+
+    @property
+    def stats(self) -> LoaderStats:
+        """Counts since the loader was opened."""
+        ages = self._scratch.ages
+        stale = {age: int(ages[age]) for age in np.flatnonzero(ages).tolist()}
+        redrawn = self._redrawn_so_far() + sum(buffer.redrawn for buffer in self._buffers)
+        rows = self._batches * self.plan.batch_size
+        return LoaderStats(self._batches, rows, redrawn, self._waited, stale, self._allocated)
+
+    def close(self) -> None:
+        """Let the buffers, and the loader's name, go; batches that are still held stay valid."""
+        if self._place is not None:
+            self._place.release()
+        participants = self._table.participants
+        if participants is not None and participants.seated:
+            for buffer in self._buffers:
+                buffer.give_back()
+        if self._gate is not None:
+            self._gate.cancel()
+        self._redrawn, self._last_job = self.stats.redrawn, None
+        self._closed = True
+        self._buffers = []
+
+    @never_raises
+    def __repr__(self) -> str:
+        name = "" if self._place is None else f"name={self._place.name!r}, "
+        return (
+            f"{type(self).__name__}({place_of(self._table)}, {name}batch_size={self.plan.batch_size}, {self.plan.window!r}, "
+            f"{self._batches:,} batches, {state_of(self._table, closed=self._closed)}: {filling_of(self._table)})"
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+
+def checked_shard(shard: object) -> tuple[int, int]:
+    """Rank and world of (rank, world).
+
+    Raises:
+        ConfigError: No pair of whole numbers with 0 <= rank < world.
+    """
+    pair = shard if isinstance(shard, tuple | list) and len(shard) == 2 else (None, None)
+    rank, world = map(whole, pair)
+    if rank is None or world is None or not 0 <= rank < world:
+        raise ConfigError(f"Expected shard=(rank, world) with 0 <= rank < world, got {shard!r}")
+    return rank, world
+
+
+def _sampler(
+    table: TableView, sampling: Prioritised | ShuffledSampler | None, size: int, seed: int, least: int
+) -> Uniform | PrioritisedSampler:
+    if isinstance(sampling, ShuffledSampler):
+        return sampling
+    if sampling is None:
+        return Uniform(seed, table.layout.pages, least)
+    rule = table.layout.table.priorities
+    if not isinstance(sampling, Prioritised):
+        raise ConfigError(
+            f"Expected sampling to be conduit.Prioritised(...), conduit.Shuffled(...) or None, got {sampling!r}"
+        )
+    if rule is None:
+        raise ConfigError(
+            f"Expected table {table.layout.name!r} to have priorities: create it with priorities=conduit.Priorities(...)"
+        )
+    geometry = (table.layout.pages, table.layout.page_rows)
+    return PrioritisedSampler(
+        sampling, rule, table.layout.name, table.address, table.seat_line(), geometry, size, seed, least
+    )

@@ -1,0 +1,369 @@
+"""Batches out of several tables: each fills its own slots of the same arrays, so nothing is put together afterwards.
+
+The rows of a table lie side by side, in the order in which the tables were named; `source` says which is whose. How many rows
+each table gives is a function of the batch's number: "exact" counts are such that after any number of batches each table has
+given its share of all rows, to within one row; "random" ones are drawn, seeded like everything else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any, Literal
+
+import numpy as np
+
+from conduit.clock import Deadline
+from conduit.errors import Closed, ConfigError, FieldError
+from conduit.forking import StaysHere
+from conduit.kernels.cpu.priorities import as_priorities
+from conduit.kernels.spec.plan import Computed
+from conduit.nesting import check_known
+from conduit.numbers import at_least, real, whole
+from conduit.plane.deliver.batch import Batch, Buffer, batch_of
+from conduit.plane.deliver.loader import Array, Delivery, Loader, LoaderStats
+from conduit.plane.deliver.shared_buffers import Share
+from conduit.sampling.drawable import Drawable
+from conduit.sampling.prioritized import WEIGHTS, Prioritised, PrioritisedSampler
+from conduit.sampling.uniform import Uniform
+from conduit.store.tables.appearance import filling_of, never_raises, state_of
+from conduit.store.tables.loader_cursors import NamedLoader
+from conduit.store.tables.view import TableView
+
+Counts = Literal["exact", "random"]
+
+SOURCE = Computed("source", "int64", ())
+_NEXT_SEED = 0x9E3779B97F4A7C15
+_COUNTS_KEY = 0x636F756E7473  # "counts": apart from the keys of draws
+
+
+class Part(Loader):
+    """The loader of one table of a mixture; it fills slots of batches that others fill too."""
+
+    def __init__(self, table: TableView, *, share: Share, **options: Any) -> None:
+        super().__init__(table, share=share, **options)
+        self._rows = 0
+        self._drawable: Drawable | None = None
+        if isinstance(self.sampler, Uniform) and WEIGHTS[0] in share.extra:
+            self._drawable = Drawable(table)
+        if not share.buffers:
+            share.buffers = self._buffers
+
+    def settle(self) -> None:
+        """Take the references to the shared arrays that there are now for the loaders' own."""
+        for buffer in self._buffers:
+            buffer.settle()
+
+    def free_buffer(self, timeout: float | None) -> tuple[Buffer, int | None]:
+        """A buffer that nobody refers to, and its number; None for one with memory of its own.
+
+        Raises:
+            BuffersBusy: There is none.
+        """
+        buffer = self._free_buffer(timeout)
+        return buffer, self._buffers.index(buffer) if buffer in self._buffers else None
+
+    def beside(self, first: Buffer, number: int | None) -> Buffer:
+        """This table's buffer in the memory of the first one's, which has this number."""
+        return self._fresh_buffer(first) if number is None else self._buffers[number]
+
+    def draw(self, buffer: Buffer, first: int, end: int, timeout: float | None) -> None:
+        """Fill the slots [first, end) of a buffer.
+
+        Raises:
+            DataTimeout: Too few rows came.
+            FieldError: A stored value that a transform cannot take.
+        """
+        buffer.narrow(first, end)
+        if self._transforming.prepares:
+            self._transforming.before(self.sampler.batch)
+        self._wanted = end - first
+        if not self._attempt(buffer):
+            self._wait_for_rows(buffer, timeout)
+        if self._drawable is not None:
+            # every row is as likely as any other: nothing to make up for
+            buffer.arrays["weights"][first:end] = 1.0
+            # a writer may have gone on since the draw, and rows may have gone
+            buffer.arrays["probabilities"][first:end] = 1.0 / max(1, self._drawable.count(buffer.window.ctypes.data))
+
+    def batch_of(self, buffer: Buffer) -> Batch:
+        """The batch whose slots have all been filled."""
+        buffer.take()
+        batch = batch_of(buffer, self._make, self._shown)
+        if self.plan.batchwise:
+            batch.transform(self._transforming, self.sampler.batch)
+        return batch
+
+    def cancel(self, buffer: Buffer) -> None:
+        """What it has drawn into a buffer is not handed out: neither its table's limiter nor its rows' deliveries count it."""
+        buffer.give_back()
+        if self._gate is not None:
+            self._gate.cancel()
+
+    def advance(self, buffer: Buffer, rows: int) -> None:
+        """Go on to the next batch; of the one in a buffer it gave `rows`."""
+        number = self.sampler.batch + 1
+        buffer.hand_out()
+        if self._gate is not None:
+            self._gate.deliver(self.sampler.batch_at, number)
+        self._batches += 1
+        self._rows += rows
+        self.sampler.batch = number
+
+    @property
+    def stats(self) -> LoaderStats:
+        """Counts since the loader was opened; rows are those of this table."""
+        return replace(super().stats, rows=self._rows)
+
+
+class MixedLoader(StaysHere, Delivery):
+    """Batches of which each table gives its share. Use `Client.mix`; for use by one thread.
+
+    A batch has, beside its outputs, `source` int64 [B]: the number of the table that a row comes from, in the order of `tables`.
+
+    Attributes:
+        tables: Names of the tables, in the order of their rows.
+        samplers: {table: its sampler}, for instance to change `samplers["replay"].beta`.
+    """
+
+    _elsewhere = "open a loader there, client.mix(tables, ...)"
+
+    def __init__(
+        self,
+        views: Mapping[str, TableView],
+        weights: Mapping[str, float],
+        *,
+        batch_size: int,
+        sampling: Prioritised | Mapping[str, Prioritised | None] | None,
+        min_rows: int | Mapping[str, int] | None,
+        rename: Mapping[str, str] | Mapping[str, Mapping[str, str]] | None,
+        seed: int,
+        place: NamedLoader | None,
+        counts: Counts,
+        **options: Any,
+    ) -> None:
+        self.tables = tuple(views)
+        if counts not in ("exact", "random"):
+            raise ConfigError(f"Expected counts 'exact' or 'random', got {counts!r}")
+        batch_size = at_least("a batch_size", batch_size, 1)
+        self._batch_size = batch_size
+        self._shares = _shares(weights)
+        self._counts = counts
+        self._seed = seed
+        least = min(self._shares) * batch_size
+        if counts == "exact" and least < 1:
+            table = self.tables[self._shares.index(min(self._shares))]
+            raise ConfigError(
+                f"Expected batches in which each table has a row, got batch_size={batch_size} of which {table!r} would give "
+                f"{float(least):.3g}: use at least {-(-1 // min(self._shares))}, or counts='random'"
+            )
+        chosen = self._by_table(sampling, "sampling")
+        for one in chosen:
+            if one is not None and not isinstance(one, Prioritised):
+                raise ConfigError(
+                    f"Expected sampling to be conduit.Prioritised(...) or None for tables that are mixed, got {one!r}: epochs, by "
+                    "conduit.Shuffled(...), are those of one table, client.loader(table, ...)"
+                )
+        rows = self._by_table(min_rows, "min_rows")
+        # names of fields for all tables, or for each its own
+        each = isinstance(rename, Mapping) and any(isinstance(names, Mapping) for names in rename.values())
+        shown = self._by_table(rename, "rename") if each else [rename] * len(self.tables)
+        extra = (*(WEIGHTS if any(one is not None for one in chosen) else ()), SOURCE)
+        share = Share(extra)
+        self._parts: list[Part] = []
+        for i, (view, ratio) in enumerate(zip(views.values(), self._shares, strict=True)):
+            self._parts.append(
+                Part(
+                    view,
+                    share=share,
+                    batch_size=batch_size,
+                    sampling=chosen[i],
+                    rename=shown[i],
+                    seed=seed + i * _NEXT_SEED,
+                    min_rows=-(-ratio.numerator * batch_size // ratio.denominator) if rows[i] is None else rows[i],
+                    **options,
+                )
+            )
+        self._first = self._parts[0]
+        self._first.settle()
+        self.samplers = {name: part.sampler for name, part in zip(self.tables, self._parts, strict=True)}
+        self._timeout: float | None = options["timeout"]
+        self._views = tuple(views.values())
+        self._closed = False
+        self._place = place
+        if place is not None:
+            self.batch = place.batch
+
+    def _by_table(self, given: Any, what: str) -> list[Any]:
+        """An option per table: one for all, or a mapping; a table that is not in it has None."""
+        if not isinstance(given, Mapping):
+            return [given] * len(self.tables)
+        check_known(given, self.tables, "tables of this loader", what)
+        return [given.get(name) for name in self.tables]
+
+    @property
+    def batch(self) -> int:
+        """Number of the batch that is drawn next; set it to repeat or skip draws."""
+        return self._first.sampler.batch
+
+    @batch.setter
+    def batch(self, number: int) -> None:
+        number = at_least("the number of a batch", number, 0)
+        for part in self._parts:
+            part.sampler.batch = number
+
+    def bounds(self, number: int) -> list[int]:
+        """Where the rows of each table begin in batch `number`, and the batch size as the last one; a pure function of it."""
+        if self._counts == "random":
+            # a generator of its own for each batch: a batch can be repeated without those before it
+            key = [self._seed % 2**64, _COUNTS_KEY]
+            rng = np.random.Generator(np.random.Philox(key=np.array(key, np.uint64), counter=[0, 0, 0, number]))
+            drawn = rng.multinomial(self._batch_size, [float(share) for share in self._shares])
+            return [0, *np.cumsum(drawn).tolist()]
+        ends = [0]
+        whole = Fraction(0)
+        for share in self._shares:
+            whole += share
+            ends.append(_given(whole, (number + 1) * self._batch_size) - _given(whole, number * self._batch_size))
+        return ends
+
+    def next(self, timeout: float | None = None) -> Batch:
+        """The next batch.
+
+        Args:
+            timeout: Seconds to wait for rows of all tables together; None takes the loader's.
+
+        Raises:
+            DataTimeout: Too few rows came into one of the tables; the message names it.
+            BuffersBusy, FieldError, Closed: As `Loader.next`.
+        """
+        if self._closed:
+            raise Closed("Expected an open loader, this one was closed")
+        for view in self._views:
+            view.check_open()
+        allowed = self._timeout if timeout is None else timeout
+        deadline = Deadline(allowed)
+        first, place = self._first.free_buffer(timeout)
+        buffers = [first, *(part.beside(first, place) for part in self._parts[1:])]
+        # an interrupted call may have left some behind the first
+        self.batch = self.batch
+        batch = self.batch
+        bounds = self.bounds(batch)
+        source = first.arrays[SOURCE.name]
+        drawn = False
+        try:
+            for number, part in enumerate(self._parts):
+                begin, end = bounds[number], bounds[number + 1]
+                if end > begin:
+                    part.draw(buffers[number], begin, end, None if allowed is None else round(deadline.left(), 3))
+                    source[begin:end] = number
+            drawn = True
+            made = self._first.batch_of(first)
+            for number, part in enumerate(self._parts):
+                part.advance(buffers[number], bounds[number + 1] - bounds[number])
+        except BaseException as error:
+            for part, buffer in zip(self._parts, buffers, strict=True):
+                part.cancel(buffer)
+            if isinstance(error, FieldError) or (drawn and isinstance(error, Exception)):
+                # as of a loader of one table
+                self.batch = batch + 1
+                if self._place is not None:
+                    self._place.batch = self.batch
+            raise
+        if self._place is not None:
+            self._place.batch = self.batch
+        return made
+
+    def update_priorities(self, batch: Batch, priorities: Any) -> int:
+        """Give a batch's rows new priorities; those of tables that are not sampled by priority have none and are left out.
+
+        Args:
+            batch: A batch of this loader.
+            priorities: Real [B], finite and at least 0.
+
+        Returns:
+            How many were ignored since their rows are gone; see `Loader.update_priorities`.
+
+        Raises:
+            FieldError: Wrong shape, a NaN, infinite, negative or complex priority, or rows of other tables; nothing is changed.
+            ConfigError: No table is sampled by priority.
+            Closed: The loader, client or engine has closed.
+        """
+        prioritised = [i for i, part in enumerate(self._parts) if isinstance(part.sampler, PrioritisedSampler)]
+        if not prioritised:
+            raise ConfigError(
+                "Expected a loader with sampling=conduit.Prioritised(...) for a table, all draw uniformly"
+            )
+        _check_batch(batch)
+        values = as_priorities(priorities, len(batch.ids))
+        ids, source = np.asarray(batch.ids), np.asarray(batch[SOURCE.name])
+        if not (np.isfinite(values) & (values >= 0)).all():
+            raise FieldError("Expected finite priorities of at least 0, got others", at="priorities")
+        for i in prioritised:
+            self._views[i].check_ids(ids[source == i])
+        return sum(
+            self._parts[i].update_priorities(ids[source == i], values[source == i])
+            for i in prioritised
+            if (source == i).any()
+        )
+
+    def valid(self, batch: Batch) -> Array:
+        """Bool [B]: which rows of a batch of this loader are still what they were.
+
+        Raises:
+            FieldError: It is no batch of several tables.
+        """
+        _check_batch(batch)
+        ids, source = np.asarray(batch.ids), np.asarray(batch[SOURCE.name])
+        out = np.zeros(ids.shape, bool)
+        for number, part in enumerate(self._parts):
+            out[source == number] = part.valid(ids[source == number])
+        return out
+
+    @property
+    def stats(self) -> dict[str, LoaderStats]:
+        """{table: counts since the loader was opened}."""
+        return {name: part.stats for name, part in zip(self.tables, self._parts, strict=True)}
+
+    @never_raises
+    def __repr__(self) -> str:
+        state = state_of(self._views[0], closed=self._closed)
+        rows = ", ".join(f"{view.layout.name} {filling_of(view)}" for view in self._views)
+        engine = self._views[0].segment.name
+        return f"MixedLoader(engine {engine!r}, batch_size={self._batch_size}, batch {self.batch}, {state}: {rows})"
+
+    def close(self) -> None:
+        """Let the buffers, and the loader's name, go; batches that are still held stay valid. Idempotent."""
+        if self._place is not None:
+            self._place.release()
+        self._closed = True
+        for part in self._parts:
+            part.close()
+
+
+def _check_batch(batch: object) -> None:
+    if not isinstance(batch, Batch) or SOURCE.name not in batch:
+        raise FieldError(
+            f"Expected a batch of several tables, with `ids` and `{SOURCE.name}`, got {type(batch).__name__}",
+            at="batch",
+        )
+
+
+def _shares(weights: Mapping[str, float]) -> list[Fraction]:
+    """The tables' shares; they add up to 1."""
+    parts = []
+    for name, weight in weights.items():
+        number = whole(weight)
+        share = real(weight)
+        if share is None or not 0 < share < math.inf:
+            raise ConfigError(f"Expected a weight above 0, got {weight!r} - at {name!r}")
+        parts.append(Fraction(share if number is None else number))
+    total = sum(parts, Fraction(0))
+    return [part / total for part in parts]
+
+
+def _given(share: Fraction, rows: int) -> int:
+    """Rows of the first `rows` that a share of them is, rounded to the nearest."""
+    return (2 * share.numerator * rows + share.denominator) // (2 * share.denominator)

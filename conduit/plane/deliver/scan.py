@@ -1,0 +1,180 @@
+"""Reading a table from its oldest step to its newest, environment by environment: what exports are made of.
+
+A scan takes stock of the pages once. It holds one page at a time (a lease) while it copies from it, so writers go on; what they
+overwrite before the scan has come there is missing from it and counted. Streams are read up to where they were when the
+scan began, so the steps of an environment are a run of its history without holes, unless some are missing.
+
+Each page gives the ticks from its own first one on, up to where the next page of its stream begins (conduit.sampling.uniform
+draws by the same rule), so no step comes twice and each step's successor is in its page. Rows that are gone, by a reset, by
+`Client.delete` or since they were delivered as often as they may be, are left out; the step behind one begins anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from conduit.errors import Overwritten
+from conduit.forking import StaysHere
+from conduit.plane.deliver.steps import Array, Steps
+from conduit.schema import Schema
+from conduit.store.format.soundness import check_links, check_pages, check_spans
+from conduit.store.format.words import (
+    DELETED,
+    FINAL,
+    GENERATION_SHIFT,
+    HAS_GONE,
+    KEPT,
+    KIND_MASK,
+    LINK_SHIFT,
+    OPEN,
+    PAGE_COMMITTED,
+    PAGE_ENVS,
+    PAGE_EPOCH,
+    PAGE_FIRST,
+    PAGE_STATE,
+    PAGE_STREAM,
+    PAGE_TICK,
+    SEALED,
+    TERMINATED,
+    TRUNCATED,
+)
+from conduit.store.tables.appearance import never_raises, place_of, state_of
+from conduit.store.tables.view import Lease, TableView
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The ticks of a page that a scan reads: page and generation, local ticks [begin, end), tick of local row 0."""
+
+    page: int
+    generation: int
+    begin: int
+    end: int
+    tick: int
+
+
+class Scan(StaysHere):
+    """Every step that a table had when the scan was made, once; iterating yields `Steps`.
+
+    Attributes:
+        schema: The table's.
+        rows: Rows to read at most; rows that only close an episode count here and are no steps.
+        missing: Rows that were overwritten before the scan came to them, so far.
+    """
+
+    _elsewhere = "scan there, client.scan(table)"
+
+    def __init__(self, table: TableView) -> None:
+        table.check_open()
+        self.schema: Schema = table.layout.schema
+        self.missing = 0
+        self._table = table
+        self._streams = _take_stock(table)
+        self.rows = sum(envs * (part.end - part.begin) for (_, envs), parts in self._streams.items() for part in parts)
+
+    @never_raises
+    def __repr__(self) -> str:
+        return f"Scan({place_of(self._table)}, {self.rows:,} rows, {self.missing:,} missing, {state_of(self._table)})"
+
+    def __iter__(self) -> Iterator[Steps]:
+        for (stream, envs), parts in self._streams.items():
+            for env in range(envs):
+                known = (-1, -1)  # the tick that would go on, and its episode
+                for part in parts:
+                    try:
+                        lease = self._table.lease(part.page, part.generation)
+                    except Overwritten:
+                        self.missing += part.end - part.begin
+                        continue
+                    with lease:
+                        steps, episodes, last = self._read(lease, part, stream, env, known)
+                    if len(steps):
+                        known = (last + 1, int(episodes[-1]))
+                        yield steps
+
+    def _read(
+        self, lease: Lease, part: _Part, stream: int, env: int, known: tuple[int, int]
+    ) -> tuple[Steps, Array, int]:
+        """The steps of one environment in a page, their episodes, and the tick of the last one."""
+        envs = lease.envs
+        every = slice(part.begin * envs + env, part.end * envs, envs)
+        meta = self._page(self._table.meta, part.page)
+        flags = meta["link"][every]
+        here = (flags & (FINAL | DELETED)) == 0
+        if self._table.sampled is not None:
+            here &= (self._page(self._table.sampled, part.page)[every] & HAS_GONE) == 0
+        rows = np.arange(every.start, every.stop, envs)[here]
+        flags = meta["link"][rows]
+        episodes = (np.int64(stream) << 32) | meta["episode"][rows].astype(np.int64)
+        starts = np.ones(len(rows), bool)
+        starts[1:] = (episodes[1:] != episodes[:-1]) | (rows[1:] != rows[:-1] + envs)
+        if len(rows) and part.tick + rows[0] // envs == known[0]:
+            starts[0] = episodes[0] != known[1]
+        ended = np.flatnonzero(flags & (TERMINATED | TRUNCATED))
+        links = rows[ended] + (flags[ended] >> LINK_SHIFT)
+        # a final observation is kept in the tail, or is the environment's next row
+        inside = np.minimum(links, lease.rows - 1)
+        follows = (links > rows[ended]) & (links < lease.rows) & ((meta["link"][inside] & FINAL) != 0)
+        has = ((flags[ended] & KEPT) != 0) | follows
+        check_links(self._table.layout, part.page, links[has])
+        steps = Steps(
+            {name: self._values(name, part.page, rows) for name in self.schema.names},
+            (flags & TERMINATED) != 0,
+            (flags & TRUNCATED) != 0,
+            starts,
+            ended[has],
+            {name: self._values(name, part.page, links[has]) for name in self.schema.observation_names},
+            episodes,
+            meta["step"][rows].astype(np.int64),
+        )
+        return steps, episodes, part.tick + int(rows[-1]) // envs if len(rows) else -1
+
+    def _page(self, array: Array, page: int) -> Array:
+        """All rows of a page in an array of the whole table, its tail included, which a lease's own view has not."""
+        size = self._table.layout.page_rows
+        view: Array = array[page * size : (page + 1) * size]
+        return view
+
+    def _values(self, name: str, page: int, rows: Array) -> Array | list[Array]:
+        column = self._page(self._table.columns[name], page)
+        if name not in self._table.arenas:
+            return column[rows]
+        arena = self._table.arenas[name][page]
+        spans = column[rows]
+        check_spans(self._table.layout, name, page, spans)
+        pairs = zip(spans["start"].tolist(), spans["length"].tolist(), strict=True)
+        return [arena[start : start + length].copy() for start, length in pairs]
+
+
+def _take_stock(table: TableView) -> dict[tuple[int, int], list[_Part]]:
+    """{(stream, environments): what to read of its pages, in the order of time}."""
+    found = table.pages()
+    # a page that has a successor in the first look is complete, which its words may only say in a later one
+    later = table.pages()
+    generations = found[:, PAGE_STATE // 8] >> GENERATION_SHIFT
+    same = generations == later[:, PAGE_STATE // 8] >> GENERATION_SHIFT
+    present = found[:, PAGE_EPOCH // 8] == table.epoch if table.epoch else same
+    live = np.flatnonzero(same & present & np.isin(found[:, PAGE_STATE // 8] & KIND_MASK, (OPEN, SEALED)))
+    for look in (found, later):
+        check_pages(table.layout, live, look[live])
+    pages: dict[tuple[int, int], list[int]] = {}
+    for page in live[np.argsort(found[live, PAGE_TICK // 8], kind="stable")].tolist():
+        words = found[page]
+        pages.setdefault((int(words[PAGE_STREAM // 8]), int(words[PAGE_ENVS // 8])), []).append(page)
+    streams: dict[tuple[int, int], list[_Part]] = {}
+    for (stream, envs), chain in sorted(pages.items()):
+        for place, page in enumerate(chain):
+            words = found[page]
+            tick, begin = int(words[PAGE_TICK // 8]), int(words[PAGE_FIRST // 8]) // envs
+            end = int(words[PAGE_COMMITTED // 8]) // envs
+            if place + 1 < len(chain):
+                behind = found[chain[place + 1]]
+                limit = int(behind[PAGE_TICK // 8] + behind[PAGE_FIRST // 8] // envs) - tick
+                end = min(int(later[page, PAGE_COMMITTED // 8]) // envs, limit)
+            if end > begin:
+                part = _Part(page, int(generations[page]), begin, end, tick)
+                streams.setdefault((stream, envs), []).append(part)
+    return streams

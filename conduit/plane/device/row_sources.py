@@ -1,0 +1,169 @@
+"""Where a device reads rows by itself: the contract, and its two simplest forms. The pool is conduit.plane.device.mirror."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+
+from conduit.errors import DeviceError, Overwritten
+from conduit.kernels.cpu.near_far import PL_BASE, PL_BYTES, PL_GENERATION, PL_ROWS, PL_TAIL
+from conduit.plane.device.interface import Event, Tensor, columns_in
+from conduit.plane.device.registration import Registration
+from conduit.store.format.table_spec import row_stride
+from conduit.store.format.words import HAZARDS_PER_PARTICIPANT, META_BYTES
+from conduit.store.tables.view import Lease, TableView
+
+Array = np.ndarray[Any, Any]
+
+BASE, GENERATION, ROWS, TAIL = (word // 8 for word in (PL_BASE, PL_GENERATION, PL_ROWS, PL_TAIL))
+
+
+class Residence(ABC):
+    """Pages of one table that a device can read without the host's help.
+
+    What `places` says is true from `settle` until `batched`: a page in place holds, until the event given to `batched` has passed,
+    the rows that its generation has in the table. A loader copies rows of all other pages itself. One thread at a time.
+
+    Attributes:
+        columns: {field, and "meta": tensor [rows, *shape] on the device}; row `places[page, BASE] + local` is a page's row.
+        places: int64 [pages, 4]: row of local row 0 or -1, generation, rows there from the first one on, first row of those
+            there up to the page's end (kernels.cpu.near_far.PL_*).
+    """
+
+    columns: dict[str, Tensor]
+    places: Array
+
+    @abstractmethod
+    def refresh(self) -> None:
+        """Bring more pages in place, without waiting; before a draw."""
+
+    @abstractmethod
+    def settle(self, pages: Array, generations: Array) -> None:
+        """Say which of the drawn pages are in place; int64 [n] each, a pair for each sample."""
+
+    @abstractmethod
+    def batched(self, event: Event) -> None:
+        """What reads the pages in place has been launched; `event` is behind it."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Wait for the device, and let everything go. Idempotent."""
+
+
+def no_places(pages: int) -> Array:
+    """Places of pages of which none is in place."""
+    places = np.zeros((pages, PL_BYTES // 8), np.int64)
+    places[:, BASE] = -1
+    return places
+
+
+def column_places(table: TableView) -> dict[str, tuple[int, int, str, tuple[int, ...]]]:
+    """Where columns lie: fields that are not ragged, and `meta` as four int32.
+
+    Returns:
+        {column: offset in the segment, bytes from row to row, torch dtype, shape of a row}.
+    """
+    layout = table.layout
+    fields = [field for field in layout.schema.fields if not field.ragged]
+    places = {field.name: (layout.columns[field.name], row_stride(field), field.dtype, field.shape) for field in fields}
+    places["meta"] = layout.meta, META_BYTES, "int32", (META_BYTES // 4,)
+    return places
+
+
+class Nowhere(Residence):
+    """No page is ever in place: all rows are copied by the host."""
+
+    def __init__(self, table: TableView) -> None:
+        self.columns = {}
+        self.places = no_places(table.layout.pages)
+
+    def refresh(self) -> None:
+        """Nothing to do."""
+
+    def settle(self, pages: Array, generations: Array) -> None:
+        """Nothing to say."""
+
+    def batched(self, event: Event) -> None:
+        """Nothing was read."""
+
+    def close(self) -> None:
+        """Nothing to let go."""
+
+
+class Registered(Residence):
+    """Registered host memory: the device reads the table's own rows over the bus, nothing is copied before.
+
+    Writers must not reuse a page meanwhile, so the pages of a batch are leased until its event has passed: as many as this
+    client has leases for beside `kept` of its user; a batch's other pages are copied by the host. A table that is to be read this
+    way has few, large pages.
+
+    Args:
+        table: The table.
+        registration: Its memory, registered with the device.
+        kept: Leases that are left to the client's user.
+    """
+
+    def __init__(self, table: TableView, registration: Registration, kept: int = 4) -> None:
+        self._flying: list[tuple[Event, frozenset[int]]] = []
+        self._leases: dict[int, Lease] = {}
+        self._used: set[int] = set()
+        self._table = table
+        self._registration = registration
+        self._most = HAZARDS_PER_PARTICIPANT - kept
+        self.places = no_places(table.layout.pages)
+        self.columns = columns_in(registration.memory(), registration.start, column_places(table), table.layout.rows)
+
+    def refresh(self) -> None:
+        """End the leases of pages that no batch under way reads."""
+        while self._flying and self._flying[0][0].passed():
+            self._flying.pop(0)
+        reading = frozenset[int]().union(*(pages for _, pages in self._flying))
+        for page in [page for page in self._leases if page not in reading]:
+            self._leases.pop(page).end()
+            self.places[page, BASE] = -1
+
+    def settle(self, pages: Array, generations: Array) -> None:
+        """Lease the drawn pages, as far as leases go; those with the most samples first."""
+        drawn, counts = np.unique(np.stack([pages, generations], 1), axis=0, return_counts=True)
+        for page, generation in drawn[np.argsort(-counts, kind="stable")].tolist():
+            if page not in self._leases and len(self._leases) < self._most:
+                self._take(page, generation)
+            if page in self._leases:
+                self._used.add(page)
+
+    def _take(self, page: int, generation: int) -> None:
+        try:
+            lease = self._table.lease(page, generation)
+        except (Overwritten, BufferError):
+            return
+        rows = self._table.layout.page_rows
+        self._leases[page] = lease
+        self.places[page] = page * rows, generation, rows, rows
+
+    def batched(self, event: Event) -> None:
+        """Keep the leases until the event has passed."""
+        self._flying.append((event, frozenset(self._used)))
+        self._used = set()
+
+    def close(self) -> None:
+        """Wait for the batches under way, end the leases, let the registration go."""
+        try:
+            for event, _ in self._flying:
+                event.wait()
+        finally:
+            self._flying = []
+            for lease in self._leases.values():
+                lease.end()
+            self._leases = {}
+            self.columns = {}
+            self._registration.close()
+
+    def __del__(self) -> None:
+        # leases of a loader that was dropped would end by themselves, maybe before the device has read
+        if hasattr(self, "columns") and not sys.is_finalizing():
+            with contextlib.suppress(DeviceError):
+                self.close()

@@ -1,0 +1,474 @@
+"""A writer appends the steps of one or more environments to a table: checked here, or in place (plane.ingest.in_place), or in bulk (plane.ingest.extend).
+
+A page is claimed only when the last one is full; that is the only place where a writer can wait.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+import numpy as np
+
+from conduit.errors import ConfigError, FieldError
+from conduit.field import Field
+from conduit.forking import StaysHere
+from conduit.kernels.cpu.priorities import Leaves, as_priorities, clipping, count_clipped
+from conduit.native import cpython_abi
+from conduit.native.jit import entry
+from conduit.numbers import whole
+from conduit.plane.ingest.append_method import generate_append
+from conduit.plane.ingest.extend import Bulk
+from conduit.plane.ingest.field_statistics import Tally
+from conduit.plane.ingest.in_place import Bare, Slab, StepBlock
+from conduit.plane.ingest.placement import Placement, Pool, Request, place
+from conduit.plane.ingest.policy import Ingestion
+from conduit.plane.ingest.stream import OnFull, Stream
+from conduit.plane.ingest.validate import checked, checked_observation, checked_values, flags
+from conduit.schema import Schema
+from conduit.store.format.words import (
+    W_FIELD_COUNT,
+    W_FIELDS,
+    W_FINAL,
+    W_FINISHES,
+    W_OBJECTS,
+    W_PUBLISH_EVERY,
+    W_STRICT,
+    W_VERSION,
+)
+from conduit.store.ingest import append_objects, field_specs
+from conduit.store.tables.appearance import never_raises, place_of, state_of
+from conduit.store.tables.policy_weights import PolicySlot
+from conduit.store.tables.view import TableView
+
+Array = np.ndarray[Any, Any]
+
+_LARGE = 1 << 16
+"""Ticks of more bytes than this are copied without the interpreter lock."""
+
+
+def _recognise_nothing(*_: Any) -> int:
+    return append_objects.REFUSED
+
+
+class Writer(StaysHere):
+    """Appends the steps of one or more environments to a table. Use it from one thread; open one per thread.
+
+    Attributes:
+        num_envs: Environments, or None for a single one without a leading axis.
+        autoreset: What follows the end of an episode: "next_step" (Gymnasium's NEXT_STEP: the next row is the final
+            observation), "same_step" or "disabled" (the final observation is handed over as `final`).
+    """
+
+    _elsewhere = "open a writer there, client.writer(table, ...)"
+
+    def __init__(
+        self,
+        table: TableView,
+        *,
+        num_envs: int | None,
+        autoreset: object,
+        policy: PolicySlot | None,
+        timeout: float | None,
+        on_full: OnFull,
+        keep_final: bool,
+        statistics: bool,
+        ingestion: Ingestion,
+        placement: Placement,
+        pools: tuple[Pool, ...],
+    ) -> None:
+        for what, value, kind in (
+            ("policy", policy, PolicySlot),
+            ("ingestion", ingestion, Ingestion),
+            ("placement", placement, Placement),
+        ):
+            if value is not None and not isinstance(value, kind):
+                raise ConfigError(f"Expected a conduit.{kind.__name__} as {what}, got {type(value).__name__}")
+        stream = Stream(
+            table, num_envs=num_envs, autoreset=autoreset, timeout=timeout, on_full=on_full, keep_final=keep_final
+        )
+        if statistics:
+            stream.tally = Tally(table)
+            stream.words[W_FINISHES // 8] = 0  # the rows are counted before their page is anybody's
+        schema = stream.schema
+        self.num_envs = num_envs = stream.num_envs
+        self.autoreset = stream.autoreset
+        self._stream = stream
+        self._clipped = False
+        self._schema = schema
+        self._words = stream.array
+        place(placement, Request(table.layout.name, stream.number, stream.envs, schema.row_bytes), pools)
+        ticks = ingestion.publish_every(table.layout.name, stream.envs)
+        every = whole(ticks)
+        if every is None or every < 1:
+            raise ConfigError(
+                f"Expected {type(ingestion).__name__}.publish_every to return at least 1 tick for table "
+                f"{table.layout.name!r}, got {ticks!r}"
+            )
+        stream.words[W_PUBLISH_EVERY // 8] = every
+        if policy is not None:
+            policy.bind(stream)
+        described = [(field, table.columns[field.name]) for field in schema.fields]
+        described += [(Field(f"flag_{name}", "bool"), getattr(table, name)) for name in ("terminated", "truncated")]
+        self._described, self._dims = field_specs.describe_fields(described, num_envs)
+        field_specs.mark_flags(self._described)
+        stream.words[W_FIELDS // 8] = self._described.ctypes.data
+        stream.words[W_FIELD_COUNT // 8] = len(described)
+        stream.words[W_OBJECTS // 8] = field_specs.known_objects().ctypes.data
+        # a list may change under a call that has let go of the interpreter lock
+        large = schema.row_bytes * stream.envs > _LARGE and (num_envs is None or not schema.ragged_names)
+        lists = num_envs is not None and not large and table.layout.limits is None
+        self._final = field_specs.describe_final(schema, self._described, lists=lists)
+        stream.words[W_FINAL // 8] = 0 if self._final is None else self._final.ctypes.data
+        kernel = append_objects.append_large_row if large else append_objects.append_row
+        self._append: Callable[..., int] = entry(
+            kernel if table.layout.limits is None else append_objects.append_limited_row
+        )
+        self._store_row: Callable[..., int] = entry(append_objects.store_row)
+        if not cpython_abi.is_supported():
+            self._append = self._store_row = _recognise_nothing
+
+    # -- writing
+
+    def append(
+        self,
+        *,
+        terminated: Any = False,
+        truncated: Any = False,
+        final: Any = None,
+        priority: Any = None,
+        bootstrap: Any = None,
+        **fields: Any,
+    ) -> None:
+        """Write and commit one step; the fields of the schema are keyword arguments.
+
+        Args:
+            **fields: One value per field, [*shape] or [num_envs, *shape]; nested fields as nested values. Of a ragged field
+                [length, *shape[1:]], or a list of num_envs such arrays.
+            terminated: Bool, or bool [num_envs].
+            truncated: The same.
+            priority: Real, or real [num_envs], finite and at least 0: the priority of the new rows, in a table that has
+                priorities; default the largest of late. A schema with a field of this name has no such argument: the field is
+                meant. The same holds for `bootstrap`.
+            final: True final observation of environments that ended with this step, structured like the observation:
+                arrays [num_envs, ...] that are used where an episode ended, or a list or object array with None elsewhere
+                (a tuple too, where the observation is one array).
+            bootstrap: In a queue of rollouts: the observation after this step, structured like the observation,
+                [num_envs, ...]. The rollout ends with this step, the last of it or not (`ticks_left`); no episode does.
+
+        Raises:
+            FieldError: Key, dtype, shape, range, a missing final observation, or an end that the autoreset mode has no room for;
+                nothing is written.
+            SpaceTimeout, Busy: No page could be claimed, or the table's limiter does not let the step in; nothing is written,
+                and the call may be repeated.
+            Frozen: The table is frozen; nothing is written.
+            Closed: The writer, client or engine has closed, or another form of writing is in progress.
+            OwnerGone: The engine's owner is gone, for at most a second; nothing is written.
+        """
+        raise NotImplementedError  # replaced by the generated method of `writer_type`
+
+    @property
+    def stream(self) -> int:
+        """Number of this writer's stream in the table; its first row may change it, to that of a page that it fills up."""
+        return self._stream.number
+
+    @property
+    def version(self) -> int:
+        """Policy version that rows carry from now on; set it, or bind a PolicySlot."""
+        return self._stream.words[W_VERSION // 8]
+
+    @version.setter
+    def version(self, value: int) -> None:
+        version = whole(value)
+        if version is None or not 0 <= version < 2**31:
+            raise ConfigError(f"Expected a version from 0 to {2**31 - 1}, got {value!r}")
+        self._stream.words[W_VERSION // 8] = version
+
+    @property
+    def ticks_left(self) -> int:
+        """Ticks that the present rollout of a queue still takes: with 1, the next step is its last, and takes the bootstrap.
+
+        1 comes early where so many final observations were kept that there may be no room for a step more.
+
+        Raises:
+            ConfigError: The table has no rollouts.
+        """
+        if not self._stream.rollout:
+            raise ConfigError(
+                f"Expected table {self._stream.table.layout.name!r} to have rollouts: create it with kind='queue' and "
+                "rollout_length=<ticks>"
+            )
+        return self._stream.ticks_left
+
+    def step(self) -> StepBlock:
+        """One step whose rows are written in place: `with writer.step() as row: row.obs[:] = ...`.
+
+        Leaving the block commits; an exception discards. Fields that are not assigned keep whatever the memory held, ragged ones
+        are empty. `row.tokens = array` stores a ragged value, `row.reserve("tokens", length)` gives its memory to be filled.
+        """
+        return StepBlock(self._stream)
+
+    def rollout(self, ticks: int, *, max_finals: int | None = None) -> Slab:
+        """`ticks` consecutive steps of all environments, in place, as [ticks, num_envs, ...] views.
+
+        Args:
+            ticks: Steps, at least 1; they must fit into one page.
+            max_finals: Kept final observations to make room for ("same_step", "disabled"); default a quarter of the rows.
+
+        Raises:
+            ConfigError: It does not fit a page.
+        """
+        return Slab(self._stream, ticks, max_finals)
+
+    def extend(
+        self,
+        columns: Mapping[str, Any],
+        *,
+        terminated: Any = None,
+        truncated: Any = None,
+        places: Any = (),
+        finals: Any = None,
+    ) -> None:
+        """Write and commit many steps at once, as many as there are, over as many pages as they need.
+
+        Args:
+            columns: {field: [ticks, *shape]}, or [ticks, num_envs, *shape]; nested fields as nested values.
+            terminated: Bool [ticks] or [ticks, num_envs]; None for all False.
+            truncated: The same.
+            places: int64 [k], ascending: the steps, counted row by row (tick * num_envs + environment), that end an episode
+                and whose final observation is given.
+            finals: Those observations, structured like the observation: arrays [k, *shape].
+
+        Raises:
+            FieldError: As `append`; nothing is written.
+            ConfigError: The schema has ragged fields.
+            SpaceTimeout, Busy: No page could be claimed; what filled the pages before is committed.
+            Closed: The writer, client or engine has closed, or another form of writing is in progress.
+        """
+        self._stream.check()
+        Bulk(self._stream, columns, terminated, truncated, places, finals).write()
+
+    def bare(self) -> Bare:
+        """The writer without checks, for hot loops: whole-table columns, a row number, and `commit()`.
+
+        Raises:
+            ConfigError: The writer adds its rows to the table's statistics: the handle turns pages on its own.
+        """
+        if self._stream.tally is not None:
+            raise ConfigError(
+                "Expected a writer opened with statistics=False for a bare handle: update client.statistics(table) yourself"
+            )
+        return Bare(self._stream)
+
+    def flush(self) -> None:
+        """Publish committed rows that the ingestion policy still holds back."""
+        self._stream.check()
+        self._stream.publish()
+
+    def cut(self) -> None:
+        """Begin a new episode in every environment with the next step, as after an unforeseen reset.
+
+        The last step of a cut episode has no next observation and is not sampled.
+        """
+        self._stream.check()
+        self._stream.cut()
+
+    # -- the exact path behind the generated append
+
+    def _append_exactly(self, values: tuple[Any, ...], priority: Any, bootstrap: Any = None) -> None:
+        """Turn pages, convert values, keep final observations, explain; all is checked before the page is turned."""
+        stream = self._stream
+        table, envs, final = stream.table, stream.envs, values[-1]
+        stream.check()
+        leaves = None if priority is None else self._checked_priority(priority)
+        behind = None if bootstrap is None else stream.checked_bootstrap(bootstrap)
+        if self._schema.ragged_names:
+            self._append_ragged(values, leaves, behind)
+            return
+        try:
+            code = self._store_row(self._words, values)
+            if code == append_objects.NEED_PAGE:
+                self._checked_finals(self._ended(values), final)
+                stream.here()
+                code = self._store_row(self._words, values)
+            stored = code >= 0
+            if stored:
+                stream.admit(envs)
+                row = code
+                ends = [table.terminated[row : row + envs], table.truncated[row : row + envs]]
+            else:
+                arrays, ends = self._checked(values)
+            finals = self._checked_finals(np.flatnonzero(ends[0] | ends[1]).tolist(), final)
+            if not stored:
+                row = stream.here()
+                stream.mark()
+                for field, array in zip(self._schema.fields, arrays, strict=True):
+                    table.columns[field.name][row : row + envs] = array
+                table.terminated[row : row + envs], table.truncated[row : row + envs] = ends
+            self._commit_exactly(row, finals, leaves, behind)
+        except BaseException:
+            stream.discard(envs)
+            raise
+
+    def _commit_exactly(
+        self,
+        row: int,
+        finals: Mapping[int, Mapping[str, Any]],
+        leaves: Array | None,
+        behind: Mapping[str, Any] | None,
+    ) -> None:
+        """Commit the tick at `row`, whose values are stored, with all that belongs to it."""
+        stream = self._stream
+        for env, observation in finals.items():
+            stream.keep_final(row + env, observation, row + stream.envs)
+        if leaves is not None:
+            stream.prioritise(row, leaves)
+        if behind is not None:
+            stream.keep_bootstrap(1, behind)
+        place = stream.commit(1)
+        if place >= 0:
+            stream.refuse(place)
+        if behind is not None:
+            stream.end_rollout()
+
+    def _checked_priority(self, priority: Any) -> Array:
+        """Leaves of a tick's priorities, uint32 [envs].
+
+        Raises:
+            FieldError: The table has no priorities, or one is NaN, infinite or negative.
+        """
+        rule = self._stream.table.layout.table.priorities
+        if rule is None:
+            raise FieldError(
+                "Expected no priority: the table has none, create it with priorities=conduit.Priorities(...)",
+                at="priority",
+            )
+        table, envs = self._stream.table, self._stream.envs
+        leaves = Leaves(rule, envs, table.layout.rows)
+        values = [priority] if self.num_envs is None and np.ndim(priority) == 0 else priority
+        leaves.fill(values, envs)
+        if leaves.clipped.any():
+            entry(count_clipped)(table.segment.base + table.layout.control, leaves.clipped.ctypes.data)
+            if not self._clipped:
+                self._clipped = True
+                raised, lowered = leaves.clipped.tolist()
+                text = clipping(
+                    rule, table.layout.rows, as_priorities(values, envs), (raised, lowered), table.layout.name
+                )
+                warnings.warn(text, RuntimeWarning, stacklevel=4)
+        return leaves.array
+
+    def _append_ragged(self, values: tuple[Any, ...], leaves: Array | None, behind: Mapping[str, Any] | None) -> None:
+        """The same for a schema with ragged fields, whose room depends on the values and the final observations."""
+        stream = self._stream
+        table, envs = stream.table, stream.envs
+        fields = self._schema.fields
+        given: dict[str, Any] = {
+            field.name: checked_values(field, value, self.num_envs)
+            if field.ragged
+            else checked(field, value, stream.lead)
+            for field, value in zip(fields, values, strict=False)
+        }
+        terminated, truncated = self._flags(values)
+        finals = self._checked_finals(np.flatnonzero(terminated | truncated).tolist(), values[-1])
+        items = [
+            sum(map(len, given[name]))
+            + sum(len(one[name]) for one in finals.values() if name in one)
+            + sum(map(len, (behind or {}).get(name, ())))
+            for name in self._schema.ragged_names
+        ]
+        try:
+            row = stream.here(items=np.array(items, np.int64))
+            stream.mark()
+            for name, value in given.items():
+                if name in table.arenas:
+                    for env, array in enumerate(value):
+                        stream.put(name, row + env, array)
+                else:
+                    table.columns[name][row : row + envs] = value
+            table.terminated[row : row + envs], table.truncated[row : row + envs] = terminated, truncated
+            self._commit_exactly(row, finals, leaves, behind)
+        except BaseException:
+            stream.discard(envs)
+            raise
+
+    def _checked(self, values: tuple[Any, ...]) -> tuple[list[Array], list[Array]]:
+        """A tick's values as arrays [*lead, *shape], and its flags as bool [envs]."""
+        stream = self._stream
+        arrays = [checked(field, value, stream.lead) for field, value in zip(self._schema.fields, values, strict=False)]
+        return arrays, self._flags(values)
+
+    def _flags(self, values: tuple[Any, ...]) -> list[Array]:
+        """A tick's flags, terminated and truncated, as bool [envs]."""
+        return [
+            flags(value, self.num_envs, name)
+            for name, value in zip(("terminated", "truncated"), values[-3:-1], strict=True)
+        ]
+
+    def _ended(self, values: tuple[Any, ...]) -> list[int]:
+        """Environments whose flags say that their episode ends."""
+        if values[-3] is False and values[-2] is False:
+            return []
+        ends = self._flags(values)
+        return np.flatnonzero(ends[0] | ends[1]).tolist()
+
+    def _checked_finals(self, ended: list[int], final: Any) -> dict[int, Mapping[str, Any]]:
+        """The final observations of the environments that ended, by environment."""
+        stream = self._stream
+        if ended and not stream.hands_over:
+            stream.check_ends(np.isin(np.arange(stream.envs), ended)[None])
+        finals: dict[int, Mapping[str, Any]] = {}
+        if final is not None:
+            stream.check_hands_over()
+            if self.num_envs is None:
+                finals = {env: checked_observation(self._schema, final) for env in ended}
+            elif self._is_one_each(final):
+                if len(final) != stream.envs:
+                    raise FieldError(
+                        f"Expected {stream.envs} entries, one per environment, got {len(final)}", at="final"
+                    )
+                finals = {env: checked_observation(self._schema, final[env]) for env in ended if final[env] is not None}
+            else:
+                whole = checked_observation(self._schema, final, stream.lead)
+                finals = {env: {name: array[env] for name, array in whole.items()} for env in ended}
+        if stream.words[W_STRICT // 8]:
+            for env in ended:
+                if env not in finals:
+                    stream.refuse(env)
+        return finals
+
+    def _is_one_each(self, final: Any) -> bool:
+        """Whether final observations came one by one; a tuple may also be the observation's own structure."""
+        if isinstance(final, tuple):
+            return self._final is not None
+        return isinstance(final, list) or (isinstance(final, np.ndarray) and final.dtype == object)
+
+    # -- life
+
+    def close(self) -> None:
+        """Publish, seal the page and end the stream; idempotent."""
+        self._stream.close()
+
+    @never_raises
+    def __repr__(self) -> str:
+        stream = self._stream
+        envs = "" if self.num_envs is None else f"num_envs={self.num_envs}, "
+        return (
+            f"Writer({place_of(stream.table)}, {envs}autoreset={self.autoreset!r}, stream {stream.number}, "
+            f"{stream.ticks:,} ticks, {state_of(stream.table, closed=stream.closed)})"
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@functools.cache
+def writer_type(schema: Schema, *, rollouts: bool, vector: bool) -> type[Writer]:
+    """Writer with the `append` of a schema, for a queue of rollouts or another table, with an axis of environments or without."""
+    append = generate_append(schema, rollouts=rollouts, vector=vector)
+    return type("Writer", (Writer,), {"append": append, "__doc__": Writer.__doc__})

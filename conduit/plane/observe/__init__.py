@@ -1,0 +1,1 @@
+"""Looks at engines and machines from outside."""

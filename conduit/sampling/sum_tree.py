@@ -1,0 +1,513 @@
+"""Sums of leaf priorities per page, group and block of rows, owned by one learner as derived data.
+
+The leaves in shared memory are the truth; writers set them before they commit, learners update them. A learner's sums are
+brought up to date before every draw: pages that changed generation or that another learner updated are summed anew, new
+rows of open pages are added. So there is no shared tree that a killed process could leave torn, and a learner that starts
+builds its sums in about a millisecond per million rows. All sums are int64: exact, whatever the order.
+
+A learner that is killed between its stores of leaves and the pages' counts of them leaves the others' sums behind the leaves;
+whoever recovers it raises all counts (store.pages.recovery.outdate_sums), and they sum anew.
+
+A block is 32 rows, a group 32 blocks. Sums are of the rows that can be drawn now (sampling.marks); all others weigh nothing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from conduit.kernels.cpu.priorities import MANTISSA, count_clipped, to_leaves, value_of
+from conduit.kernels.cpu.windows import (
+    E_BYTES,
+    E_ENVS,
+    E_GENERATION,
+    E_LIMIT,
+    E_OVER,
+    E_PAGE,
+    E_START,
+    V_NEED,
+    V_OLDEST,
+    V_REACH,
+    V_SHORT,
+)
+from conduit.native.cpython_abi import DATA, DIMS
+from conduit.native.jit import inner, kernel
+from conduit.native.memory import (
+    fence_acquire,
+    fence_full,
+    fence_release,
+    fetch_add,
+    load_acquire,
+    load_relaxed,
+    peek_f64,
+    peek_i64,
+    peek_u32,
+    poke_i64,
+    poke_u32,
+    prefetch,
+    store_relaxed,
+    store_release,
+)
+from conduit.native.object_args import address_of, data_of
+from conduit.sampling.candidates import MOST_LOOKS, have_turned, list_page, note_open, rows_to_draw
+from conduit.sampling.marks import (
+    BITS,
+    BLOCK,
+    NEVER,
+    P_BEGIN,
+    P_BYTES,
+    P_COUNT,
+    P_END,
+    P_GENERATION,
+    P_LEAST,
+    P_LIMIT,
+    P_PENDING,
+    P_SUM,
+    P_UPDATES,
+    between,
+    forget_marks,
+    is_marked,
+    mark_rows,
+    marks_of,
+    sums_of,
+    unmark_deleted,
+)
+from conduit.store.format.words import (
+    DELETED,
+    FINAL,
+    GENERATION_MASK,
+    GENERATION_SHIFT,
+    KIND_MASK,
+    LINE,
+    META_BYTES,
+    OPEN,
+    PAGE_COMMITTED,
+    PAGE_ENDED,
+    PAGE_FIRST,
+    PAGE_STATE,
+    PAGE_UPDATES,
+    ROW_BITS,
+    ROW_MASK,
+    SEALED,
+    SEAT_UPDATING,
+    T_CONTROL,
+    T_COUNT,
+    T_FUTURE,
+    T_MARKS,
+    T_MAX_SAMPLED,
+    T_META,
+    T_PRIORITY,
+    T_ROWS,
+    T_SAMPLED,
+    T_SEATS,
+    TABLE_RECENT_LEAF,
+    TABLE_SHRUNK,
+    UPDATING_MARKS,
+)
+from conduit.store.ingest.match_objects import is_vector
+from conduit.store.pages.deletion import is_present
+from conduit.store.pages.protocol import block_of, envs_of, pages_used
+from conduit.store.pages.row_counts import may_be_taken
+from conduit.store.pages.row_ids import are_own, first_foreign, newest_generation
+
+FOREIGN = -(1 << 40)
+CLIPPED = 1 << 40
+NOT_TAKEN = -(1 << 50)
+"""Results of an update, and of one that some priorities had to be clipped for; what else there is, `update` says."""
+
+(
+    U_TREE,
+    U_TABLE,
+    U_SEAT,
+    U_SCRATCH,
+    U_ALPHA,
+    U_EPS,
+    U_UNIT,
+    U_LARGEST,
+    U_SPAN,
+    U_NEWEST,
+    U_CLIPPED,
+    U_LOWERED,
+    U_ROOM,
+    U_ARRAY,
+) = range(0, 112, 8)
+"""Words of a learner's updates: its sums; table descriptor; this participant's seat line; memory of int64 [3 U_ROOM]. Then the table's rule, in float64: exponent, what is
+added to each priority, steps of a leaf in 1, the largest leaf; after how many updates the span for new rows turns. A generation that
+ids may be of (store.pages.row_ids), and how many priorities of the last update were raised and lowered to fit. The type of arrays, or 0 where
+this interpreter's objects are not known (native.cpython_abi)."""
+U_WORDS = 14
+
+_INT64, _FLOAT64 = np.dtype(np.int64).num, np.dtype(np.float64).num
+
+
+@inner
+def _sum_rows(tree, table, page, begin, since, end):
+    """Sum the blocks anew that have local rows from `since` on, of a page whose rows [begin, end) may be marked."""
+    leaves = peek_i64(table + T_PRIORITY) + 4 * page * peek_i64(table + T_ROWS)
+    blocks, groups, _, _ = sums_of(tree, table, page)
+    marks = marks_of(tree, table, page)
+    total = 0
+    for number in range(since >> BITS, ((end - 1) >> BITS) + 1):
+        start = number << BITS
+        low, high = max(begin, start), min(end, start + BLOCK)
+        bits = peek_u32(marks + 4 * number)
+        part = zeros = 0
+        if bits == between(low - start, high - start):
+            for row in range(low, high):
+                leaf = peek_u32(leaves + 4 * row)
+                part += value_of(leaf)
+                zeros += leaf == 0
+        else:
+            for row in range(low, high):
+                bit = (bits >> (row - start)) & 1
+                leaf = peek_u32(leaves + 4 * row)
+                part += value_of(leaf) * bit
+                zeros += (leaf == 0) & bit
+        if zeros != 0:
+            unmark_deleted(tree, table, page, number)
+        block, group = blocks + 8 * number, groups + 8 * (number >> BITS)
+        change = part - peek_i64(block)
+        poke_i64(block, part)
+        poke_i64(group, peek_i64(group) + change)
+        total += change
+    known = tree + P_BYTES * page
+    poke_i64(known + P_SUM, peek_i64(known + P_SUM) + total)
+
+
+@inner
+def _clear(tree, table, page):
+    """A page's rows are others from now on."""
+    blocks, groups, block_count, group_count = sums_of(tree, table, page)
+    for block in range(block_count):
+        poke_i64(blocks + 8 * block, 0)
+    for group in range(group_count):
+        poke_i64(groups + 8 * group, 0)
+    forget_marks(tree, table, page)
+    poke_i64(tree + P_BYTES * page + P_SUM, 0)
+
+
+@inner
+def _forget(known):
+    """The page has nothing to draw; whatever comes next in it is summed anew."""
+    poke_i64(known + P_GENERATION, -1)
+    poke_i64(known + P_BEGIN, 0)
+    poke_i64(known + P_END, 0)
+
+
+@inner
+def _follow(tree, window, table, entry, begin, end):
+    """Bring marks and sums of a page, of its local rows [begin, end), up to date; False when it has been claimed meanwhile."""
+    page = peek_i64(entry + E_PAGE)
+    known = tree + P_BYTES * page
+    over = peek_i64(entry + E_OVER)
+    generation = peek_i64(entry + E_GENERATION)
+    committed = peek_i64(entry + E_LIMIT) - page * peek_i64(table + T_ROWS)
+    weighs = peek_i64(table + T_PRIORITY) != 0
+    gone = block_of(table, page) + PAGE_UPDATES if weighs else peek_i64(table + T_CONTROL) + TABLE_SHRUNK
+    updates = load_acquire(gone)
+    changed = peek_i64(known + P_UPDATES) != updates
+    before = peek_i64(known + P_LIMIT)
+    grown = before != ((committed << 1) | over) or peek_i64(known + P_END) != end
+    aged = peek_i64(window + V_OLDEST) > peek_i64(known + P_LEAST)
+    same = peek_i64(known + P_GENERATION) == generation and peek_i64(known + P_BEGIN) == begin
+    same = same and peek_i64(known + P_END) <= end and before >> 1 <= committed
+    if same and not (changed or grown or aged):
+        return True
+    since = stored = end
+    anew = 1
+    if not same:
+        _clear(tree, table, page)
+        since = begin
+    elif aged or (changed and (not weighs or peek_i64(table + T_SAMPLED) != 0)):
+        since = begin
+    else:
+        if changed:
+            stored = begin
+        if grown:
+            reach = peek_i64(window + V_REACH) * peek_i64(entry + E_ENVS)
+            since = max(begin, min(peek_i64(known + P_END), (before >> 1) - reach))
+            # rows of a stream that had ended wait again when another writer goes on in its page
+            anew = before & 1 & ~over
+    if since == begin and anew != 0:
+        poke_i64(known + P_LEAST, NEVER)
+    if since < end:
+        mark_rows(tree, window, table, entry, since, end, anew)
+    if weighs and min(since, stored) < end:
+        _sum_rows(tree, table, page, begin, min(since, stored), end)
+    poke_i64(known + P_GENERATION, generation)
+    poke_i64(known + P_BEGIN, begin)
+    poke_i64(known + P_END, end)
+    poke_i64(known + P_LIMIT, (committed << 1) | over)
+    poke_i64(known + P_UPDATES, updates)
+    fence_acquire()
+    return load_relaxed(block_of(table, page) + PAGE_STATE) >> GENERATION_SHIFT == generation
+
+
+@inner
+def refresh(tree, window, table, entries):
+    """Bring the sums up to date and list the pages that have rows to draw (kernels.cpu.windows.E_*).
+
+    Args:
+        tree: Address of what the learner knows (sampling.marks).
+        window: What is to be drawn (kernels.cpu.windows.V_*); always the same for a learner.
+        table: Table descriptor.
+        entries: Where to list pages; E_START is the sum of the leaves listed before.
+
+    Returns:
+        Pages listed, sum of the leaves of all rows that can be drawn, these rows, rows that were offered.
+    """
+    rows = peek_i64(table + T_ROWS)
+    need, short = peek_i64(window + V_NEED), peek_i64(window + V_SHORT)
+    total = listed = candidates = offered = 0
+    for _ in range(MOST_LOOKS):
+        total = listed = candidates = offered = noted = 0
+        for page in range(pages_used(table)):
+            known = tree + P_BYTES * page
+            entry = entries + E_BYTES * listed
+            begin, end, committed, word, envs, over = rows_to_draw(table, page, need, short)
+            list_page(entry, total, page, rows, begin, committed, word, envs, over)
+            if end <= begin or not _follow(tree, window, table, entry, begin, end):
+                _forget(known)
+                continue
+            candidates += peek_i64(known + P_COUNT)
+            offered += end - begin
+            if (word & KIND_MASK) == OPEN:
+                noted = note_open(table, entries, noted, page, word)
+            if peek_i64(known + P_SUM) == 0:
+                continue
+            total += peek_i64(known + P_SUM)
+            listed += 1
+        if not have_turned(table, entries, noted):
+            break
+    poke_i64(entries + E_BYTES * listed + E_START, total)
+    return listed, total, candidates, offered
+
+
+@inner
+def _first_beyond(sums, first, last, position):
+    """The first of the sums [first, last] within which `position` falls, and what is left of the position there.
+
+    Without branches on the sums: which one it is cannot be predicted, and a wrong guess costs more than reading them all.
+    """
+    run, found, before = 0, first, 0
+    for i in range(first, last):
+        run += peek_i64(sums + 8 * i)
+        passed = run <= position
+        found += passed
+        before = run if passed else before
+    return found, position - before
+
+
+@inner
+def find_block(tree, table, page, position):
+    """Block of a page within which `position` (below the page's sum) falls, and the position in it; asks for its leaves."""
+    known = tree + P_BYTES * page
+    blocks, groups, _, _ = sums_of(tree, table, page)
+    low = peek_i64(known + P_BEGIN) >> BITS
+    high = (peek_i64(known + P_END) - 1) >> BITS
+    group, position = _first_beyond(groups, low >> BITS, high >> BITS, position)
+    first = max(low, group << BITS)
+    block, position = _first_beyond(blocks, first, min(high, (group << BITS) + BLOCK - 1), position)
+    leaves = peek_i64(table + T_PRIORITY) + 4 * (page * peek_i64(table + T_ROWS) + (block << BITS))
+    prefetch(leaves)
+    prefetch(leaves + 64)
+    prefetch(leaves + 124)
+    return block, position
+
+
+@inner
+def find_row(tree, table, page, block, position):
+    """Local row of a block within whose leaf `position` falls, and what that leaf stands for.
+
+    Leaves may change under the search; it then ends on the last row with a positive leaf, or on row -1.
+    """
+    known = tree + P_BYTES * page
+    leaves = peek_i64(table + T_PRIORITY) + 4 * page * peek_i64(table + T_ROWS)
+    start = block << BITS
+    first = max(start, peek_i64(known + P_BEGIN))
+    last = min(start + BLOCK, peek_i64(known + P_END))
+    bits = peek_u32(marks_of(tree, table, page) + 4 * block)
+    run, found = 0, first
+    if bits != between(first - start, last - start):
+        for row in range(first, last):
+            run += value_of(peek_u32(leaves + 4 * row)) * ((bits >> (row - start)) & 1)
+            found += run <= position
+    else:
+        blocks, _, _, _ = sums_of(tree, table, page)
+        if peek_i64(blocks + 8 * block) <= MANTISSA:
+            # small codes all of them, which are what they stand for
+            for row in range(first, last):
+                run += peek_u32(leaves + 4 * row)
+                found += run <= position
+        else:
+            for row in range(first, last):
+                run += value_of(peek_u32(leaves + 4 * row))
+                found += run <= position
+    if found < last:
+        leaf = value_of(peek_u32(leaves + 4 * found))
+        if leaf > 0:
+            return found, leaf
+    found, leaf = -1, 0
+    for row in range(first, last):
+        here = value_of(peek_u32(leaves + 4 * row))
+        if here > 0 and (bits >> (row - start)) & 1:
+            found, leaf = row, here
+            if position < here:
+                break
+            position -= here
+    return found, leaf
+
+
+@kernel("int64(int64, int64, int64, int64, int64, int64, int64)")
+def store_leaves(tree, table, seat, ids, count, scratch, span):
+    """The part of `update` that others can see: `ids` is the address of int64 [count], the new leaves lie in the last third of `scratch`.
+
+    Returns:
+        How many ids were ignored.
+    """
+    touched, leaves = scratch + 8 * count, scratch + 16 * count
+    # read once: nothing that is stored below can change them, which a compiler cannot know
+    rows = peek_i64(table + T_ROWS)
+    pages = peek_i64(table + T_COUNT)
+    base = peek_i64(table + T_PRIORITY)
+    metas = peek_i64(table + T_META)
+    sampled = peek_i64(table + T_SAMPLED)
+    future = peek_i64(table + T_FUTURE)
+    words = block_of(table, 0)
+    blocks, groups, block_count, group_count = sums_of(tree, table, 0)
+    inverse = 1.0 / rows
+    marks = peek_i64(table + T_MARKS) + 4 * UPDATING_MARKS * ((seat - peek_i64(table + T_SEATS)) // LINE)
+    ignored = 0
+    largest = 0
+    listed = 0
+    for start in range(0, count, UPDATING_MARKS):
+        stop = min(start + UPDATING_MARKS, count)
+        # what was stored under earlier marks stays above later ones
+        fence_release()
+        for i in range(start, stop):
+            row = peek_i64(ids + 8 * i) & ROW_MASK
+            # row // rows, without the division: half a row more keeps what is rounded off from mattering
+            page = int((row + 0.5) * inverse)
+            poke_u32(marks + 4 * (i - start), page + 1)
+            prefetch(base + 4 * row)
+            prefetch(blocks + 8 * (block_count * page + ((row - page * rows) >> BITS)))
+        # a marked page is not reused before its leaves are stored: whoever claims it looks at the marks behind a fence too
+        store_release(seat + SEAT_UPDATING, stop - start)
+        fence_full()
+        for i in range(start, stop):
+            key = peek_i64(ids + 8 * i)
+            page = peek_u32(marks + 4 * (i - start)) - 1
+            if not 0 <= page < pages:
+                ignored += 1
+                continue
+            row = key & ROW_MASK
+            local = row - page * rows
+            block = words + LINE * page
+            state = load_acquire(block + PAGE_STATE)
+            kind = state & KIND_MASK
+            generation = state >> GENERATION_SHIFT
+            end = load_acquire(block + PAGE_COMMITTED)
+            if kind == SEALED and load_relaxed(block + PAGE_ENDED) == 0:
+                end -= future * envs_of(table, page)
+            alive = (generation & GENERATION_MASK) == (key >> ROW_BITS) and (kind == OPEN or kind == SEALED)
+            alive = alive and is_present(table, page)
+            if not alive or not load_relaxed(block + PAGE_FIRST) <= local < end:
+                ignored += 1
+                continue
+            at = base + 4 * row
+            present = peek_u32(at)
+            # the leaf of a closing observation, or of a row that has gone, is 0 and stays it; more is only looked at then
+            if present == 0 and (
+                peek_u32(metas + META_BYTES * row + 12) & (FINAL | DELETED)
+                or (sampled != 0 and not may_be_taken(peek_i64(sampled + 8 * row), peek_i64(table + T_MAX_SAMPLED)))
+            ):
+                ignored += 1
+                continue
+            leaf = peek_u32(leaves + 4 * i)
+            largest = max(largest, leaf)
+            change = leaf - present
+            if leaf | present > MANTISSA:
+                change = value_of(leaf) - value_of(present)
+            poke_u32(at, leaf)
+            known = tree + P_BYTES * page
+            pending = peek_i64(known + P_PENDING)
+            poke_i64(known + P_PENDING, pending + 1)
+            poke_i64(touched + 8 * listed, page)
+            listed += pending == 0
+            summed = peek_i64(known + P_GENERATION) == generation and peek_i64(known + P_BEGIN) <= local < peek_i64(
+                known + P_END
+            )
+            every = peek_i64(known + P_COUNT) == peek_i64(known + P_END) - peek_i64(known + P_BEGIN)
+            if summed and (every or is_marked(tree, table, page, local)):
+                block_sum = blocks + 8 * (block_count * page + (local >> BITS))
+                group_sum = groups + 8 * (group_count * page + (local >> (2 * BITS)))
+                poke_i64(block_sum, peek_i64(block_sum) + change)
+                poke_i64(group_sum, peek_i64(group_sum) + change)
+                poke_i64(known + P_SUM, peek_i64(known + P_SUM) + change)
+        store_release(seat + SEAT_UPDATING, 0)
+    for i in range(listed):
+        page = peek_i64(touched + 8 * i)
+        known = tree + P_BYTES * page
+        pending = peek_i64(known + P_PENDING)
+        poke_i64(known + P_PENDING, 0)
+        # another learner that updates in between makes the count jump: this page is summed anew then
+        before = fetch_add(words + LINE * page + PAGE_UPDATES, pending)
+        if before == peek_i64(known + P_UPDATES):
+            poke_i64(known + P_UPDATES, before + pending)
+    recent = peek_i64(table + T_CONTROL) + TABLE_RECENT_LEAF
+    if fetch_add(recent + 16, count - ignored) + count - ignored >= span:
+        store_relaxed(recent + 16, 0)
+        store_relaxed(recent + 8, load_relaxed(recent))
+        store_relaxed(recent, largest)
+    elif largest > load_relaxed(recent):
+        store_relaxed(recent, largest)
+    return ignored
+
+
+@kernel("int64(int64, int64, int64, int64, int64)")
+def update_at(words, ids, priorities, count, scratch):
+    """`update` of int64 [count] ids and float64 [count] priorities at addresses, with memory of int64 [3 count]."""
+    table = peek_i64(words + U_TABLE)
+    if not are_own(table, ids, count, peek_i64(words + U_NEWEST)):
+        foreign = first_foreign(table, ids, count)
+        if foreign >= 0:
+            return FOREIGN - foreign
+        poke_i64(words + U_NEWEST, newest_generation(table))
+    clipped = words + U_CLIPPED
+    poke_i64(clipped, 0)
+    poke_i64(words + U_LOWERED, 0)
+    alpha, eps = peek_f64(words + U_ALPHA), peek_f64(words + U_EPS)
+    unit, largest = peek_f64(words + U_UNIT), peek_f64(words + U_LARGEST)
+    bad = to_leaves(priorities, count, alpha, eps, unit, largest, clipped, scratch + 16 * count)
+    if bad >= 0:
+        return -1 - bad
+    fitted = peek_i64(clipped) | peek_i64(words + U_LOWERED)
+    if fitted:
+        count_clipped(peek_i64(table + T_CONTROL), clipped)
+    sums, seat, span = peek_i64(words + U_TREE), peek_i64(words + U_SEAT), peek_i64(words + U_SPAN)
+    late = store_leaves(sums, table, seat, ids, count, scratch, span)
+    return late + CLIPPED if fitted else late
+
+
+@kernel("int64(object, object, object)")
+def update(words, ids, priorities):
+    """Store new leaves, keep this learner's sums in step, and remember the largest of late for new rows.
+
+    Args:
+        words: The learner's words (U_*); one thread at a time, which the interpreter's lock sees to.
+        ids: Row ids, int64 [n]; of duplicates the last one wins.
+        priorities: float64 [n].
+
+    Returns:
+        How many ids were ignored: their rows have been overwritten, belong to the stream's next page by now, or never were
+        rows that can be drawn; CLIPPED more when priorities were raised or lowered to fit. Or -1 - i when priority i is none,
+        FOREIGN - i when id i cannot be of a row of this table, NOT_TAKEN when these are no arrays of that kind or more than there
+        is memory for: nothing was changed then.
+    """
+    at, keys, values = data_of(words), address_of(ids), address_of(priorities)
+    kind = peek_i64(at + U_ARRAY)
+    if not (is_vector(keys, kind, _INT64) and is_vector(values, kind, _FLOAT64)):
+        return NOT_TAKEN
+    count = peek_i64(peek_i64(keys + DIMS))
+    if peek_i64(peek_i64(values + DIMS)) != count or count > peek_i64(at + U_ROOM):
+        return NOT_TAKEN
+    return update_at(at, peek_i64(keys + DATA), peek_i64(values + DATA), count, peek_i64(at + U_SCRATCH))

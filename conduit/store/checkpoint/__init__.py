@@ -1,0 +1,1 @@
+"""A segment as files, and back."""

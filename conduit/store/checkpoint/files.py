@@ -1,0 +1,422 @@
+"""The files of a checkpoint: `.npy` with a header of one memory page, written and read in large blocks past the page cache.
+
+A file is written in sequence, a block at a time: blocks are filled and hashed by the caller's thread and written by a few others.
+Its header, which says how many rows there are, comes last. Its digest is XXH3-128 of the bytes behind the header, followed by
+the header. Where the file system knows no O_DIRECT, writes and reads go through its cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import functools
+import math
+import mmap
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+import xxhash
+
+from conduit.errors import CheckpointError, ConduitError, NoSpace
+from conduit.store.segment.workers import Job, Workers
+
+Array = np.ndarray[Any, Any]
+
+HEADER = 4096
+"""Bytes of a file's header: a multiple of what O_DIRECT asks for."""
+BLOCK = 8 << 20
+_THREADS = 4
+_AHEAD = 6
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class FileEntry(msgspec.Struct, frozen=True):
+    """A file as the manifest lists it.
+
+    Attributes:
+        size: Bytes.
+        digest: XXH3-128 of the bytes behind the header, followed by the header; 32 hex digits.
+    """
+
+    size: int
+    digest: str
+
+
+def header_of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    """The header of a `.npy` file (version 1.0), padded to HEADER bytes."""
+    described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    text = repr(described).encode().ljust(HEADER - 11) + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
+def as_bytes(array: Array) -> Array:
+    """The bytes of a contiguous array, uint8 [n]."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+_SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
+def unwritable(error: OSError, where: Path) -> OSError | CheckpointError:
+    """What to raise for a failed write: NoSpace when the disk is full, the error itself where it is this process's lack."""
+    if error.errno in _SHORT or isinstance(error, ConduitError):
+        return error
+    if error.errno not in _FULL:
+        return CheckpointError(
+            f"Expected to be able to write a checkpoint in {where}, got {error}: name a folder on a disk that this user may write to"
+        )
+    space = os.statvfs(where)
+    return NoSpace(
+        f"Expected room for a checkpoint in {where}, got {space.f_bavail * space.f_frsize:,} bytes free when it was full: "
+        "free some, or keep fewer checkpoints; those that were there are as they were"
+    )
+
+
+def unreadable(error: OSError, path: Path) -> OSError | CheckpointError:
+    """What to raise for a failed read: that the file cannot be read, or the error itself where it is this process's lack."""
+    if error.errno in _SHORT:
+        return error
+    return CheckpointError(
+        f"Expected to read {path}, got {error}: it is not used; see to the disk and the file's permissions, or restore an older "
+        "checkpoint"
+    )
+
+
+def _open(path: Path, flags: int) -> int:
+    try:
+        return os.open(path, flags | os.O_CLOEXEC | os.O_DIRECT, 0o644)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return os.open(path, (flags & ~os.O_EXCL) | os.O_CLOEXEC, 0o644)
+
+
+def _through_the_cache(fd: int) -> None:
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_DIRECT)
+
+
+def write_all(fd: int, data: Any, offset: int) -> None:
+    """Write bytes to their place; past the page cache where the descriptor says so and the file system can."""
+    view = memoryview(data)
+    while view:
+        try:
+            done = os.pwrite(fd, view, offset)
+        except OSError as error:
+            if error.errno != errno.EINVAL or not fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
+                raise
+            _through_the_cache(fd)
+            continue
+        view, offset = view[done:], offset + done
+
+
+def _read_all(fd: int, view: memoryview, offset: int, path: Path) -> int:
+    """Read until the view is full or the file ends; returns the bytes read.
+
+    Raises:
+        CheckpointError: The file cannot be read.
+    """
+    total = 0
+    while total < len(view):
+        try:
+            done = os.preadv(fd, [view[total:]], offset + total)
+        except OSError as error:
+            if error.errno != errno.EINVAL or not fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
+                raise unreadable(error, path) from error
+            _through_the_cache(fd)
+            continue
+        if done == 0:
+            break
+        total += done
+    return total
+
+
+class _Blocks:
+    """Blocks of memory as O_DIRECT wants it; used again, and touched only as far as they are filled."""
+
+    def __init__(self) -> None:
+        self._free: list[Array] = []
+
+    def take(self) -> Array:
+        return self._free.pop() if self._free else np.frombuffer(mmap.mmap(-1, BLOCK), np.uint8)
+
+    def give(self, block: Array) -> None:
+        self._free.append(block)
+
+
+class OutFile:
+    """A file that is being written; from `FileSet.create`."""
+
+    def __init__(self, files: FileSet, path: Path, name: str) -> None:
+        self._files = files
+        self.name = name
+        self.fd = _open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        self.written = 0
+        self._block: Array | None = None
+        self._filled = 0
+        self._hash = xxhash.xxh3_128()
+        self._header = b""
+
+    def append(self, data: Array) -> None:
+        """Add bytes, uint8 [n]; they are copied before it returns."""
+        at = 0
+        while at < len(data):
+            if self._block is None:
+                self._block = self._files.blocks.take()
+            count = min(len(data) - at, BLOCK - self._filled)
+            self._block[self._filled : self._filled + count] = data[at : at + count]
+            self._filled += count
+            at += count
+            self._flush()
+
+    def _flush(self) -> None:
+        """Hand on the block if it is full."""
+        if self._block is not None and self._filled == BLOCK:
+            self._hash.update(self._block.data)
+            self._files.submit(self.fd, self._block, HEADER + self.written)
+            self.written += BLOCK
+            self._block, self._filled = None, 0
+
+    def append_rows(self, rows: Array) -> None:
+        """Add rows, uint8 [n, bytes], which may lie apart."""
+        if rows.flags.c_contiguous:
+            self.append(rows.reshape(-1))
+            return
+        size = rows.shape[1]
+        at = 0
+        while at < len(rows):
+            whole = min(len(rows) - at, (BLOCK - self._filled) // size)
+            if whole == 0 or self._block is None:
+                self.append(rows[at])  # over the block's end, or into a new one
+                at += 1
+                continue
+            target = self._block[self._filled : self._filled + whole * size].reshape(whole, size)
+            target[...] = rows[at : at + whole]
+            self._filled += whole * size
+            at += whole
+            self._flush()
+
+    def describe(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+        """Say what has been appended: its dtype and shape."""
+        self._header = header_of(dtype, shape)
+
+    def finish(self) -> FileEntry:
+        """Write what is left and the header, and see all of it on the disk; every block must have been written."""
+        _through_the_cache(self.fd)
+        size = HEADER + self.written + self._filled
+        if self._block is not None:
+            rest = self._block[: self._filled]
+            self._hash.update(rest.data)
+            write_all(self.fd, rest, HEADER + self.written)
+            self._files.blocks.give(self._block)
+            self._block = None
+        self._hash.update(self._header)
+        write_all(self.fd, self._header, 0)
+        os.fsync(self.fd)
+        self.close()
+        return FileEntry(size, self._hash.hexdigest())
+
+    def close(self) -> None:
+        """Let the descriptor go; idempotent."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class FileSet:
+    """Files being written below one folder; a context manager.
+
+    Attributes:
+        entries: {name below the folder: entry} of those that are finished.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.blocks = _Blocks()
+        self.entries: dict[str, FileEntry] = {}
+        self._open: list[OutFile] = []
+        self._pending: deque[tuple[Job[None], Array]] = deque()
+        self._workers = Workers(_THREADS)
+
+    def create(self, name: str) -> OutFile:
+        """A new file of this name below the folder."""
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = OutFile(self, path, name)
+        self._open.append(file)
+        return file
+
+    def write(self, name: str, array: Array) -> None:
+        """A new file that holds `array`."""
+        file = self.create(name)
+        file.append(as_bytes(array))
+        file.describe(array.dtype, array.shape)
+
+    def submit(self, fd: int, block: Array, offset: int) -> None:
+        """Write a full block in the background; waits for an earlier one where too many are on their way."""
+        while len(self._pending) >= _AHEAD:
+            self._retire()
+        self._pending.append((self._workers.submit(functools.partial(write_all, fd, block, offset)), block))
+
+    def _retire(self) -> None:
+        job, block = self._pending.popleft()
+        job.result()
+        self.blocks.give(block)
+
+    def finish(self) -> None:
+        """Finish all files that are open."""
+        while self._pending:
+            self._retire()
+        jobs = [self._workers.submit(file.finish) for file in self._open]
+        for file, job in zip(self._open, jobs, strict=True):
+            self.entries[file.name] = job.result()
+        self._open = []
+
+    def __enter__(self) -> Self:
+        self._workers.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._workers.end()
+        for file in self._open:
+            file.close()
+
+
+Sink = Callable[[int, Array], None]
+"""Takes bytes of a file, uint8 [n], and their place behind the header; called by several threads at a time."""
+
+
+class FileReader:
+    """Reads a checkpoint's files and checks them on the way; a context manager.
+
+    Args:
+        root: The checkpoint's folder.
+        entries: {name below it: entry}, from its manifest.
+        progress: Called with bytes done and bytes in all.
+    """
+
+    def __init__(
+        self, root: Path, entries: dict[str, FileEntry], progress: Callable[[int, int], None] | None = None
+    ) -> None:
+        self.root = root
+        self._entries = entries
+        self._progress = progress
+        self._total = sum(entry.size for entry in entries.values())
+        self._done = 0
+        self._blocks = _Blocks()
+        self._workers = Workers(_THREADS)
+        self.unread = set(entries)
+
+    def read(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+        """A file's array, which it must have been described as.
+
+        Raises:
+            CheckpointError: The file is missing, cut short, damaged, or of another dtype or shape.
+        """
+        out = np.empty(shape, dtype)
+        target = out.reshape(-1).view(np.uint8)
+
+        def put(place: int, data: Array) -> None:
+            target[place : place + len(data)] = data
+
+        self.stream(name, dtype, shape, put)
+        return out
+
+    def stream(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...], sink: Sink | None) -> None:
+        """Pass a file's bytes to `sink`, block by block; see `read`. They are known to be whole when it returns."""
+        entry = self._entries.get(name)
+        if entry is None:
+            raise CheckpointError(f"Expected {name} in the manifest of {self.root}, it is not listed: {DAMAGED}")
+        self.unread.discard(name)
+        header = header_of(dtype, shape)
+        expected = HEADER + math.prod(shape) * dtype.itemsize
+        self._check_stored(name, entry, header if expected == entry.size else None, sink)
+
+    def verify(self, name: str) -> None:
+        """See that a file is whole, whatever it holds; see `read`."""
+        self._check_stored(name, self._entries[name], b"", None)
+
+    def _check_stored(self, name: str, entry: FileEntry, header: bytes | None, sink: Sink | None) -> None:
+        path = self.root / name
+        if header is None:
+            raise CheckpointError(
+                f"Expected {path} to hold what its table needs, the manifest lists {entry.size:,} bytes: {DAMAGED}"
+            )
+        try:
+            fd = _open(path, os.O_RDONLY)
+        except FileNotFoundError as error:
+            raise CheckpointError(f"Expected the file {path}, it is missing: {DAMAGED}") from error
+        except OSError as error:
+            raise unreadable(error, path) from error
+        try:
+            size = os.fstat(fd).st_size
+            if size != entry.size:
+                raise CheckpointError(f"Expected {entry.size:,} bytes in {path}, got {size:,}: {DAMAGED}")
+            found = self._blocks.take()
+            got = found[: _read_all(fd, found.data[:HEADER], 0, path)].tobytes()
+            self._blocks.give(found)
+            digest = xxhash.xxh3_128()
+            for block, count in self._read_blocks(fd, size, sink, path):
+                digest.update(block[:count].data)
+                self._count(count)
+            digest.update(got)
+            self._count(HEADER)
+        finally:
+            os.close(fd)
+        if digest.hexdigest() != entry.digest:
+            raise CheckpointError(f"Expected the digest {entry.digest} of {path}, got {digest.hexdigest()}: {DAMAGED}")
+        if header and got != header:
+            raise CheckpointError(f"Expected {path} to begin with the header that its table needs: {DAMAGED}")
+
+    def _count(self, count: int) -> None:
+        self._done += count
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+    def _read_blocks(self, fd: int, size: int, sink: Sink | None, path: Path) -> Iterator[tuple[Array, int]]:
+        """A file's blocks in order, while later ones are being read and passed on."""
+
+        def fetch(block: Array, place: int) -> int:
+            want = min(BLOCK, size - HEADER - place)
+            # past the cache, lengths must be whole sectors: the end of the file cuts the last one
+            count = min(want, _read_all(fd, block.data[: -(-want // HEADER) * HEADER], HEADER + place, path))
+            if sink is not None:
+                sink(place, block[:count])
+            return count
+
+        pending: deque[tuple[Job[int], Array]] = deque()
+        try:
+            for place in _ahead(range(0, size - HEADER, BLOCK)):
+                if place is not None:
+                    block = self._blocks.take()
+                    pending.append((self._workers.submit(functools.partial(fetch, block, place)), block))
+                if pending and (place is None or len(pending) > _AHEAD):
+                    job, block = pending.popleft()
+                    yield block, job.result()
+                    self._blocks.give(block)
+        finally:
+            for job, _ in pending:
+                with contextlib.suppress(Exception):
+                    job.result()
+
+    def __enter__(self) -> Self:
+        self._workers.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._workers.end()
+
+
+def _ahead(places: Iterable[int]) -> Iterator[int | None]:
+    """The places, then as many None as blocks may still be on their way."""
+    yield from places
+    for _ in range(_AHEAD + 1):
+        yield None
+
+
+DAMAGED = "it is damaged and is not used; restore an older checkpoint"

@@ -1,0 +1,331 @@
+"""A checkpoint's format, and the folder it lies in (docs/checkpoints.md).
+
+    path/0000000007/manifest.json                  what is here, and a digest of every file
+                    tables/replay/...              words, rows and values of a table (conduit.store.checkpoint.save)
+                    policies/policy/...            the arrays of a weights slot
+                    extra/...                      bytes of the caller's own
+
+A checkpoint is made under a name that begins with a dot and renamed when all of it is on the disk, its manifest last. So what
+has a number is whole, whenever its maker was killed; what has a dot is a leftover, and the next checkpoint removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import xxhash
+
+from conduit.errors import Busy, CheckpointError, ConfigError
+from conduit.forking import LockFile
+from conduit.numbers import at_least
+from conduit.schema import Field
+from conduit.store.checkpoint.files import DAMAGED, FileEntry, unreadable
+from conduit.store.format.filenames import safe
+from conduit.store.format.layout import SegmentSpec, TableLayout, TensorSpec
+from conduit.store.format.table_spec import row_stride
+from conduit.store.tables.view import META_DTYPE, SPAN_DTYPE
+
+FORMAT = "conduit-checkpoint"
+VERSION = 1
+MANIFEST = "manifest.json"
+
+_NUMBER = re.compile(r"\d{10}")
+_LEFTOVER = re.compile(r"\.\d{10}\.(tmp|old)-.*")
+
+
+class TableEntry(msgspec.Struct, frozen=True):
+    """A table as the manifest lists it.
+
+    Attributes:
+        folder: Its files' folder, below the checkpoint's.
+        rows: Rows that the column files hold, halo copies and kept finals included.
+        items: {ragged field: items that its file of values holds}.
+        inserted, sampled, deleted: What a limiter counts, at the moment of the checkpoint.
+        visible: Rows of all pages at that moment, halo copies not counted.
+        pages_left_out, rows_left_out: Pages that were reused before they could be copied, and their rows.
+    """
+
+    folder: str
+    rows: int
+    items: dict[str, int]
+    inserted: int
+    sampled: int
+    deleted: int
+    visible: int
+    pages_left_out: int
+    rows_left_out: int
+
+
+class PolicyEntry(msgspec.Struct, frozen=True):
+    """A weights slot as the manifest lists it; version 0 has no files."""
+
+    folder: str
+    version: int
+
+
+class LoaderEntry(msgspec.Struct, frozen=True):
+    """A named loader: its table, its seed (64 bits, signed), the number of the batch that comes next, and the digest of the rows of its epoch."""
+
+    table: str
+    seed: int
+    batch: int
+    stock: int = 0
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What a checkpoint holds.
+
+    Attributes:
+        conduit: Version of Conduit that made it.
+        engine: Name of the engine.
+        created_ns: When it was made, nanoseconds since the epoch.
+        spec: What the engine was created with.
+        tables, policies, loaders: By name.
+        extra: Names of the caller's own bytes.
+        files: {name below the checkpoint's folder: entry}.
+    """
+
+    conduit: str
+    engine: str
+    created_ns: int
+    spec: SegmentSpec
+    tables: dict[str, TableEntry]
+    policies: dict[str, PolicyEntry]
+    loaders: dict[str, LoaderEntry]
+    extra: tuple[str, ...]
+    files: dict[str, FileEntry]
+
+
+class _Envelope(msgspec.Struct, frozen=True):
+    format: str
+    version: int
+    digest: str
+    manifest: msgspec.Raw
+
+
+class Column(NamedTuple):
+    """A column as a file and as memory: dtype and shape of a row, offset of row 0, bytes of a row and from row to row."""
+
+    file: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    offset: int
+    row_bytes: int
+    stride: int
+
+
+def columns_of(layout: TableLayout) -> list[Column]:
+    """A table's columns, the system's included; arenas are none of them."""
+    found = []
+    for field in layout.schema.fields:
+        dtype = SPAN_DTYPE if field.ragged else np.dtype(field.numpy_dtype)
+        shape = () if field.ragged else field.shape
+        size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        file = f"columns/{safe(field.name)}.npy"
+        found.append(Column(file, dtype, shape, layout.columns[field.name], size, row_stride(field)))
+    system: list[tuple[str, np.dtype[Any], int]] = [
+        ("terminated", np.dtype(bool), layout.terminated),
+        ("truncated", np.dtype(bool), layout.truncated),
+        ("meta", META_DTYPE, layout.meta),
+    ]
+    if layout.table.priorities is not None:
+        system.append(("priority", np.dtype(np.uint32), layout.priority))
+    if layout.table.max_times_sampled is not None:
+        system.append(("sampled", np.dtype(np.int64), layout.sampled))
+    found += [Column(f"{name}.npy", dtype, (), at, dtype.itemsize, dtype.itemsize) for name, dtype, at in system]
+    return found
+
+
+def policy_file(folder: str, tensor: TensorSpec) -> tuple[str, np.dtype[Any]]:
+    """Name and dtype of the file of one array of a weights slot."""
+    return f"{folder}/{safe(tensor.name)}.npy", np.dtype(Field("weights", tensor.dtype).numpy_dtype)
+
+
+def extra_file(name: str) -> str:
+    """Name of the file of bytes of the caller's own."""
+    return f"extra/{safe(name)}.npy"
+
+
+def write_manifest(path: Path, manifest: Manifest) -> None:
+    """Write manifest.json into a checkpoint's folder, and see it on the disk."""
+    body = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+    digest = xxhash.xxh3_128_hexdigest(body)
+    with (path / MANIFEST).open("xb") as file:
+        file.write(msgspec.json.encode(_Envelope(FORMAT, VERSION, digest, msgspec.Raw(body))) + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest of the checkpoint in the folder `path`.
+
+    Raises:
+        CheckpointError: It is missing, damaged, foreign, or of another version.
+    """
+    file = path / MANIFEST
+    try:
+        data = file.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise CheckpointError(f"Expected a checkpoint in {path}, found no file {file}: name another folder") from error
+    except OSError as error:
+        raise unreadable(error, file) from error
+    try:
+        head = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"Expected {file} to be readable, got {error}: {DAMAGED}") from error
+    if not isinstance(head, dict) or head.get("format") != FORMAT:
+        raise CheckpointError(f"Expected {file} to say format {FORMAT!r}: it is no checkpoint of Conduit's")
+    if head.get("version") != VERSION:
+        raise CheckpointError(
+            f"Expected format version {VERSION} in {file}, got {head.get('version')!r}: restore it with the version of "
+            "Conduit that made it"
+        )
+    try:
+        envelope = msgspec.json.decode(data, type=_Envelope)
+        if xxhash.xxh3_128_hexdigest(bytes(envelope.manifest)) != envelope.digest:
+            raise CheckpointError(f"Expected the digest {envelope.digest} of the manifest in {file}: {DAMAGED}")
+        return msgspec.json.decode(envelope.manifest, type=Manifest)
+    except (msgspec.MsgspecError, ValueError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"Expected {file} to be readable, got {error}: {DAMAGED}") from error
+
+
+def numbered(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, oldest first.
+
+    Raises:
+        CheckpointError: The folder cannot be read.
+    """
+    try:
+        if not folder.is_dir():
+            return []
+        return sorted(one for one in folder.iterdir() if _NUMBER.fullmatch(one.name))
+    except OSError as error:
+        raise unreadable(error, folder) from error
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a manifest lies at this path.
+
+    Raises:
+        CheckpointError: It cannot be looked at.
+    """
+    try:
+        return (path / MANIFEST).exists()
+    except OSError as error:
+        raise unreadable(error, path) from error
+
+
+def as_path(path: object) -> Path:
+    """A path as callers hand it over.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    if not isinstance(path, str | os.PathLike) or not isinstance(found := os.fspath(path), str):
+        raise ConfigError(f"Expected a path, got {path!r}")
+    return Path(found)
+
+
+def candidates(path: Path) -> list[Path]:
+    """The checkpoints that `path` may mean, best first: itself, or all those in it.
+
+    Raises:
+        CheckpointError: There is none.
+    """
+    if is_checkpoint(path) or _NUMBER.fullmatch(path.name):
+        return [path]
+    found = numbered(path)
+    if not found:
+        raise CheckpointError(f"Expected a checkpoint, or a folder of checkpoints, at {path}, found none")
+    return found[::-1]
+
+
+def _sync_folder(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep other processes, and threads, from making checkpoints in a folder.
+
+    Raises:
+        Busy: Somebody is making one.
+    """
+    lock = LockFile(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(lock.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise Busy(
+                f"Expected to be the only one who makes a checkpoint in {folder}, somebody else is: wait for it, or "
+                "name another folder"
+            ) from error
+        yield
+    finally:
+        lock.close()
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder and those that it lies in, and see their names on the disk."""
+    made = [folder]
+    while not made[-1].parent.exists():
+        made.append(made[-1].parent)
+    folder.mkdir(parents=True, exist_ok=True)
+    for one in reversed(made):
+        # also where it was there: whoever made it may have been killed before this
+        with contextlib.suppress(PermissionError):
+            _sync_folder(one.parent)
+
+
+@contextlib.contextmanager
+def new_checkpoint(folder: Path, keep: int) -> Iterator[tuple[Path, Path]]:
+    """Make the next checkpoint in a folder: it appears when the block ends well, and older ones beyond `keep` go.
+
+    Yields:
+        The temporary folder to fill, and the path that it will have.
+
+    Raises:
+        ConfigError: `keep` is below 1, or the folder is a file. Busy: Somebody else is making one there. OSError: The file
+            system refuses.
+    """
+    keep = at_least("a number of checkpoints to keep", keep, 1)
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"Expected a folder for checkpoints, got the file {folder}")
+    _make_folder(folder)
+    with _alone(folder):
+        for one in folder.iterdir():
+            if _LEFTOVER.fullmatch(one.name):  # we are alone: its maker is dead
+                shutil.rmtree(one)
+        last = numbered(folder)
+        number = f"{int(last[-1].name) + 1 if last else 1:010d}"
+        making = folder / f".{number}.tmp-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        making.mkdir()
+        try:
+            yield making, folder / number
+            for below, _, _ in os.walk(making, topdown=False):
+                _sync_folder(Path(below))
+            making.rename(folder / number)
+        except BaseException:
+            shutil.rmtree(making, ignore_errors=True)
+            raise
+        _sync_folder(folder)
+        for one in numbered(folder)[:-keep]:
+            going = folder / f".{one.name}.old-{os.getpid()}"
+            one.rename(going)  # a folder that is half removed must not have a number
+            shutil.rmtree(going)

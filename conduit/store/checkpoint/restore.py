@@ -1,0 +1,392 @@
+"""Reading a checkpoint into a new segment, before anybody can attach to it.
+
+Pages come back to their places and generations, so row ids and draws are what they were. What was being written or consumed
+at the moment of the checkpoint is recovered as if everybody had died then (conduit.store.pages.recovery.recover): committed rows stay and
+end their streams, and what a consumer had not acknowledged is there to be claimed. A page that is not in the checkpoint comes back free and of a new generation, and its rows count as evicted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from conduit.errors import CheckpointError
+from conduit.native.jit import entry
+from conduit.store.checkpoint.files import BLOCK, DAMAGED, HEADER, FileReader, Sink, write_all
+from conduit.store.checkpoint.manifest import MANIFEST, Manifest, TableEntry, columns_of, extra_file, policy_file
+from conduit.store.checkpoint.save import (
+    PLACE_ROWS,
+    PLACE_START,
+    PLACE_TAIL,
+    PLACE_VALUES,
+    Progress,
+    counts,
+    live_pages,
+)
+from conduit.store.checkpoint.snapshot import TableCut
+from conduit.store.format.field_moments import seat_bytes
+from conduit.store.format.filenames import safe
+from conduit.store.format.layout import WEIGHT_COPIES, SegmentSpec, TableLayout, checked_participants
+from conduit.store.format.limit_specs import Limits
+from conduit.store.format.soundness import limits_of_words
+from conduit.store.format.words import (
+    CONSUMER_MASK,
+    CUT,
+    FREE,
+    GENERATION_SHIFT,
+    INIT,
+    KIND_MASK,
+    LINE,
+    OPEN,
+    OWNER_MASK,
+    OWNER_SHIFT,
+    PAGE_COMMITTED,
+    PAGE_ENDED,
+    PAGE_HALO,
+    PAGE_PAST,
+    PAGE_STATE,
+    PAGE_TAIL,
+    SEALED,
+    SIDE_CLAIM,
+    TABLE_BASE_DELETED,
+    TABLE_BASE_INSERTED,
+    TABLE_BASE_SAMPLED,
+    TABLE_CONTROL_BYTES,
+    TABLE_CUT,
+    TABLE_DATA,
+    TABLE_LIMITS,
+    TABLE_LOST,
+    TABLE_RECOVERED,
+    TABLE_SPACE,
+    TABLE_USED,
+    TAIL_MASK,
+)
+from conduit.store.pages import recovery, settling
+from conduit.store.segment import segment as segments
+from conduit.store.segment.names import Backing
+from conduit.store.segment.segment import Segment
+from conduit.store.tables.loader_cursors import Known, write_loader
+from conduit.store.tables.statistics import set_totals
+from conduit.store.tables.view import TableView
+
+Array = np.ndarray[Any, Any]
+LimiterPolicy = Literal["keep", "reset", "rebase"]
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What a table's limiter begins with after a restore; `limits` are those in force, or None."""
+
+    limits: Limits | None
+    inserted: int
+    sampled: int
+    deleted: int
+
+
+def create_from(
+    path: Path,
+    manifest: Manifest,
+    name: str,
+    *,
+    limiter: LimiterPolicy | None,
+    backing: Backing,
+    max_participants: int | None,
+    progress: Progress | None,
+    replace: bool = False,
+) -> tuple[Segment, dict[str, Counts]]:
+    """Create a segment that holds what a checkpoint does; see `Engine.restore`."""
+    spec = spec_of(manifest, max_participants)
+    found: dict[str, Counts] = {}
+
+    def fill(segment: Segment) -> Iterator[None]:
+        with FileReader(path, manifest.files, progress) as reader:
+            try:
+                tables = [
+                    _Table(segment, one, manifest.tables[one.name], reader) for one in segment.layout.tables.values()
+                ]
+                for table in tables:
+                    table.read_rows()
+                yield
+                for table in tables:
+                    found[table.layout.name] = table.finish(limiter)
+                _restore_policies(segment, manifest, reader)
+            except KeyError as error:
+                raise CheckpointError(f"Expected {path / MANIFEST} to list {error}: {DAMAGED}") from error
+        for index, (loader, one) in enumerate(manifest.loaders.items()):
+            write_loader(segment, index, loader, Known(one.table, one.seed, one.batch, one.stock))
+
+    return segments.create(name, spec, backing, fill, replace=replace), found
+
+
+def spec_of(manifest: Manifest, max_participants: int | None) -> SegmentSpec:
+    """What a segment that is restored from a checkpoint is made of, with as many participants as asked for."""
+    if max_participants is None:
+        return manifest.spec
+    return dataclasses.replace(manifest.spec, max_participants=checked_participants(max_participants))
+
+
+def read_extra(path: Path, manifest: Manifest) -> dict[str, bytes]:
+    """The caller's own bytes in a checkpoint.
+
+    Raises:
+        CheckpointError: A file of them is missing or damaged.
+    """
+    found = {}
+    with FileReader(path, manifest.files, None) as reader:
+        for name in manifest.extra:
+            file = extra_file(name)
+            size = manifest.files[file].size - HEADER if file in manifest.files else -1
+            if size < 0:
+                raise CheckpointError(f"Expected {path / MANIFEST} to list {file}: {DAMAGED}")
+            found[name] = reader.read(file, np.dtype(np.uint8), (size,)).tobytes()
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Bytes of a file that belong together in memory: place in the file, count, place in the segment."""
+
+    start: int
+    count: int
+    target: int
+
+
+def _sink(fd: int, pieces: list[_Piece], row_bytes: int, stride: int) -> Sink:
+    """Put a file's bytes where they belong; rows lie `stride` bytes apart in memory, close together in the file.
+
+    They are written through a descriptor, which takes a third of the time of touching fresh memory page by page.
+    """
+    starts = [piece.start for piece in pieces]
+    scratch = threading.local()
+    one_at_a_time = threading.Lock()  # as the kernel has it, but who waits for the kernel's lock spins
+
+    def write(data: Array, at: int) -> None:
+        with one_at_a_time:
+            write_all(fd, data, at)
+
+    def apart(rows: Array) -> Array:
+        """Rows, uint8 [n, row_bytes], with zeros between them."""
+        if not hasattr(scratch, "rows"):
+            scratch.rows = np.zeros((BLOCK // row_bytes + 1, stride), np.uint8)
+        target: Array = scratch.rows[: len(rows)]
+        target[:, :row_bytes] = rows
+        return target
+
+    def store(target: int, offset: int, data: Array) -> None:
+        if row_bytes == stride:
+            write(data, target + offset)
+            return
+        row, skip = divmod(offset, row_bytes)
+        at = target + row * stride
+        if skip:
+            count = min(len(data), row_bytes - skip)
+            write(data[:count], at + skip)
+            data, at = data[count:], at + stride
+        whole = len(data) // row_bytes
+        if whole:
+            rows = apart(data[: whole * row_bytes].reshape(whole, row_bytes))
+            write(rows.reshape(-1), at)
+        write(data[whole * row_bytes :], at + whole * stride)
+
+    def put(place: int, data: Array) -> None:
+        at = 0
+        number = bisect_right(starts, place) - 1
+        while at < len(data):
+            piece = pieces[number]
+            offset = place + at - piece.start
+            count = min(len(data) - at, piece.count - offset)
+            store(piece.target, offset, data[at : at + count])
+            at += count
+            number += 1
+
+    return put
+
+
+def _checked_places(layout: TableLayout, entry_: TableEntry, blocks: Array, places: Array, where: Path) -> list[int]:
+    """The pages that the files hold, in the files' order.
+
+    Raises:
+        CheckpointError: Places that the files or the pages do not have.
+    """
+    pages = np.flatnonzero(places[:, PLACE_START] >= 0)
+    pages = pages[np.argsort(places[pages, PLACE_START])]
+    taken = places[pages]
+    ends = taken[:, PLACE_START] + taken[:, PLACE_ROWS] + taken[:, PLACE_TAIL]
+    good = (
+        bool(np.isin(pages, live_pages(blocks)).all())
+        and (taken[:, PLACE_ROWS] == blocks[pages, PAGE_COMMITTED // 8]).all()
+        and (taken[:, PLACE_TAIL] == blocks[pages, PAGE_TAIL // 8] & TAIL_MASK).all()
+        and (taken[:, PLACE_ROWS : PLACE_TAIL + 1] >= 0).all()
+        and (taken[:, PLACE_ROWS] + taken[:, PLACE_TAIL] <= layout.page_rows).all()
+        and [0, *ends.tolist()] == [*taken[:, PLACE_START].tolist(), entry_.rows]
+    )
+    for number, name in enumerate(layout.arenas):
+        first, items = taken[:, PLACE_VALUES + 2 * number], taken[:, PLACE_VALUES + 2 * number + 1]
+        good = good and bool((items >= 0).all() and (items <= layout.arenas[name].items).all())
+        good = good and [0, *(first + items).tolist()] == [*first.tolist(), entry_.items[name]]
+    if not good:
+        raise CheckpointError(f"Expected the places in {where} to be those of pages and files: {DAMAGED}")
+    return pages.tolist()
+
+
+class _Table:
+    """A table on its way back: first its rows, through the segment's descriptor, then its words, in memory."""
+
+    def __init__(self, segment: Segment, layout: TableLayout, entry_: TableEntry, reader: FileReader) -> None:
+        self.layout = layout
+        self._segment = segment
+        self._entry = entry_
+        self._reader = reader
+        words = np.dtype(np.int64)
+        folder = entry_.folder
+        self._blocks = reader.read(f"{folder}/pages.npy", words, (layout.pages, LINE // 8))
+        self._sides = reader.read(f"{folder}/sides.npy", words, (layout.pages, LINE // 8))
+        self._control = reader.read(f"{folder}/control.npy", words, (TABLE_CONTROL_BYTES // 8,))
+        file = f"{folder}/places.npy"
+        self._places = reader.read(file, words, (layout.pages, PLACE_VALUES + 2 * len(layout.arenas)))
+        self._pages = _checked_places(layout, entry_, self._blocks, self._places, reader.root / file)
+
+    def read_rows(self) -> None:
+        """Columns and values, to their places."""
+        layout, places, fd = self.layout, self._places, self._segment.lock_fd
+        for column in columns_of(layout):
+            pieces = []
+            for page in self._pages:
+                start, rows, tail = places[page, :PLACE_VALUES].tolist()
+                for first, count, row in ((start, rows, 0), (start + rows, tail, layout.page_rows - tail)):
+                    if count:
+                        target = column.offset + (page * layout.page_rows + row) * column.stride
+                        pieces.append(_Piece(first * column.row_bytes, count * column.row_bytes, target))
+            shape = (self._entry.rows, *column.shape)
+            sink = _sink(fd, pieces, column.row_bytes, column.stride)
+            self._reader.stream(f"{self._entry.folder}/{column.file}", column.dtype, shape, sink)
+        for number, (name, arena) in enumerate(layout.arenas.items()):
+            field = layout.schema[name]
+            pieces = []
+            for page in self._pages:
+                first, items = places[page, PLACE_VALUES + 2 * number : PLACE_VALUES + 2 * number + 2].tolist()
+                if items:
+                    target = arena.offset + page * arena.page_bytes
+                    pieces.append(_Piece(first * field.item_bytes, items * field.item_bytes, target))
+            shape = (self._entry.items[name], *field.shape[1:])
+            file = f"{self._entry.folder}/values/{safe(name)}.npy"
+            self._reader.stream(file, np.dtype(field.numpy_dtype), shape, _sink(fd, pieces, 1, 1))
+
+    def finish(self, limiter: LimiterPolicy | None) -> Counts:
+        """Statistics, words and counts."""
+        view = TableView(self._segment, self.layout)
+        for name, at in self.layout.statistics.items():
+            field = self.layout.schema[name]
+            shape = (1 + 2 * int(np.prod(field.shape, dtype=np.int64)),)
+            file = f"{self._entry.folder}/statistics/{safe(name)}.npy"
+            totals = self._reader.read(file, np.dtype(np.float64), shape)
+            if totals[0] > 0:
+                set_totals(self._segment.array(at, (seat_bytes(field) // 8,), np.dtype(np.float64)), totals)
+        _restore_words(view, self._blocks, self._sides, self._control, self._pages)
+        return _restore_counts(view, self._entry.sampled, limiter)
+
+
+def _restore_words(view: TableView, blocks: Array, sides: Array, control: Array, pages: list[int]) -> None:
+    """Pages as they were, those left out free, and what was being written recovered."""
+    segment, layout = view.segment, view.layout
+    left_out = np.setdiff1d(live_pages(blocks), pages)
+    own = blocks[left_out, PAGE_COMMITTED // 8] - blocks[left_out, PAGE_HALO // 8]
+    generation = (blocks[left_out, PAGE_STATE // 8] >> GENERATION_SHIFT) + 1
+    past = (blocks[left_out, PAGE_PAST // 8] >> 16) + own
+    blocks[left_out, PAGE_STATE // 8] = (generation << GENERATION_SHIFT) | FREE
+    blocks[left_out, PAGE_PAST // 8] = (past << 16) | (generation & 0xFFFF)
+    blocks[left_out, PAGE_COMMITTED // 8] = 0
+    blocks[left_out, PAGE_HALO // 8] = 0
+    sides[left_out] = 0
+    control[TABLE_LOST // 8] = 0
+    for event in (TABLE_DATA, TABLE_SPACE):
+        control[event // 8 : (event + LINE) // 8] = 0
+    shape = (layout.pages, LINE // 8)
+    segment.array(layout.blocks, shape, blocks.dtype)[...] = blocks
+    segment.array(layout.sides, shape, sides.dtype)[...] = sides
+    segment.array(layout.control, control.shape, control.dtype)[...] = control
+    states = blocks[:, PAGE_STATE // 8].copy()
+    used = np.flatnonzero((states & KIND_MASK) != FREE)
+    segment.words[(layout.control + TABLE_USED) // 8] = used[-1] + 1 if len(used) else 0
+    owned = states[np.isin(states & KIND_MASK, (INIT, OPEN))]
+    consumers = sides[:, SIDE_CLAIM // 8] & CONSUMER_MASK
+    owners = np.concatenate([(owned >> OWNER_SHIFT) & OWNER_MASK, consumers[consumers > 0] - 1])
+    for owner in np.unique(owners).tolist():
+        entry(recovery.recover)(view.address, owner)
+    # rows were copied after the look at the words: what was delivered or deleted in between has gone
+    entry(settling.settle_restored)(view.address)
+    settling.settle_table(view.descriptor)
+    segment.words[(layout.control + TABLE_RECOVERED) // 8] = int(control[TABLE_RECOVERED // 8])
+    if layout.table.kind != "queue":
+        _cut_streams(view, np.flatnonzero((states & KIND_MASK) == OPEN))
+
+
+def _cut_streams(view: TableView, written: Array) -> None:
+    """Of pages that were being written, draws choose among the rows that they chose among then (words.PAGE_ENDED)."""
+    layout = view.layout
+    live = view.segment.array(layout.blocks, (layout.pages, LINE // 8), np.dtype(np.int64))
+    cut = written[(live[written, PAGE_STATE // 8] & KIND_MASK) == SEALED]
+    live[cut, PAGE_ENDED // 8] = CUT
+    if len(cut):
+        view.segment.words[(layout.control + TABLE_CUT) // 8] = 1
+
+
+def limits_in_force(layout: TableLayout, control: Array) -> Limits | None:
+    """The limits as they were changed last, or as the table was created with."""
+    copy = TABLE_LIMITS + 8 + 32 * int(control[TABLE_LIMITS // 8] & 1)
+    numbers = control[copy // 8 : copy // 8 + 4].view(np.float64)
+    return layout.limits if layout.limits is None or not numbers.any() else limits_of_words(layout, numbers)
+
+
+def _restore_counts(view: TableView, sampled: int, limiter: LimiterPolicy | None) -> Counts:
+    """Set what counts begin from; nobody has sampled anything in this segment yet."""
+    layout, words = view.layout, view.segment.words
+    control = view.segment.array(layout.control, (TABLE_CONTROL_BYTES // 8,), np.dtype(np.int64))
+    sides = view.segment.array(layout.sides, (layout.pages, LINE // 8), np.dtype(np.int64))
+    limits = limits_in_force(layout, control)
+    inserted, _, deleted, _ = counts(TableCut(view.pages(), sides, control, 0), layout.page_rows)
+    if limits is not None and limiter == "reset":
+        size = inserted - deleted
+        words[(layout.control + TABLE_BASE_INSERTED) // 8] -= inserted - size
+        words[(layout.control + TABLE_BASE_DELETED) // 8] -= view.rows_evicted
+        inserted, sampled, deleted = size, 0, 0
+    elif limits is not None and limiter == "rebase":
+        sampled = rebased(limits, inserted, sampled)
+    words[(layout.control + TABLE_BASE_SAMPLED) // 8] = sampled
+    return Counts(limits, inserted, sampled, deleted)
+
+
+def rebased(limits: Limits, inserted: int, sampled: int) -> int:
+    """The samples for which inserted * spi - samples is in the middle of its range, or a batch away from its only end."""
+    low, high, spi = limits.min_diff, limits.max_diff, limits.samples_per_insert
+    if np.isinf(low) and np.isinf(high):
+        return sampled
+    room = _ROOM * max(1.0, spi)
+    middle = high - room if np.isinf(low) else low + room if np.isinf(high) else (low + high) / 2
+    return max(0, round(inserted * spi - middle))
+
+
+_ROOM = 1024
+
+
+def _restore_policies(segment: Segment, manifest: Manifest, reader: FileReader) -> None:
+    for layout in segment.layout.policies.values():
+        one = manifest.policies[layout.name]
+        if one.version == 0:
+            continue
+        copy = layout.copies[one.version % WEIGHT_COPIES]
+        for tensor, offset in zip(layout.tensors, layout.offsets, strict=True):
+            file, dtype = policy_file(one.folder, tensor)
+            segment.array(copy + offset, tensor.shape, dtype)[...] = reader.read(file, dtype, tensor.shape)
+        segment.words[copy // 8] = one.version
+        segment.words[layout.control // 8] = one.version
+
+
+__all__ = ["Counts", "LimiterPolicy", "create_from", "rebased"]

@@ -1,0 +1,327 @@
+"""Writing a checkpoint while everybody goes on: one look at all words, then the rows, oldest page first.
+
+A page is leased while it is copied, so no writer takes it under our hands; a writer that needs a page takes the next one. Rows
+below the count of the look never change, so when they are copied does not matter. Priorities and counts of deliveries do
+change: those are copied as they are when their page's turn comes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from conduit.errors import ConfigError, Overwritten, WaitTimeout
+from conduit.native.jit import entry
+from conduit.store.checkpoint.files import FileSet, as_bytes, unwritable
+from conduit.store.checkpoint.manifest import (
+    Column,
+    LoaderEntry,
+    Manifest,
+    PolicyEntry,
+    TableEntry,
+    columns_of,
+    extra_file,
+    new_checkpoint,
+    policy_file,
+    write_manifest,
+)
+from conduit.store.checkpoint.snapshot import TableCut, cut_table
+from conduit.store.format.filenames import check_name, safe
+from conduit.store.format.layout import WEIGHT_COPIES, WeightsLayout
+from conduit.store.format.soundness import LARGEST, check_pages, check_spans, damaged
+from conduit.store.format.words import (
+    KIND_MASK,
+    LINE,
+    OPEN,
+    PAGE_AGE,
+    PAGE_ARENA,
+    PAGE_COMMITTED,
+    PAGE_HALO,
+    PAGE_STATE,
+    PAGE_STREAM,
+    PAGE_TAIL,
+    PAGE_TICK,
+    SEALED,
+    TAIL_MASK,
+)
+from conduit.store.pages import protocol
+from conduit.store.pages.row_counts import counts_over
+from conduit.store.segment.segment import Segment
+from conduit.store.tables.loader_cursors import known_loaders
+from conduit.store.tables.statistics import totals_of
+from conduit.store.tables.view import Lease, TableView
+
+Array = np.ndarray[Any, Any]
+Progress = Callable[[int, int], None]
+
+_ATTEMPTS = 1000
+PLACE_START, PLACE_ROWS, PLACE_TAIL, PLACE_VALUES = 0, 1, 2, 3
+"""Words of a page's place: its first row in the column files or -1, rows from its start, rows from its end; then for each ragged
+field the first item in its file, and items."""
+_LEAST_STEP = 16 << 20
+
+
+class _Counter:
+    """Tells the caller how far it is, now and then."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress = progress
+        self._total = total
+        self._done = 0
+        self._told = 0
+
+    def add(self, count: int) -> None:
+        self._done = min(self._total, self._done + count)
+        if self._progress is not None and self._done - self._told >= _LEAST_STEP:
+            self._told = self._done
+            self._progress(self._done, self._total)
+
+    def end(self) -> None:
+        if self._progress is not None:
+            self._progress(self._total, self._total)
+
+
+def live_pages(blocks: Array) -> Array:
+    """Numbers of the pages that hold rows, oldest first."""
+    kinds = blocks[:, PAGE_STATE // 8] & KIND_MASK
+    found = np.flatnonzero(np.isin(kinds, (OPEN, SEALED)) & (blocks[:, PAGE_COMMITTED // 8] > 0))
+    order: Array = found[np.lexsort((blocks[found, PAGE_AGE // 8], kinds[found] == OPEN))]
+    return order
+
+
+def counts(cut: TableCut, page_rows: int) -> tuple[int, int, int, int]:
+    """Rows inserted, sampled and deleted, as a limiter counts them, and rows of all pages, halo copies not counted."""
+    live = live_pages(cut.blocks)
+    own = int((cut.blocks[live, PAGE_COMMITTED // 8] - cut.blocks[live, PAGE_HALO // 8]).sum())
+    found = counts_over(cut.blocks, cut.sides, cut.control, np.zeros((0, LINE // 8), np.int64), page_rows)
+    return found.inserted, found.sampled + cut.delivered, found.deleted, own
+
+
+def save(
+    segment: Segment,
+    views: dict[str, TableView],
+    folder: Path,
+    keep: int,
+    extra: Mapping[str, bytes],
+    version: str,
+    progress: Progress | None,
+) -> Path:
+    """Write the next checkpoint into a folder.
+
+    Args:
+        segment: The segment.
+        views: Its tables, of a client that has a seat.
+        folder: Where numbered checkpoints lie.
+        keep: How many to keep, this one included.
+        extra: Bytes of the caller's own, by name.
+        version: Version of Conduit.
+        progress: Called with bytes done and bytes in all.
+
+    Returns:
+        The checkpoint's own folder.
+
+    Raises:
+        ConfigError: `extra` holds something else than bytes. CheckpointError: The folder cannot be written.
+            NoSpace: The disk is full. Busy: Somebody else makes one there. Closed: The engine has closed.
+    """
+    if not isinstance(extra, Mapping):
+        raise ConfigError(f"Expected extra as {{name: bytes}}, got {type(extra).__name__}")
+    for name, content in extra.items():
+        if not isinstance(name, str) or not name or not isinstance(content, bytes | bytearray | memoryview):
+            raise ConfigError(
+                f"Expected extra as {{name: bytes}}, got {type(content).__name__} for {name!r}: for a state dict, "
+                "torch.save it into an io.BytesIO and pass its getvalue()"
+            )
+        check_name(name, "part of `extra`")
+    try:
+        with new_checkpoint(folder, keep) as (making, final):
+            _fill(segment, views, making, extra, version, progress)
+    except OSError as error:
+        if (raised := unwritable(error, folder)) is error:
+            raise
+        raise raised from error
+    return final
+
+
+def _fill(
+    segment: Segment,
+    views: dict[str, TableView],
+    making: Path,
+    extra: Mapping[str, bytes],
+    version: str,
+    progress: Progress | None,
+) -> None:
+    for view in views.values():
+        view.check_open()
+    tables, policies = {}, {}
+    # what consumers take away goes first
+    order = sorted(views, key=lambda name: views[name].layout.table.kind != "queue")
+    with FileSet(making) as files:
+        # from the look on, writers may overwrite what has not been copied yet
+        targets = {name: _TableFiles(view, files) for name, view in views.items()}
+        created = time.time_ns()
+        cuts = {name: cut_table(view) for name, view in views.items()}
+        loaders = {name: LoaderEntry(*known) for name, known in known_loaders(segment).items()}
+        counter = _Counter(progress, sum(_bytes(views[name], cut) for name, cut in cuts.items()))
+        for name in order:
+            tables[name] = _save_table(views[name], cuts[name], targets[name], counter)
+        for layout in segment.layout.policies.values():
+            policies[layout.name] = _save_policy(segment, layout, files)
+        for name, content in extra.items():
+            files.write(extra_file(name), np.frombuffer(content, np.uint8))
+        files.finish()
+        in_order = {name: tables[name] for name in views}
+        manifest = Manifest(
+            version,
+            segment.name,
+            created,
+            segment.layout.spec,
+            in_order,
+            policies,
+            loaders,
+            tuple(extra),
+            files.entries,
+        )
+    write_manifest(making, manifest)
+    counter.end()
+
+
+def _bytes(view: TableView, cut: TableCut) -> int:
+    """Bytes of rows and values that a checkpoint of this table has."""
+    live = cut.blocks[live_pages(cut.blocks)]
+    rows = int((live[:, PAGE_COMMITTED // 8] + (live[:, PAGE_TAIL // 8] & TAIL_MASK)).sum())
+    return rows * sum(column.row_bytes for column in columns_of(view.layout)) + int(live[:, PAGE_ARENA // 8].sum())
+
+
+def _byte_rows(view: TableView, column: Column) -> Array:
+    """A column as uint8 [rows, bytes]."""
+    shape, strides = (view.layout.rows, column.row_bytes), (column.stride, 1)
+    return view.segment.array(column.offset, shape, np.dtype(np.uint8), strides)
+
+
+class _TableFiles:
+    """The files that a table's rows go to."""
+
+    def __init__(self, view: TableView, files: FileSet) -> None:
+        self.folder = folder = f"tables/{safe(view.layout.name)}"
+        self._files = files
+        self._view = view
+        self._columns = [
+            (one, _byte_rows(view, one), files.create(f"{folder}/{one.file}")) for one in columns_of(view.layout)
+        ]
+        self._values = {name: files.create(f"{folder}/values/{safe(name)}.npy") for name in view.arenas}
+        self.rows = 0
+        self.items = dict.fromkeys(view.arenas, 0)
+
+    def add(self, page: int, committed: int, tail: int, counter: _Counter) -> list[int]:
+        """Add a leased page's first and last rows; returns its place (PLACE_*)."""
+        layout = self._view.layout
+        base, end = page * layout.page_rows, (page + 1) * layout.page_rows
+        for column, array, file in self._columns:
+            file.append_rows(array[base : base + committed])
+            if tail:
+                file.append_rows(array[end - tail : end])
+            counter.add((committed + tail) * column.row_bytes)
+        place = [self.rows, committed, tail]
+        self.rows += committed + tail
+        for name, file in self._values.items():
+            spans = self._view.columns[name]
+            both = np.concatenate([spans[base : base + committed], spans[end - tail : end]])
+            check_spans(layout, name, page, both)
+            ends = both["start"].astype(np.int64) + both["length"]
+            used = int(ends[both["length"] > 0].max(initial=0))
+            values = as_bytes(self._view.arenas[name][page, :used])
+            file.append(values)
+            counter.add(len(values))
+            place += [self.items[name], used]
+            self.items[name] += used
+        return place
+
+    def write(self, name: str, array: Array) -> None:
+        """Write one more file of the table."""
+        self._files.write(f"{self.folder}/{name}.npy", array)
+
+    def describe(self) -> None:
+        """Say what the rows' files hold; no more are added."""
+        for column, _, file in self._columns:
+            file.describe(column.dtype, (self.rows, *column.shape))
+        for name, file in self._values.items():
+            values = self._view.arenas[name]
+            file.describe(values.dtype, (self.items[name], *values.shape[2:]))
+
+
+def _save_table(view: TableView, cut: TableCut, target: _TableFiles, counter: _Counter) -> TableEntry:
+    layout = view.layout
+    places = np.full((layout.pages, PLACE_VALUES + 2 * len(view.arenas)), -1, np.int64)
+    left_out = rows_left_out = 0
+    in_use = np.flatnonzero(np.isin(cut.blocks[:, PAGE_STATE // 8] & KIND_MASK, (OPEN, SEALED)))
+    check_pages(layout, in_use, cut.blocks[in_use])
+    for page in live_pages(cut.blocks).tolist():
+        words = cut.blocks[page]
+        committed, tail = int(words[PAGE_COMMITTED // 8]), int(words[PAGE_TAIL // 8]) & TAIL_MASK
+        lease = _lease(view, page)
+        if lease is not None:
+            with lease:
+                if _is_same(view, page, words):
+                    places[page] = target.add(page, committed, tail, counter)
+                    continue
+        left_out += 1
+        rows_left_out += committed - int(words[PAGE_HALO // 8])
+    target.describe()
+    for name, array in (
+        ("pages", cut.blocks),
+        ("sides", cut.sides),
+        ("control", cut.control),
+        ("places", places),
+    ):
+        target.write(name, array)
+    for name in layout.statistics:
+        target.write(f"statistics/{safe(name)}", totals_of(view, name))
+    return TableEntry(
+        target.folder, target.rows, target.items, *counts(cut, view.layout.page_rows), left_out, rows_left_out
+    )
+
+
+def _lease(view: TableView, page: int) -> Lease | None:
+    """Hold a page, whatever its generation; None when it has no rows now."""
+    for _ in range(3):  # a claim that is just being given back is in the way for a moment
+        try:
+            return view.lease(page)
+        except Overwritten:
+            continue
+    return None
+
+
+def _is_same(view: TableView, page: int, words: Array) -> bool:
+    """Whether a leased page still holds the rows that were there at the look.
+
+    Its generation may be another one: a claim that was given back has raised it, and left the rows.
+    """
+    at = view.segment.base + view.layout.blocks + page * words.nbytes
+    now = [entry(protocol.load)(at + offset) for offset in (PAGE_STREAM, PAGE_TICK, PAGE_COMMITTED)]
+    stream, tick, committed = (int(words[offset // 8]) for offset in (PAGE_STREAM, PAGE_TICK, PAGE_COMMITTED))
+    return now[0] == stream and now[1] == tick and now[2] >= committed
+
+
+def _save_policy(segment: Segment, layout: WeightsLayout, files: FileSet) -> PolicyEntry:
+    folder = f"policies/{safe(layout.name)}"
+    for _ in range(_ATTEMPTS):
+        version = entry(protocol.load)(segment.base + layout.control)
+        if version == 0:
+            return PolicyEntry(folder, 0)
+        if not 0 < version < LARGEST:
+            raise damaged(f"policy {layout.name!r}", f"version {version}")
+        copy = layout.copies[version % WEIGHT_COPIES]
+        arrays = []
+        for tensor, offset in zip(layout.tensors, layout.offsets, strict=True):
+            name, dtype = policy_file(folder, tensor)
+            arrays.append((name, segment.array(copy + offset, tensor.shape, dtype).copy()))
+        if entry(protocol.load_after)(segment.base + copy) == version:
+            for name, array in arrays:
+                files.write(name, array)
+            return PolicyEntry(folder, version)
+    raise WaitTimeout(f"Expected to read policy {layout.name!r} whole, it changed under {_ATTEMPTS} attempts")

@@ -1,0 +1,1 @@
+"""What bytes mean: words, layout, tables as they are specified. Pure facts; nothing here touches a segment."""

@@ -1,0 +1,422 @@
+"""Where every byte of a segment lies; computed from the specification alone, so that all processes agree.
+
+    header | specification (JSON) | participants | hazards | weights slots | tables: control, page blocks, columns
+
+Alignment is decided here and nowhere else: every column begins at a multiple of 128 bytes; a field of 128 bytes or more
+per row has a row stride that is a multiple of 64 (wide loads and PCIe depend on it); smaller fields are packed, since
+padding them would only dilute cache lines. A ragged field's column holds spans, and each page has an arena for its values,
+which begins at a multiple of 128 bytes; the values inside it lie close together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from conduit.errors import ConfigError, SchemaMismatch
+from conduit.numbers import whole
+from conduit.schema import Field, Schema
+from conduit.store.format.arena_sizes import ArenaLayout, check_arenas
+from conduit.store.format.episode_records import ring_bytes
+from conduit.store.format.field_moments import measured, seat_bytes
+from conduit.store.format.filenames import check_name
+from conduit.store.format.limit_specs import Limits, checked_limiter
+from conduit.store.format.table_spec import Priorities, Table, align, row_stride
+from conduit.store.format.words import (
+    GENERATION_MASK,
+    HAZARDS_PER_PARTICIPANT,
+    LINE,
+    META_BYTES,
+    OWNER_MASK,
+    TABLE_CONTROL_BYTES,
+    UPDATING_MARKS,
+)
+
+MAGIC = 0x3154495544_4E4F43  # "CONDUIT1"
+VERSION = 5
+HEADER_BYTES = 4096
+HEADER_MAGIC, HEADER_VERSION, HEADER_SIZE, HEADER_SPEC, HEADER_UUID, HEADER_PID, HEADER_TIME = 0, 8, 16, 24, 32, 48, 56
+HEADER_CLOSED, HEADER_DIGEST, HEADER_TERM = 64, 72, 80
+"""Byte offsets of the header's words: `closed` is 1 once the engine has closed, `digest` covers the specification, `term` counts
+the owners that have taken it over."""
+PARTICIPANT_BYTES = LINE
+WEIGHT_COPIES = 3
+MAX_NAMED_LOADERS = 64
+LOADER_BYTES = 2 * LINE
+
+
+@dataclass(frozen=True, slots=True)
+class TableSpec:
+    """A table as it is written into the segment."""
+
+    schema: dict[str, Any]
+    pages: int
+    page_rows: int
+    keep: int
+    max_stack: int
+    max_n_step: int
+    max_length: int
+    priorities: tuple[float, float, int, float] | None
+    statistics: tuple[str, ...]
+    kind: Literal["replay", "queue"]
+    arenas: dict[str, int]
+    rollout_length: int
+    limits: tuple[float, int, float | None, float | None] | None
+    max_times_sampled: int
+    within_episodes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One array of a weights slot: dtype by name, shape."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentSpec:
+    """All that a segment's layout follows from."""
+
+    tables: dict[str, TableSpec]
+    policies: dict[str, tuple[TensorSpec, ...]]
+    max_participants: int
+
+
+@dataclass(frozen=True, slots=True)
+class TableLayout:
+    """Offsets (bytes from the segment's start) of one table; `end` is where it ends.
+
+    `keep` is the number of rows that an eviction leaves while another page is free; 0: free pages always go first.
+    """
+
+    name: str
+    schema: Schema
+    table: Table
+    pages: int
+    page_rows: int
+    keep: int
+    page_base: int
+    first_generation: int
+    control: int
+    blocks: int
+    sides: int
+    seats: int
+    columns: dict[str, int]
+    terminated: int
+    truncated: int
+    meta: int
+    priority: int
+    marks: int
+    sampled: int
+    limits: Limits | None
+    arenas: dict[str, ArenaLayout]
+    end: int
+    statistics: dict[str, int]
+    episodes: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of all pages together."""
+        return self.pages * self.page_rows
+
+    def check_writer(self, num_envs: int, *, finals: bool) -> None:
+        """Refuse a writer whose ticks do not fit this table's pages, or whose ragged values may not fit their arenas.
+
+        Args:
+            num_envs: Rows per tick.
+            finals: Whether each row may have a kept final observation beside it.
+
+        Raises:
+            CapacityError: They may not.
+        """
+        self.table.check_writer(num_envs, finals=finals)
+        halo = self.table.halo_ticks
+        check_arenas(self.schema, self.arenas, halo, num_envs, (halo + 1) * num_envs * (2 if finals else 1))
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsLayout:
+    """Offsets of one weights slot: control line, version lines of the copies, and the arrays inside a copy."""
+
+    name: str
+    tensors: tuple[TensorSpec, ...]
+    control: int
+    copies: tuple[int, ...]
+    offsets: tuple[int, ...]
+    copy_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentLayout:
+    """Offsets of everything in a segment; `size` is its length in bytes, a multiple of 4096."""
+
+    spec: SegmentSpec
+    encoded: bytes
+    participants: int
+    hazards: int
+    loaders: int
+    tables: dict[str, TableLayout]
+    policies: dict[str, WeightsLayout]
+    size: int
+
+    @property
+    def hazard_count(self) -> int:
+        """Hazard slots of all participants together."""
+        return self.spec.max_participants * HAZARDS_PER_PARTICIPANT
+
+
+def specify(tables: dict[str, Table], policies: dict[str, tuple[TensorSpec, ...]], participants: int) -> SegmentSpec:
+    """The specification that is stored in a new segment.
+
+    Raises:
+        ConfigError: No table, a name that is none, or a participant count out of range.
+        CapacityError: A table's capacity cannot work.
+    """
+    if not tables and not policies:
+        raise ConfigError("Expected at least one table or policy, got none")
+    for kind, names in (("tables", tables), ("policies", policies)):
+        for name in names:
+            if not isinstance(name, str) or not name:
+                raise ConfigError(f"Expected names of at least one letter for {kind}, got {name!r}")
+            check_name(name, {"tables": "table", "policies": "policy"}[kind], "")
+    for tensors in policies.values():
+        for tensor in tensors:
+            check_name(tensor.name, "policy's array")
+    participants = checked_participants(participants)
+    specs = {}
+    for name, table in tables.items():
+        if not isinstance(table, Table):
+            raise ConfigError(f"Expected a conduit.Table, got {type(table).__name__} - at tables[{name!r}]")
+        pages, page_rows, keep = table.geometry()
+        wanted = table.priorities
+        priorities = None if wanted is None else (wanted.alpha, wanted.eps, wanted.span, wanted.scale)
+        windows = (table.max_stack, table.max_n_step, table.max_length)
+        arenas = table.arena_items(page_rows)
+        statistics = measured(table.schema, table.statistics)
+        specs[name] = TableSpec(
+            table.schema.to_document(),
+            pages,
+            page_rows,
+            keep,
+            *windows,
+            priorities,
+            statistics,
+            table.kind,
+            arenas,
+            table.rollout_length or 0,
+            _encoded_limits(checked_limiter(table.limiter)),
+            table.max_times_sampled or 0,
+            table.within_episodes,
+        )
+    return SegmentSpec(specs, policies, participants)
+
+
+_DERIVED = ("pages", "page_rows", "keep")
+"""Of a table, what a capacity comes to."""
+
+
+def check_same(name: str, there: SegmentSpec, asked: SegmentSpec) -> None:
+    """Refuse to go on with an engine that was made of something else than what is asked for.
+
+    Raises:
+        SchemaMismatch: A table's schema differs; names the first differing field.
+        ConfigError: Anything else does; names it.
+    """
+    remedy = "; ask for what is there, or begin anew with replace=True"
+    for kind in ("tables", "policies"):
+        has, wants = sorted(getattr(there, kind)), sorted(getattr(asked, kind))
+        if has != wants:
+            raise ConfigError(f"Expected the {kind} that engine {name!r} has there, {has}, got {wants}{remedy}")
+    for table in asked.tables:
+        difference = Schema.from_document(asked.tables[table].schema).difference(
+            Schema.from_document(there.tables[table].schema)
+        )
+        if difference is not None:
+            raise SchemaMismatch(
+                f"Expected the schema that table {table!r} of engine {name!r} has there, got another: {difference}{remedy}"
+            )
+    mine, theirs = (_flat(json.loads(json.dumps(dataclasses.asdict(spec)))) for spec in (asked, there))
+    # what was declared before what follows from it
+    for what in sorted({*mine, *theirs}, key=lambda path: (path.split(".")[-1] in _DERIVED, path)):
+        if mine.get(what) != theirs.get(what):
+            raise ConfigError(
+                f"Expected {what} {theirs.get(what)!r}, as engine {name!r} has it there, got {mine.get(what)!r}{remedy}"
+            )
+
+
+def _flat(document: Any, path: str = "") -> dict[str, Any]:
+    """The leaves of nested dicts, by their paths."""
+    if not isinstance(document, dict) or not document:
+        return {path: document}
+    return {
+        key: value
+        for name, below in document.items()
+        for key, value in _flat(below, f"{path}.{name}" if path else str(name)).items()
+    }
+
+
+def checked_participants(count: object) -> int:
+    """`max_participants` as an int.
+
+    Raises:
+        ConfigError: Out of range.
+    """
+    number = whole(count)
+    if number is None or not 1 <= number <= OWNER_MASK:
+        raise ConfigError(f"Expected max_participants from 1 to {OWNER_MASK}, got {count!r}")
+    return number
+
+
+def _encoded_limits(limits: Limits | None) -> tuple[float, int, float | None, float | None] | None:
+    """Limits as JSON has them: it knows no infinity, None stands for it."""
+    if limits is None:
+        return None
+    low = None if limits.min_diff == -math.inf else limits.min_diff
+    high = None if limits.max_diff == math.inf else limits.max_diff
+    return limits.samples_per_insert, limits.min_size, low, high
+
+
+def _decoded_limits(encoded: tuple[float, int, float | None, float | None] | None) -> Limits | None:
+    if encoded is None:
+        return None
+    spi, size, low, high = encoded
+    return Limits(spi, size, -math.inf if low is None else low, math.inf if high is None else high)
+
+
+def _lay_table(name: str, spec: TableSpec, start: int, before: tuple[int, int], seats: int) -> tuple[TableLayout, int]:
+    number, page_base = before
+    schema = Schema.from_document(spec.schema)
+    rows = spec.pages * spec.page_rows
+    control = align(start)
+    blocks = control + TABLE_CONTROL_BYTES
+    sides = blocks + spec.pages * LINE
+    seat_lines = sides + spec.pages * LINE
+    end = align(seat_lines + seats * LINE, 4096)
+    columns = {}
+    for field in schema.fields:
+        columns[field.name] = end
+        end = align(end + rows * row_stride(field))
+    terminated = end
+    truncated = align(terminated + rows)
+    meta = align(truncated + rows)
+    # the pages are given; the capacity is only there to be valid again
+    table = Table(
+        schema,
+        spec.page_rows,
+        page_rows=spec.page_rows,
+        max_stack=spec.max_stack,
+        max_n_step=spec.max_n_step,
+        max_length=spec.max_length,
+        priorities=None if spec.priorities is None else Priorities(*spec.priorities),
+        mean_lengths={key: min(n / spec.page_rows, schema[key].max_length) for key, n in spec.arenas.items()},
+        statistics=spec.statistics,
+        kind=spec.kind,
+        rollout_length=spec.rollout_length or None,
+        max_times_sampled=spec.max_times_sampled or None,
+        within_episodes=spec.within_episodes,
+    )
+    priority = align(meta + rows * META_BYTES)
+    marks = align(priority + (4 * rows if spec.priorities is not None else 0))
+    sampled = align(marks + (4 * UPDATING_MARKS * seats if spec.priorities is not None else 0))
+    end = sampled + (8 * rows if spec.max_times_sampled else 0)
+    arenas = {}
+    for key, items in spec.arenas.items():
+        page_bytes = align(items * schema[key].item_bytes)
+        arenas[key] = ArenaLayout(align(end), page_bytes, items)
+        end = align(end) + spec.pages * page_bytes
+    end = align(end)
+    statistics = {}
+    for key in spec.statistics:
+        statistics[key] = end
+        end += seats * seat_bytes(schema[key])
+    episodes = align(end)
+    end = episodes + ring_bytes(schema)
+    layout = TableLayout(
+        name,
+        schema,
+        table,
+        spec.pages,
+        spec.page_rows,
+        spec.keep,
+        page_base,
+        first_generation(number),
+        control,
+        blocks,
+        sides,
+        seat_lines,
+        columns,
+        terminated,
+        truncated,
+        meta,
+        priority,
+        marks,
+        sampled,
+        _decoded_limits(spec.limits),
+        arenas,
+        end,
+        statistics,
+        episodes,
+    )
+    return layout, align(end, 4096)
+
+
+def _lay_weights(name: str, tensors: tuple[TensorSpec, ...], start: int) -> tuple[WeightsLayout, int]:
+    offsets = []
+    end = LINE  # the first line of a copy holds its version
+    for tensor in tensors:
+        offsets.append(end)
+        end = align(end + Field("weights", tensor.dtype, tensor.shape or ()).row_bytes, 64)
+    copy_bytes = align(end)
+    control = align(start)
+    copies = tuple(control + LINE + i * copy_bytes for i in range(WEIGHT_COPIES))
+    layout = WeightsLayout(name, tensors, control, copies, tuple(offsets), copy_bytes)
+    return layout, copies[-1] + copy_bytes
+
+
+def read_spec(encoded: bytes) -> SegmentSpec:
+    """The specification out of what `lay_out` encoded.
+
+    Raises:
+        ValueError, TypeError, KeyError: It is something else.
+    """
+    document: dict[str, Any] = json.loads(encoded)
+    tables = {}
+    for name, table in document["tables"].items():
+        words: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in table.items()
+        }
+        tables[name] = TableSpec(**words)
+    policies = {
+        name: tuple(TensorSpec(one["name"], one["dtype"], tuple(one["shape"])) for one in tensors)
+        for name, tensors in document["policies"].items()
+    }
+    return SegmentSpec(tables, policies, document["max_participants"])
+
+
+def lay_out(spec: SegmentSpec) -> SegmentLayout:
+    """Compute every offset of a segment."""
+    encoded = json.dumps(dataclasses.asdict(spec), separators=(",", ":")).encode()
+    participants = align(HEADER_BYTES + len(encoded), 4096)
+    hazards = participants + spec.max_participants * PARTICIPANT_BYTES
+    loaders = align(hazards + spec.max_participants * HAZARDS_PER_PARTICIPANT * 8)
+    end = loaders + MAX_NAMED_LOADERS * LOADER_BYTES
+    policies = {}
+    for name, tensors in spec.policies.items():
+        policies[name], end = _lay_weights(name, tensors, end)
+    tables: dict[str, TableLayout] = {}
+    page_base = 0
+    for name, table in spec.tables.items():
+        tables[name], end = _lay_table(name, table, end, (len(tables), page_base), spec.max_participants)
+        page_base += table.pages
+    return SegmentLayout(spec, encoded, participants, hazards, loaders, tables, policies, align(end, 4096))
+
+
+def first_generation(number: int) -> int:
+    """The generation in which the pages of an engine's table with this number begin: its bits, in the reverse order."""
+    bits = GENERATION_MASK.bit_length()
+    return int(f"{number & GENERATION_MASK:0{bits}b}"[::-1], 2)

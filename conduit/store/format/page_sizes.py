@@ -1,0 +1,188 @@
+"""How many pages a table has, of how many rows, and how many rows are kept while a page is free.
+
+Kept and allocated are two things. *Kept* is what the capacity promises of one writer: an eviction leaves at least so many rows
+(conduit.store.pages.protocol.claim). *Allocated* are pages for that and for the writers that have one open at the same time.
+Every number that the words of a segment have too few bits for is refused here, by name.
+"""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from conduit.errors import CapacityError
+from conduit.store.format.words import LINK_SHIFT
+
+MIN_PAGES = 4
+MAX_PAGES = 65536
+MAX_PAGE_ROWS = 1 << (32 - LINK_SHIFT)
+"""Rows of a page: a link to a row of the same page has so many bits."""
+MAX_ROWS = 1 << 40
+"""Rows of a table: a row's number has so many bits in its id."""
+DEFAULT_WRITERS = 64
+_SPARE = 8
+"""Pages beside the writers' own: for turns, in which a writer has two, and for leases."""
+DEFAULT_EPISODE = 20
+_FEW_PAGES = 256
+_MOST_UNASKED = 64 << 20
+"""Bytes that a table may take for writers, and for short episodes, which nobody declared."""
+
+
+class Geometry(NamedTuple):
+    """Pages, rows per page, and rows that an eviction leaves as long as another page is free (0: free pages always go first)."""
+
+    pages: int
+    page_rows: int
+    keep: int
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a table's pages must do.
+
+    Attributes:
+        rows: Rows of the capacity; of one in bytes, as many as its bytes hold.
+        in_bytes: The capacity is a bound in bytes.
+        page_rows: Rows per page, or None to choose.
+        num_envs: N, rows per tick of the writer that the capacity is kept for.
+        halo: Ticks that a page copies from the one before.
+        least_ticks: Ticks that a chosen page holds beside its halo and that one's final observations.
+        reserve: Rows that a writer leaves free behind a tick, for what that may have beside it.
+        finals: Kept final observations per row, on average; None where nobody said.
+        rollout: Ticks of a rollout, or 0.
+        writers: Writers open at once, or None where nobody said.
+        is_queue: Rows wait for consumers.
+    """
+
+    rows: int
+    in_bytes: bool
+    page_rows: int | None
+    num_envs: int
+    halo: int
+    least_ticks: int
+    reserve: int
+    finals: float | None
+    rollout: int
+    writers: int | None
+    is_queue: bool
+
+    def chosen_page_rows(self) -> int:
+        """Rows per page: `page_rows`, or for a few hundred pages of a large table, and less of a small one."""
+        if self.page_rows is not None:
+            return self.page_rows
+        if self.rollout:
+            # a rollout of each environment, the observation of each behind its last tick, a final observation of each,
+            # and as many in between as a quarter of the ticks
+            return (self.rollout + 2 + max(4, self.rollout // 4)) * self.num_envs
+        # where no page is added for writers, they share those that there are; a queue's are also what is claimed at once
+        few = DEFAULT_WRITERS + _SPARE if self.in_bytes else 30
+        apart = 2 * (self.writers or 0)
+        wanted = self.num_envs * max(320, 16 * self.halo)
+        if self.is_queue and not apart:
+            wanted = min(wanted, max(self.rows // (DEFAULT_WRITERS + _SPARE), min(self.rows // 16, 64)))
+            few = 1
+        least = self.num_envs * (2 * self.halo + self.least_ticks)
+        most = min(self.rows // max(256, apart), MAX_PAGE_ROWS)
+        return max(most, min(wanted, self.rows // max(few, apart)), least)
+
+    def own_rows(self, page_rows: int, finals: float | None = None) -> int:
+        """Rows that a writer of `num_envs` environments really writes into a page that continues its stream.
+
+        Args:
+            page_rows: Rows of the page.
+            finals: Kept final observations per row; None for those of the demand.
+        """
+        if self.rollout:
+            return self.rollout * self.num_envs
+        ticks, reserve = page_rows // self.num_envs, self.reserve // self.num_envs
+        # a tick is written while it and its reserve fit behind those before it and their final observations
+        rows_per_step = 1.0 + (self.usual_finals if finals is None else finals)
+        own = int((ticks - 1 - reserve) / rows_per_step + 1e-6) + 1 - self.halo
+        return max(1, own) * self.num_envs
+
+    @property
+    def usual_finals(self) -> float:
+        """Kept final observations per row that a capacity of any size is made for."""
+        return 1.0 / DEFAULT_EPISODE if self.finals is None else self.finals
+
+    def keep(self) -> int:
+        """Rows that the capacity stands for, those included that only close an episode."""
+        return self.rows + int(self.rows * self.usual_finals)
+
+    def pages_for_any_episodes(self, page_rows: int) -> int:
+        """Pages that hold the rows even where each of them ends an episode, if that is few pages and nobody said; else 0."""
+        if self.finals is not None or self.page_rows is not None or self.is_queue:
+            return 0
+        pages = -(-self.rows // self.own_rows(page_rows, 1.0)) + 1
+        return pages if pages <= _FEW_PAGES else 0
+
+
+def plan(demand: Demand, page_bytes: int, page_rows: int, capacity: int | str, total_bytes: int) -> Geometry:
+    """Pages for a demand.
+
+    Args:
+        demand: What they must do.
+        page_bytes: Bytes of a page of `page_rows` rows, with its words.
+        page_rows: `demand.chosen_page_rows()`.
+        capacity: As it was given, for the errors.
+        total_bytes: Bytes of a capacity in bytes.
+
+    Raises:
+        CapacityError: It cannot be done.
+    """
+    writers = demand.writers or 1
+    if demand.in_bytes:
+        pages = total_bytes // page_bytes
+        least = max(MIN_PAGES, 0 if demand.writers is None else demand.writers + 2)
+        if pages < least:
+            raise CapacityError(
+                f"Expected a capacity of at least {least} pages of {page_rows} rows ({least * page_bytes} bytes), got "
+                f"{capacity!r}: raise it or lower {'page_rows' if least == MIN_PAGES else 'writers'}"
+            )
+        keep = 0
+    else:
+        # one page more, since the page being filled has just taken the place of the oldest; and one for each other writer
+        pages = base = max(MIN_PAGES, -(-demand.rows // demand.own_rows(page_rows)) + 1)
+        if demand.writers is not None and demand.writers > 1:
+            pages = max(base + writers, 2 * writers)
+        elif demand.writers is None and demand.page_rows is None and not demand.is_queue:
+            room = max(_MOST_UNASKED, 3 * base * page_bytes) // page_bytes
+            pages = max(base, min(DEFAULT_WRITERS + _SPARE, room))
+        spare = demand.pages_for_any_episodes(page_rows)
+        if spare * page_bytes <= _MOST_UNASKED:
+            pages = max(pages, spare)
+        # with the pages alone that a capacity needs, all of them are used before any is evicted
+        keep = 0 if pages == base or demand.is_queue else demand.keep()
+    _check(pages, page_rows, demand)
+    return Geometry(pages, page_rows, keep)
+
+
+def _check(pages: int, page_rows: int, demand: Demand) -> None:
+    if page_rows > MAX_PAGE_ROWS:
+        raise CapacityError(
+            f"Expected at most {MAX_PAGE_ROWS:,} rows per page (links between its rows have {32 - LINK_SHIFT} bits), got "
+            f"{page_rows:,}: lower page_rows, num_envs, max_length, or the capacity"
+        )
+    if pages > MAX_PAGES:
+        raise CapacityError(
+            f"Expected at most {MAX_PAGES} pages, got {pages} of {page_rows} rows: {_fewer_pages(demand)}"
+        )
+    if pages * page_rows > MAX_ROWS:
+        raise CapacityError(
+            f"Expected at most {MAX_ROWS:,} rows in a table (row ids have 40 bits for them), got {pages * page_rows:,}: lower "
+            "the capacity"
+        )
+
+
+def _fewer_pages(demand: Demand) -> str:
+    """How a table gets few enough pages."""
+    left = MAX_PAGES - 1 - (demand.writers or 0)
+    if demand.in_bytes:
+        return "raise page_rows, or lower the capacity"
+    if left * demand.own_rows(MAX_PAGE_ROWS) < demand.rows:
+        return "lower the capacity, or writers"
+    enough = bisect.bisect_left(
+        range(MAX_PAGE_ROWS), True, lo=1, key=lambda rows: left * demand.own_rows(rows) >= demand.rows
+    )
+    return f"raise page_rows to at least {enough}, or lower writers"

@@ -1,0 +1,109 @@
+"""Words of a segment that no process of Conduit stores: a segment is damaged that has some, and whoever reads them says so.
+
+Kernels bound what they read, so that no word leads out of a page; these checks are for what is handed out by it. They are of
+pages that are held, or that did not change during a look: a page that changes may show words of two lives.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from conduit.errors import BadSegment
+from conduit.store.format.limit_specs import Limits
+from conduit.store.format.words import (
+    PAGE_COMMITTED,
+    PAGE_ENVS,
+    PAGE_FIRST,
+    PAGE_HALO,
+    PAGE_STREAM,
+    PAGE_TAIL,
+    PAGE_TICK,
+    TAIL_MASK,
+)
+
+if TYPE_CHECKING:
+    from conduit.store.format.layout import TableLayout
+
+Array = np.ndarray[Any, Any]
+
+LARGEST = 1 << 62
+"""Behind every count that a segment can come to hold."""
+_STREAMS = 1 << 31
+
+
+def damaged(where: str, what: str) -> BadSegment:
+    """The error for words that cannot be, in some part of an engine."""
+    return BadSegment(
+        f"Expected words that Conduit wrote in {where}, got {what}: the segment is damaged, and what it holds must not be "
+        "trusted; restore a checkpoint (conduit.Engine.restore), and remove this one by `conduit clean` once nobody works in it"
+    )
+
+
+def damaged_page(layout: TableLayout, page: int, what: str) -> BadSegment:
+    """The same for a page of a table."""
+    return damaged(f"page {page} of table {layout.name!r}", what)
+
+
+def check_pages(layout: TableLayout, pages: Array, words: Array) -> None:
+    """Refuse pages that cannot be.
+
+    Args:
+        layout: Their table.
+        pages: Numbers of pages that hold rows, [n].
+        words: Their words, int64 [n, 16], each page's of one moment.
+
+    Raises:
+        BadSegment: Names the first one.
+    """
+    rows = layout.page_rows
+    envs, first, halo, committed, stream, tick = (
+        words[:, offset // 8] for offset in (PAGE_ENVS, PAGE_FIRST, PAGE_HALO, PAGE_COMMITTED, PAGE_STREAM, PAGE_TICK)
+    )
+    tail = words[:, PAGE_TAIL // 8] & TAIL_MASK
+    good = (envs >= 1) & (envs <= rows) & (first >= 0) & (first <= rows) & (halo >= 0) & (halo <= committed)
+    good &= (committed <= rows) & (tail <= rows - committed)
+    good &= (stream >= 0) & (stream < _STREAMS) & (tick >= 0) & (tick < LARGEST)
+    for at in np.flatnonzero(~good).tolist():
+        found = {"envs": envs, "first": first, "halo": halo, "committed": committed, "stream": stream, "tick": tick}
+        raise damaged_page(layout, int(pages[at]), ", ".join(f"{name} {int(word[at])}" for name, word in found.items()))
+
+
+def check_spans(layout: TableLayout, name: str, page: int, spans: Array) -> None:
+    """Refuse spans of a ragged field that lead out of their page's arena.
+
+    Raises:
+        BadSegment: One does.
+    """
+    starts, lengths = spans["start"].astype(np.int64), spans["length"].astype(np.int64)
+    good = (starts + lengths <= layout.arenas[name].items) & (lengths <= layout.schema[name].max_length)
+    if not good.all():
+        at = int(np.flatnonzero(~good)[0])
+        raise damaged_page(
+            layout, page, f"a value of {name!r} of {int(lengths[at])} items from item {int(starts[at])} on"
+        )
+
+
+def check_links(layout: TableLayout, page: int, rows: Array) -> None:
+    """Refuse links of a page's rows to final observations that lead out of it: local rows, [n].
+
+    Raises:
+        BadSegment: One does.
+    """
+    if len(rows) and not (rows.min() >= 0 and rows.max() < layout.page_rows):
+        raise damaged_page(layout, page, f"a link to local row {int(rows.max())}")
+
+
+def limits_of_words(layout: TableLayout, numbers: Array) -> Limits:
+    """A table's limits from words of its segment: float64 [4], as Limits.numbers.
+
+    Raises:
+        BadSegment: These cannot be a table's limits.
+    """
+    spi, size, low, high = numbers.tolist()
+    bounds = [abs(one) < LARGEST or math.isinf(one) for one in (low, high)]
+    if not (0 < spi < LARGEST and 1 <= size < LARGEST and all(bounds)):
+        raise damaged(f"the limits of table {layout.name!r}", f"{spi}, {size}, {low}, {high}")
+    return Limits(spi, int(size), low, high)

@@ -1,0 +1,286 @@
+"""Turning a page: a writer's next page is prepared, gets copies of the last ticks, is opened, and the one before it sealed.
+
+The copies (the halo) let a window that reaches back or ahead of a page be read inside it (docs/design.md).
+"""
+
+from __future__ import annotations
+
+from conduit.native.jit import inner, kernel
+from conduit.native.memory import (
+    compare_and_swap,
+    copy_bytes,
+    fence_full,
+    fetch_add,
+    load_acquire,
+    load_relaxed,
+    peek_i64,
+    peek_u32,
+    poke_i64,
+    poke_u32,
+    store_relaxed,
+    store_release,
+    zero_bytes,
+)
+from conduit.native.streaming_copy import copy_rows
+from conduit.store.format.words import (
+    COMPLETE_SHIFT,
+    COUNT_TAG_MASK,
+    COUNT_TAG_SHIFT,
+    CUT,
+    DELETED,
+    ENDED,
+    ENV_BYTES,
+    FLAG_MASK,
+    GENERATION_SHIFT,
+    KEPT,
+    LINE,
+    LINK_SHIFT,
+    META_BYTES,
+    PAGE_AGE,
+    PAGE_ARENA,
+    PAGE_COMMITTED,
+    PAGE_ENDED,
+    PAGE_ENVS,
+    PAGE_EPOCH,
+    PAGE_FIRST,
+    PAGE_HALO,
+    PAGE_PREVIOUS,
+    PAGE_PREVIOUS_GENERATION,
+    PAGE_STATE,
+    PAGE_STREAM,
+    PAGE_TAIL,
+    PAGE_TICK,
+    PAGE_UPDATES,
+    PAST_MASK,
+    SIDE_ACKED,
+    SIDE_BOOTSTRAP,
+    SIDE_CLAIM,
+    SIDE_GONE,
+    SIDE_REOPENED,
+    STARTING,
+    T_COLUMN_COUNT,
+    T_COLUMNS,
+    T_CONTROL,
+    T_COUNT,
+    T_FUTURE,
+    T_HISTORY,
+    T_META,
+    T_QUEUE,
+    T_ROLLOUT,
+    T_ROWS,
+    T_SAMPLED,
+    T_SIDES,
+    T_TERMINATED,
+    T_TRUNCATED,
+    TABLE_CUT,
+    TABLE_EPOCH,
+    TABLE_TICKET,
+    TAG_MASK,
+    TAG_SHIFT,
+    W_ARENA_COUNT,
+    W_BASE,
+    W_BLOCK,
+    W_COMPLETE,
+    W_ENV_STATE,
+    W_ENVS,
+    W_EPOCH,
+    W_FIRST_TICK,
+    W_KEPT,
+    W_LAST,
+    W_LAST_GENERATION,
+    W_LIMIT,
+    W_LOCAL,
+    W_OWNER,
+    W_PAGE,
+    W_RESERVE,
+    W_ROWS,
+    W_STREAM,
+    W_TABLE,
+    W_TAIL,
+    W_TICK,
+)
+from conduit.store.ingest.page_writer import BEYOND, _finish_page, _publish
+from conduit.store.ingest.report_episodes import carry, enter_page
+from conduit.store.pages.deletion import mark_deleted
+from conduit.store.pages.protocol import block_of, claim, publish_open, seal, side_of
+from conduit.store.pages.ragged_values import copy_values, empty_arenas, keep_values, kept_bytes
+
+
+@inner
+def _copy_rows(writer, table, rows, source, destination, count):
+    """Copy every column of `count` physical rows to others, and their ragged values to the others' page of `rows` rows."""
+    columns = peek_i64(table + T_COLUMNS)
+    for i in range(peek_i64(table + T_COLUMN_COUNT)):
+        base = peek_i64(columns + 16 * i)
+        size = peek_i64(columns + 16 * i + 8)
+        copy_rows(base + destination * size, size, base + source * size, size, count)
+    for column in (T_TERMINATED, T_TRUNCATED):
+        base = peek_i64(table + column)
+        copy_bytes(base + destination, base + source, count)
+    meta = peek_i64(table + T_META)
+    copy_bytes(meta + destination * META_BYTES, meta + source * META_BYTES, count * META_BYTES)
+    if peek_i64(writer + W_ARENA_COUNT) != 0:
+        for i in range(count):
+            copy_values(writer, rows, source + i, destination + i)
+
+
+@inner
+def _copy_halo(writer, table, old_base, old_local, halo, new_base, rows):
+    """Copy the last `halo` rows and the kept finals they link to; returns the number of finals."""
+    meta = peek_i64(table + T_META)
+    first = old_base + old_local - halo
+    _copy_rows(writer, table, rows, first, new_base, halo)
+    tail = 0
+    for destination in range(new_base, new_base + halo):
+        word = peek_u32(meta + destination * META_BYTES + 12)
+        if word & KEPT:
+            tail += 1
+            kept = new_base + rows - tail
+            final = first + (destination - new_base) + (word >> LINK_SHIFT)
+            _copy_rows(writer, table, rows, final, kept, 1)
+            poke_u32(meta + destination * META_BYTES + 12, ((kept - destination) << LINK_SHIFT) | (word & FLAG_MASK))
+    return tail
+
+
+@inner
+def _take_over_deletions(table, source, page, halo):
+    """Delete copies of rows that were deleted while they were being copied; from now on deleters find the copies themselves."""
+    fence_full()
+    meta = peek_i64(table + T_META)
+    for i in range(halo):
+        if peek_u32(meta + (source + i) * META_BYTES + 12) & DELETED:
+            mark_deleted(table, page, i)
+
+
+@inner
+def _end_cut_streams(table):
+    """Streams that a checkpoint cut have ended from now on: the table is about to be written into (words.PAGE_ENDED).
+
+    Only a restore makes a page CUT, so the swap changes none that another writer has claimed meanwhile.
+    """
+    left = peek_i64(table + T_CONTROL) + TABLE_CUT
+    if load_relaxed(left) == 0:
+        return
+    for page in range(peek_i64(table + T_COUNT)):
+        compare_and_swap(block_of(table, page) + PAGE_ENDED, CUT, ENDED)
+    store_release(left, 0)
+
+
+@inner
+def _enter_queue(writer, table, page):
+    """What a queue has of a page beside the rest, while the page is prepared: its place in the order, nothing claimed."""
+    generation = load_relaxed(block_of(table, page) + PAGE_STATE) >> GENERATION_SHIFT
+    side = side_of(table, page)
+    store_relaxed(block_of(table, page) + PAGE_AGE, fetch_add(peek_i64(table + T_CONTROL) + TABLE_TICKET, 1))
+    store_relaxed(side + SIDE_ACKED, 0)
+    store_relaxed(side + SIDE_BOOTSTRAP, 0)
+    store_release(side + SIDE_CLAIM, (generation & TAG_MASK) << TAG_SHIFT)
+    ticks = peek_i64(table + T_ROLLOUT)
+    if ticks != 0:
+        poke_i64(writer + W_LIMIT, ticks * peek_i64(writer + W_ENVS) + peek_i64(writer + W_RESERVE))
+
+
+@kernel("int64(int64, int64)", nogil=True)
+def turn(writer, page):
+    """Prepare a page that the writer has claimed, open it, and seal the page before it.
+
+    The old page stays open until the new one is: a writer that dies in between leaves both for `recover`, which can tell
+    them apart. Flags and meta of the whole page are cleared, so that a field that a caller forgets is never an old flag.
+    After a reset of the table nothing is carried over: every environment begins an episode, and the old page ends its stream.
+
+    Returns:
+        Physical row of the next tick.
+    """
+    table = peek_i64(writer + W_TABLE)
+    old = peek_i64(writer + W_PAGE)
+    envs = peek_i64(writer + W_ENVS)
+    rows = peek_i64(table + T_ROWS)
+    base = page * rows
+    block = block_of(table, page)
+    # without the bit that says frozen: a writer of a frozen table has to notice
+    epoch = load_acquire(peek_i64(table + T_CONTROL) + TABLE_EPOCH) & ~1
+    goes_on = old >= 0 and epoch == peek_i64(writer + W_EPOCH)
+    poke_i64(writer + W_EPOCH, epoch)
+    zero_bytes(peek_i64(table + T_TERMINATED) + base, rows)
+    zero_bytes(peek_i64(table + T_TRUNCATED) + base, rows)
+    zero_bytes(peek_i64(table + T_META) + base * META_BYTES, rows * META_BYTES)
+    generation = load_relaxed(block + PAGE_STATE) >> GENERATION_SHIFT
+    counts = peek_i64(table + T_SAMPLED)
+    if counts != 0:
+        # copies too: no row that moves on to this page has been delivered from the one before (sampling.candidates)
+        for row in range(base, base + rows):
+            store_relaxed(counts + 8 * row, (generation & COUNT_TAG_MASK) << COUNT_TAG_SHIFT)
+    halo = 0
+    tail = 0
+    first = 0
+    complete = 0
+    empty_arenas(writer)
+    if old >= 0:
+        _publish(writer)
+    if goes_on:
+        carry(writer)
+        old_local = peek_i64(writer + W_LOCAL)
+        history = peek_i64(table + T_HISTORY)
+        wanted = (history + peek_i64(table + T_FUTURE)) * envs
+        halo = min(wanted, old_local)
+        tail = _copy_halo(writer, table, peek_i64(writer + W_BASE), old_local, halo, base, rows)
+        # a short old page has its oldest ticks as anchors still: only what lies n before its end moves over
+        first = max(0, halo - peek_i64(table + T_FUTURE) * envs)
+        complete = max(0, peek_i64(writer + W_COMPLETE) - (old_local - halo))
+        state = load_relaxed(block_of(table, old) + PAGE_STATE)
+        store_relaxed(block + PAGE_PREVIOUS, old + 1)
+        store_relaxed(block + PAGE_PREVIOUS_GENERATION, state >> GENERATION_SHIFT)
+    else:
+        for env in range(envs if old >= 0 else 0):
+            poke_i64(peek_i64(writer + W_ENV_STATE) + ENV_BYTES * env, STARTING)
+        store_relaxed(block + PAGE_PREVIOUS, peek_i64(writer + W_LAST))
+        store_relaxed(block + PAGE_PREVIOUS_GENERATION, peek_i64(writer + W_LAST_GENERATION))
+    store_relaxed(block + PAGE_ENVS, envs)
+    store_relaxed(block + PAGE_FIRST, first)
+    store_relaxed(block + PAGE_ENDED, 0)
+    store_relaxed(block + PAGE_STREAM, peek_i64(writer + W_STREAM))
+    store_relaxed(block + PAGE_TICK, peek_i64(writer + W_FIRST_TICK) + peek_i64(writer + W_TICK) - halo // envs)
+    store_relaxed(block + PAGE_HALO, halo)
+    store_relaxed(block + PAGE_TAIL, (complete << COMPLETE_SHIFT) | tail)
+    store_relaxed(block + PAGE_UPDATES, 0)
+    store_relaxed(block + PAGE_EPOCH, epoch >> 1)
+    store_relaxed(peek_i64(table + T_SIDES) + LINE * page + SIDE_GONE, generation & PAST_MASK)
+    store_relaxed(peek_i64(table + T_SIDES) + LINE * page + SIDE_REOPENED, 0)
+    keep_values(writer)
+    store_relaxed(block + PAGE_ARENA, kept_bytes(writer))
+    store_relaxed(block + PAGE_COMMITTED, halo)
+    poke_i64(writer + W_ROWS, rows)
+    poke_i64(writer + W_LIMIT, BEYOND)
+    if peek_i64(table + T_QUEUE) != 0:
+        _enter_queue(writer, table, page)
+    _end_cut_streams(table)
+    publish_open(table, page)
+    if halo > 0:
+        _take_over_deletions(table, peek_i64(writer + W_BASE) + peek_i64(writer + W_LOCAL) - halo, page, halo)
+    if old >= 0:
+        seal(table, old, 0 if goes_on else 1)
+    poke_i64(writer + W_PAGE, page)
+    poke_i64(writer + W_BLOCK, block)
+    poke_i64(writer + W_BASE, base)
+    poke_i64(writer + W_LOCAL, halo)
+    poke_i64(writer + W_TAIL, tail)
+    poke_i64(writer + W_KEPT, tail)
+    poke_i64(writer + W_COMPLETE, complete)
+    enter_page(writer, halo)
+    return base + halo
+
+
+@inner
+def next_page(writer):
+    """Claim a page and turn to it; returns the physical row of the next tick, or -1 when no page can be had now."""
+    table = peek_i64(writer + W_TABLE)
+    if peek_i64(table + T_QUEUE) != 0:
+        _finish_page(writer)
+    page = claim(table, peek_i64(writer + W_OWNER), 0)
+    return turn(writer, page) if page >= 0 else -1
+
+
+@kernel("int64(int64)", nogil=True)
+def turn_to_next(writer):
+    """`next_page`: in one call, so that a page that was claimed is the writer's whatever interrupts its caller."""
+    return next_page(writer)

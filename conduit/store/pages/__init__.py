@@ -1,0 +1,1 @@
+"""The life of a page: claimed, opened, sealed, held, recovered; its rows counted, deleted, let through by limits."""

@@ -1,0 +1,313 @@
+"""Rows that go before their page is reused: deleted by id, sampled as often as they may be, or reset with the whole table.
+
+A deleted row carries a flag in its meta, set by an atomic operation under a lease, so that it can never land on a row that
+has taken the place. A reset raises the table's epoch; pages of earlier epochs have no rows any more, wherever they are looked
+at. docs/memory-model.md has the argument.
+"""
+
+from __future__ import annotations
+
+from conduit.native.eventcount import wake
+from conduit.native.jit import inner, kernel
+from conduit.native.memory import (
+    compare_and_swap,
+    fence_acquire,
+    fence_full,
+    fetch_add,
+    load_acquire,
+    load_relaxed,
+    peek_i64,
+    peek_u32,
+    poke_u32,
+    store_release,
+)
+from conduit.native.object_args import data_of
+from conduit.store.format.words import (
+    DELETED,
+    FINAL,
+    GENERATION_MASK,
+    GENERATION_SHIFT,
+    KIND_MASK,
+    META_BYTES,
+    OPEN,
+    P_NUMBER,
+    PAGE_COMMITTED,
+    PAGE_EPOCH,
+    PAGE_HALO,
+    PAGE_PREVIOUS,
+    PAGE_PREVIOUS_GENERATION,
+    PAGE_STATE,
+    PAGE_UPDATES,
+    PAST_MASK,
+    ROW_BITS,
+    ROW_MASK,
+    SEALED,
+    SEAT_ENDED,
+    SEAT_STARTED,
+    SEAT_WEIGHING,
+    T_CONTROL,
+    T_COUNT,
+    T_FUTURE,
+    T_META,
+    T_PRIORITY,
+    T_ROWS,
+    T_SAMPLED,
+    TABLE_DATA,
+    TABLE_EPOCH,
+    TABLE_SHRUNK,
+    TABLE_SPACE,
+    WEIGHING_MARKS,
+)
+from conduit.store.pages.holds import give_slot, hazard_of, take_slot
+from conduit.store.pages.protocol import block_of, envs_of, lease
+from conduit.store.pages.rate_limiter import use_seat
+from conduit.store.pages.row_counts import count_gone, mark_gone, opened_in
+from conduit.store.pages.row_ids import first_foreign
+
+_TRIES = 64
+
+
+@inner
+def is_present(table, page):
+    """False when the page's rows went with a reset."""
+    epoch = load_acquire(peek_i64(table + T_CONTROL) + TABLE_EPOCH) >> 1
+    return epoch == 0 or load_relaxed(block_of(table, page) + PAGE_EPOCH) == epoch
+
+
+@inner
+def home_of(table, page, local):
+    """Where a row was written: page, local row, and the low bits of the generation that page was opened in.
+
+    That is the row itself, or, of a copy in a halo, a row of an earlier page; page -1 where that has been claimed since. The
+    words of `page` are held by the caller, or looked at again; those of earlier pages are looked at twice here.
+    """
+    block = block_of(table, page)
+    tag = opened_in(table, page)
+    halo = load_relaxed(block + PAGE_HALO)
+    hops = 0
+    while local < halo:
+        hops += 1
+        page = load_relaxed(block + PAGE_PREVIOUS) - 1
+        tag = load_relaxed(block + PAGE_PREVIOUS_GENERATION) & PAST_MASK
+        if not 0 <= page < peek_i64(table + T_COUNT):
+            return -1, 0, 0
+        block = block_of(table, page)
+        state = load_acquire(block + PAGE_STATE)
+        kind = state & KIND_MASK
+        if (kind != OPEN and kind != SEALED) or opened_in(table, page) != tag:
+            return -1, 0, 0
+        local += load_acquire(block + PAGE_COMMITTED) - halo
+        halo = load_relaxed(block + PAGE_HALO)
+        fence_acquire()
+        if (load_relaxed(block + PAGE_STATE) ^ state) >> GENERATION_SHIFT != 0:
+            return -1, 0, 0
+        # damaged words may lead anywhere, and round
+        if not 0 <= local < peek_i64(table + T_ROWS) or hops > peek_i64(table + T_COUNT):
+            return -1, 0, 0
+    return page, local, tag
+
+
+@inner
+def weigh_nothing(table, page, row):
+    """A row that has gone is not drawn by priority; learners sum its page anew."""
+    priorities = peek_i64(table + T_PRIORITY)
+    if priorities != 0:
+        poke_u32(priorities + 4 * row, 0)
+        fetch_add(block_of(table, page) + PAGE_UPDATES, 1)
+
+
+@inner
+def weigh_nothing_late(table, page, row, tag, seat):
+    """`weigh_nothing` for a row whose page is not held: nothing is done if the page was opened in another generation than `tag`.
+
+    A mark keeps writers away from the page meanwhile. Where other threads have all marks it is left: no such row is drawn anyway.
+    """
+    if peek_i64(table + T_PRIORITY) == 0:
+        return
+    for attempt in range(_TRIES * WEIGHING_MARKS):
+        mark = seat + SEAT_WEIGHING + 8 * (attempt % WEIGHING_MARKS)
+        if compare_and_swap(mark, 0, page + 1) == 0:
+            fence_full()
+            kind = load_acquire(block_of(table, page) + PAGE_STATE) & KIND_MASK
+            if (kind == OPEN or kind == SEALED) and ((opened_in(table, page) ^ tag) & PAST_MASK) == 0:
+                weigh_nothing(table, page, row)
+            store_release(mark, 0)
+            return
+
+
+@inner
+def mark_deleted(table, page, local):
+    """Flag a row of a page that is held; False when it is flagged already, or only an observation."""
+    row = page * peek_i64(table + T_ROWS) + local
+    at = peek_i64(table + T_META) + META_BYTES * row + 8
+    while True:
+        word = load_acquire(at)
+        if (word >> 32) & (FINAL | DELETED):
+            return False
+        if compare_and_swap(at, word, word | (DELETED << 32)) == word:
+            break
+    weigh_nothing(table, page, row)
+    return True
+
+
+@inner
+def _delete_home(table, page, local, hazard):
+    """Flag the row that a deleted one is a copy of, and count it as gone; a row that is no copy is its own.
+
+    A row goes once: whoever flags it where it was written counts it.
+    """
+    home, at, tag = home_of(table, page, local)
+    newly = home == page
+    if home >= 0 and home != page:
+        state = load_acquire(block_of(table, home) + PAGE_STATE)
+        if opened_in(table, home) == tag and lease(table, home, state >> GENERATION_SHIFT, hazard) >= 0:
+            newly = opened_in(table, home) == tag and mark_deleted(table, home, at)
+            store_release(hazard, 0)
+    if not newly:
+        return
+    if peek_i64(table + T_SAMPLED) == 0 or mark_gone(table, home * peek_i64(table + T_ROWS) + at, tag):
+        count_gone(table, home, tag)
+
+
+@inner
+def _hold(table, page, generation, hazard):
+    """Lease a page if its generation has these low bits and its rows are there; returns its rows, or -1."""
+    state = load_acquire(block_of(table, page) + PAGE_STATE)
+    kind = state & KIND_MASK
+    known = state >> GENERATION_SHIFT
+    if (kind != OPEN and kind != SEALED) or (known & GENERATION_MASK) != generation or not is_present(table, page):
+        return -1
+    return lease(table, page, known, hazard)
+
+
+@inner
+def _delete_copy(table, page, local, hazard):
+    """Flag the copy of a row in the halo of the page that continues its stream."""
+    old = block_of(table, page)
+    committed = load_acquire(old + PAGE_COMMITTED)
+    generation = opened_in(table, page)
+    for other in range(peek_i64(table + T_COUNT)):
+        block = block_of(table, other)
+        state = load_acquire(block + PAGE_STATE)
+        kind = state & KIND_MASK
+        if load_relaxed(block + PAGE_PREVIOUS) != page + 1 or (kind != OPEN and kind != SEALED):
+            continue
+        if (load_relaxed(block + PAGE_PREVIOUS_GENERATION) ^ generation) & PAST_MASK != 0:
+            continue
+        if lease(table, other, state >> GENERATION_SHIFT, hazard) >= 0:
+            copy = local - (committed - load_relaxed(block + PAGE_HALO))
+            if 0 <= copy < peek_i64(table + T_ROWS):
+                mark_deleted(table, other, copy)
+            store_release(hazard, 0)
+        return
+
+
+@inner
+def _delete(table, ids, count, hazard, other, seat):
+    rows = peek_i64(table + T_ROWS)
+    done = 0
+    fetch_add(seat + SEAT_STARTED, 1)
+    fence_full()
+    for i in range(count):
+        key = peek_i64(ids + 8 * i)
+        row = key & ROW_MASK
+        page = row // rows
+        if key < 0 or page >= peek_i64(table + T_COUNT):
+            continue
+        committed = _hold(table, page, key >> ROW_BITS, hazard)
+        if committed < 0:
+            continue
+        local = row - page * rows
+        if local < committed and mark_deleted(table, page, local):
+            # behind the flag: a writer that is turning its page sees it, or has opened a page that is seen here
+            fence_full()
+            if local >= committed - peek_i64(table + T_FUTURE) * envs_of(table, page):
+                _delete_copy(table, page, local, other)
+            _delete_home(table, page, local, other)
+            done += 1
+        store_release(hazard, 0)
+    fetch_add(seat + SEAT_ENDED, 1)
+    wake(peek_i64(table + T_CONTROL) + TABLE_SPACE)
+    return done
+
+
+@kernel("int64(int64, int64, int64, object)", nogil=True)
+def delete(table, ids, count, seat):
+    """Delete rows.
+
+    Args:
+        table: Table descriptor.
+        ids: Row ids, int64 [count].
+        count: How many.
+        seat: This process's seat (words.P_*), two of whose hazards are used.
+
+    Returns:
+        Rows deleted; not those that have gone before, or never were rows that are drawn. -1 when the hazards are not free, -2 - i
+        when id i cannot be of a row of this table: nothing is deleted then.
+    """
+    foreign = first_foreign(table, ids, count)
+    if foreign >= 0:
+        return -2 - foreign
+    mine = data_of(seat)
+    first = take_slot(mine)
+    if first < 0:
+        return -1
+    second = take_slot(mine)
+    done = -1
+    if second >= 0:
+        line = use_seat(table, peek_i64(mine + P_NUMBER))
+        done = _delete(table, ids, count, hazard_of(mine, first), hazard_of(mine, second), line)
+        give_slot(mine, second)
+    give_slot(mine, first)
+    return done
+
+
+@kernel("int64(int64, int64, int64, int64, int64)")
+def deleted_rows(table, page, generation, rows, out):
+    """Which of a page's first `rows` rows are deleted.
+
+    Args:
+        table: Table descriptor.
+        page: The page.
+        generation: Its generation.
+        rows: How many of its rows are asked for, up to all that a page has.
+        out: Address of uint32 [ceil(rows of a page / 32)], overwritten: bit i % 32 of word i // 32 is row i's.
+
+    Returns:
+        1, or 0 when the page has no rows of that generation any more: what was written says nothing then.
+    """
+    size = peek_i64(table + T_ROWS)
+    metas = peek_i64(table + T_META) + META_BYTES * page * size
+    for start in range(0, size, 32):
+        bits = 0
+        for row in range(start, min(start + 32, rows)):
+            bits |= (peek_u32(metas + META_BYTES * row + 12) & DELETED != 0) << (row - start)
+        poke_u32(out + start // 8, bits)
+    fence_acquire()
+    state = load_relaxed(block_of(table, page) + PAGE_STATE)
+    kind = state & KIND_MASK
+    return state >> GENERATION_SHIFT == generation and (kind == OPEN or kind == SEALED) and is_present(table, page)
+
+
+@kernel("int64(int64)")
+def reset(table):
+    """Let all rows go; returns the number of resets."""
+    control = peek_i64(table + T_CONTROL)
+    before = fetch_add(control + TABLE_EPOCH, 2)
+    fetch_add(control + TABLE_SHRUNK, 1)
+    wake(control + TABLE_DATA)
+    wake(control + TABLE_SPACE)
+    return (before >> 1) + 1
+
+
+@kernel("int64(int64, int64)")
+def set_frozen(table, frozen):
+    """Freeze (1) or thaw (0) a table; whoever waits is told."""
+    control = peek_i64(table + T_CONTROL)
+    while True:
+        word = load_acquire(control + TABLE_EPOCH)
+        if compare_and_swap(control + TABLE_EPOCH, word, (word & ~1) | frozen) == word:
+            break
+    wake(control + TABLE_DATA)
+    wake(control + TABLE_SPACE)
+    return word & 1

@@ -1,0 +1,79 @@
+"""Reserving a segment's memory in full, before or after it is filled."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+
+from conduit.errors import NoSpace
+from conduit.store.segment.memory import Bound, available, shared_memory
+from conduit.store.segment.names import Backing
+
+
+def check_room(size: int, name: str, backing: Backing) -> None:
+    """Refuse a segment that is larger than the memory there is; nothing has been touched.
+
+    Raises:
+        NoSpace: It is.
+    """
+    bound = available(backing)
+    if bound is not None and size > bound.free:
+        raise _no_space(size, name, bound)
+
+
+def _no_space(size: int, name: str, bound: Bound) -> NoSpace:
+    return NoSpace(
+        f"Expected {size:,} bytes free in {bound.name} for engine {name!r}, got {bound.free:,}: lower the capacity, {bound.remedy}"
+    )
+
+
+def _not_reserved(fd: int, size: int, name: str, backing: Backing) -> NoSpace:
+    """The error of memory that somebody else took meanwhile."""
+    found = list(shared_memory()) if backing == "shm" else []
+    space = os.fstatvfs(fd)
+    return _no_space(
+        size, name, found[0] if found else Bound(space.f_bavail * space.f_frsize, "memory", "or try again")
+    )
+
+
+def allocate(fd: int, size: int, name: str, backing: Backing) -> None:
+    """Reserve all memory of a file.
+
+    Raises:
+        NoSpace: It is not there.
+    """
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+            raise
+        raise _not_reserved(fd, size, name, backing) from error
+
+
+def fill_and_allocate(fd: int, size: int, name: str, backing: Backing, fill: Iterator[None]) -> None:
+    """Reserve the memory of a file, which has its size, after the first step of `fill`.
+
+    Memory that a write brings into being is not cleared first, and who clears it beside the writes keeps them waiting. So the
+    writes come first, and what they left is reserved then.
+
+    Args:
+        fd: Of the file.
+        size: Bytes.
+        name: Engine name, for the error.
+        backing: As for `allocate`.
+        fill: Fills the segment in two steps. Up to its `yield` it may only write through a descriptor, which a full file system
+            refuses; to touch memory that is not reserved yet is a bus error. Behind it, it may touch all.
+
+    Raises:
+        NoSpace: The memory is not there.
+    """
+    try:
+        next(fill)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise _not_reserved(fd, size, name, backing) from error
+    allocate(fd, size, name, backing)
+    for _ in fill:
+        pass

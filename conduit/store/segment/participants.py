@@ -1,0 +1,290 @@
+"""Who takes part in a segment, and who is dead: the kernel knows.
+
+A participant holds the lock on its own byte of the segment through a descriptor that is never mapped. However the process
+dies, the kernel drops the lock after the process can no longer store to memory; whoever notices takes the lock for a
+moment, repairs what the dead one left, and lets go. There is no heartbeat and no timeout: a stopped or slow process keeps
+its lock and is never robbed.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from conduit.errors import ConduitError, EngineNotFound, Forked, OwnerGone, ParticipantsFull
+from conduit.native.finish import when_gone
+from conduit.native.jit import entry
+from conduit.store.format.layout import LOADER_BYTES, MAX_NAMED_LOADERS
+from conduit.store.format.words import HAZARDS_PER_PARTICIPANT, P_HAZARDS, P_NUMBER
+from conduit.store.pages import recovery
+from conduit.store.pages.settling import settle_table
+from conduit.store.segment import writer_counts
+from conduit.store.segment.locks import LockByte, give_all, held, try_lock, unlock
+from conduit.store.segment.segment import Segment
+
+LINE_PID, LINE_SINCE, LINE_ROWS, LINE_ROLES, LINE_NAME = 0, 1, 2, 3, 4
+"""Words of a participant's line; its process name takes the last 96 bytes."""
+
+ROLES = ("owner", "writer", "loader", "consumer", "launcher")
+"""What a participant has done since it joined; each is a bit of LINE_ROLES, and nothing depends on them."""
+
+_SECOND_LOOK = 0.005
+"""Seconds before a joiner that found every seat taken looks once more."""
+
+_open_handles: weakref.WeakSet[Participants] = weakref.WeakSet()
+
+
+def _forget_in_child() -> None:
+    # a child that kept the inherited descriptor would keep its dead parent's lock alive
+    for handle in list(_open_handles):
+        handle.forget()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+@dataclass(frozen=True, slots=True)
+class Participant:
+    """One participant as status screens show it.
+
+    Attributes:
+        number: Its number, which page words name as owner.
+        pid: Process that joined.
+        name: That process's command name.
+        alive: The kernel's word.
+        since_ns: When it joined, nanoseconds since the epoch.
+        rows_written: Rows it has committed since.
+    """
+
+    number: int
+    pid: int
+    name: str
+    alive: bool
+    since_ns: int
+    rows_written: int
+
+
+class Writing(Protocol):
+    """Something that writes into the seat's pages by compiled calls."""
+
+    def disarm(self) -> None:
+        """In a forked child: become harmless, the pages are the parent's."""
+
+    def halt(self) -> None:
+        """Have the next row go to the path that checks the seat and the engine."""
+
+
+class Participants:
+    """This process's seat among the participants of a segment.
+
+    Attributes:
+        number: The participant number.
+        counter: Address of its count of rows written.
+        writing: What writes into its pages.
+        lookout: What looks out for the engine's end (store.segment.owner_watch), kept alive.
+    """
+
+    lookout: object = None
+
+    def __init__(self, segment: Segment, tables: list[np.ndarray]) -> None:
+        self._segment = segment
+        self._tables = tables
+        self._count: int = segment.layout.spec.max_participants
+        self._lines = segment.array(segment.layout.participants, (self._count, 16), np.dtype(np.int64))
+        self._hazards = segment.array(
+            segment.layout.hazards, (self._count, HAZARDS_PER_PARTICIPANT), np.dtype(np.int64)
+        )
+        self.seat = segment.seat
+        # threads of a process share the lock descriptor, so the kernel's lock does not keep them apart
+        self._recovering = threading.Lock()
+        self._playing = threading.Lock()
+        self._last_look = 0.0
+        self.forked = False
+        self._refusal: tuple[type[ConduitError], str] | None = None
+        self.writing: weakref.WeakSet[Writing] = weakref.WeakSet()
+        self.number = -1
+        _open_handles.add(self)  # before the lock is taken, since another thread may fork at any time
+        # a client that is dropped without close() must not keep its seat: with the lock gone it counts as dead
+        when_gone(self, entry(give_all), self.seat)
+        self.number = self._join()
+        self.seat[P_HAZARDS // 8] = self._hazards[self.number].ctypes.data
+        self.seat[P_NUMBER // 8] = self.number
+
+    def _join(self) -> int:
+        number = self._take_seat()
+        if number < 0:
+            # the seat of a dead participant is locked for a moment while somebody recovers it
+            time.sleep(_SECOND_LOOK)
+            number = self._take_seat()
+        if not self._segment.is_current():
+            # `clean` holds all locks while it removes a name; having got ours, we may have come just after it
+            raise EngineNotFound(f"Expected a running engine named {self._segment.name!r}, but it was just removed")
+        if number < 0:
+            raise ParticipantsFull(
+                f"Expected a free participant slot in engine {self._segment.name!r}, all {self._count} are taken: "
+                "detach some, or create the engine with a larger max_participants"
+            )
+        return number
+
+    def _take_seat(self) -> int:
+        """Lock a seat and sign it; returns its number, or -1 when every seat is locked."""
+        for number in range(self._count):
+            if not try_lock(self._segment.lock_fd, number):
+                continue
+            self._recover(number)
+            line = self._lines[number]
+            line[LINE_SINCE] = time.time_ns()
+            line[LINE_ROWS] = line[LINE_ROLES] = 0
+            name = Path("/proc/self/comm").read_bytes().strip()[:95]
+            line.view(np.uint8)[LINE_NAME * 8 :] = np.frombuffer(name.ljust(96, b"\0"), np.uint8)
+            line[LINE_PID] = os.getpid()
+            return number
+        return -1
+
+    @property
+    def counter(self) -> int:
+        """Address of this participant's count of rows written."""
+        return self._lines[self.number, LINE_ROWS:].ctypes.data
+
+    def add(self, writing: Writing) -> None:
+        """Tell something that writes of a fork and of the engine's end; it is not kept alive."""
+        self.writing.add(writing)
+
+    def play(self, role: str) -> None:
+        """Say on this participant's line that it has this one of ROLES, for those who look."""
+        if self.number >= 0:
+            with self._playing:
+                self._lines[self.number, LINE_ROLES] |= 1 << ROLES.index(role)
+
+    def forget(self) -> None:
+        """In a forked child: the seat is the parent's."""
+        self.forked = True
+        self._refusal = (
+            Forked,
+            f"Expected a handle opened in this process, got one inherited through a fork: "
+            f"call conduit.attach({self._segment.name!r}) in the child",
+        )
+        for one in self.writing:
+            one.disarm()
+        self._segment.release_locks()
+
+    def lose_owner(self) -> None:
+        """Refuse every use from now on, since the engine's owner is gone; what the seat holds can still be given back."""
+        name = self._segment.name
+        self._refusal = (
+            OwnerGone,
+            f"Expected the owner of engine {name!r} to live, but its process is gone. Rows that were committed stay: another "
+            f"owner goes on with them by conduit.Engine.adopt({name!r}) or conduit.Engine.create({name!r}, ..., exist_ok=True); "
+            "attach to that one, or attach with on_owner_exit='stay' to wait for it",
+        )
+        self.halt()
+
+    def halt(self) -> None:
+        """Have all that writes by compiled calls look at what became of the engine, with its next row."""
+        for one in tuple(self.writing):
+            one.halt()
+
+    @property
+    def seated(self) -> bool:
+        """False once this process may not touch what the seat owns: forked, left, or its lock was given back.
+
+        Garbage collection gives the lock back before it finalizes writers and leases that lie in the same cycle; by then
+        their pages may be another participant's.
+        """
+        return bool(self.seat[P_NUMBER // 8] >= 0)
+
+    @property
+    def has_lost_owner(self) -> bool:
+        """Whether this client has ended with its engine's owner."""
+        return self._refusal is not None and self._refusal[0] is OwnerGone
+
+    def check(self) -> None:
+        """Refuse use in a forked child, and without an owner.
+
+        Raises:
+            Forked: This handle was opened before a fork.
+            OwnerGone: The engine's owner is gone, and this client ends with it.
+        """
+        if self._refusal is not None:
+            kind, message = self._refusal
+            raise kind(message)
+
+    def leave(self) -> None:
+        """Give the seat back; the caller has finished its pages. Idempotent."""
+        if self.number >= 0 and not self.forked and self._segment.lock_fd >= 0:
+            self.seat[P_NUMBER // 8] = -1
+            self._recover(self.number)
+            self._lines[self.number, LINE_PID] = 0
+            unlock(self._segment.lock_fd, self.number)
+        self.number = -1
+        _open_handles.discard(self)
+
+    # -- the dead
+
+    def _recover(self, number: int) -> int:
+        """Repair what a participant left; its lock is held by the caller."""
+        died = number != self.number and self._lines[number, LINE_PID] != 0
+        if died:
+            # it has not left: maybe it was in the middle of an update of priorities
+            for table in self._tables:
+                entry(recovery.outdate_sums)(table.ctypes.data)
+        # the next line clears the seat's
+        writer_counts.empty(self._segment, number, died=died)
+        pages = sum(entry(recovery.recover)(table.ctypes.data, number) for table in self._tables)
+        for table in self._tables:
+            settle_table(table)
+        entry(recovery.clear_hazards)(self._hazards[number].ctypes.data, HAZARDS_PER_PARTICIPANT)
+        # the names of its loaders are free again (conduit.store.tables.loader_cursors.LOADER_OWNER)
+        loaders = self._segment.base + self._segment.layout.loaders
+        entry(recovery.clear_marks)(loaders, LOADER_BYTES, MAX_NAMED_LOADERS, number + 1)
+        return pages
+
+    def recover_dead(self) -> int:
+        """Find dead participants and take back their pages and leases; returns the number of pages.
+
+        Idempotent and safe from any number of processes at a time. Costs one system call per seat in use.
+        """
+        pages = 0
+        self._last_look = time.monotonic()
+        with self._recovering:
+            lock = LockByte(self.seat)
+            try:
+                for number in np.flatnonzero(self._lines[:, LINE_PID]).tolist():
+                    if number == self.number or not lock.take(number):
+                        continue
+                    pages += self._recover(number)
+                    self._lines[number, LINE_PID] = 0
+                    lock.give()
+            finally:
+                lock.give()
+        return pages
+
+    def look_after_dead(self, every: float = 0.5) -> int:
+        """`recover_dead`, at most once in `every` seconds."""
+        return self.recover_dead() if time.monotonic() - self._last_look > every else 0
+
+    def list(self) -> list[Participant]:
+        """All seats that are or were in use and not yet cleared."""
+        found = []
+        for number in np.flatnonzero(self._lines[:, LINE_PID]).tolist():
+            line = self._lines[number].copy()
+            alive = number == self.number or held(self._segment.lock_fd, number, 1)
+            name = line.view(np.uint8)[LINE_NAME * 8 :].tobytes().split(b"\0")[0].decode("utf-8", "replace")
+            found.append(
+                Participant(number, int(line[LINE_PID]), name, alive, int(line[LINE_SINCE]), int(line[LINE_ROWS]))
+            )
+        return found
+
+
+def play_everywhere(role: str) -> None:
+    """Say a role on the lines of all participants that this process is."""
+    for one in list(_open_handles):
+        if not one.forked:
+            one.play(role)

@@ -1,0 +1,343 @@
+"""A named piece of shared memory: create, attach, find, remove.
+
+Creation is all or nothing: the name is made exclusively, the memory is allocated in full before use (a full memory file
+system is an error here and never a bus error later), the magic word is written last. Nothing registers with Python's
+resource tracker, which would delete a segment that others still use. Backing is POSIX shared memory by name, or a memfd,
+which a small /dev/shm does not bound and which lives as long as a process that holds it.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import struct
+import time
+import uuid
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from conduit.errors import (
+    AccessDenied,
+    BadSegment,
+    ConfigError,
+    EngineNotFound,
+    NoSpace,
+)
+from conduit.store.format.layout import (
+    HEADER_BYTES,
+    HEADER_CLOSED,
+    HEADER_DIGEST,
+    HEADER_MAGIC,
+    HEADER_PID,
+    HEADER_SIZE,
+    HEADER_SPEC,
+    HEADER_TERM,
+    HEADER_TIME,
+    HEADER_UUID,
+    HEADER_VERSION,
+    MAGIC,
+    VERSION,
+    SegmentLayout,
+    SegmentSpec,
+    lay_out,
+    read_spec,
+)
+from conduit.store.format.words import FREE, GENERATION_SHIFT, LINE, PAGE_STATE
+from conduit.store.segment.allocation import allocate, check_room, fill_and_allocate
+from conduit.store.segment.leftovers import free_name, is_unfinished
+from conduit.store.segment.locks import LOCK_CREATOR, Locks, open_file, try_lock
+from conduit.store.segment.names import (
+    SHM_DIRECTORY,
+    Backing,
+    note_memfd,
+    open_segment,
+    shm_name,
+    status_of,
+    unlink_segment,
+)
+
+
+class Segment:
+    """A mapped segment of this process.
+
+    Attributes:
+        name: Engine name.
+        layout: Where everything lies.
+        root: uint8 [size], the mapping; every array is a view of it, so the mapping lives as long as any of them.
+        words: The mapping as int64 words.
+        base: Address of the first byte.
+        seat: This process's seat, int64 words (words.P_*): what it holds of the segment, as kernels note it.
+    """
+
+    def __init__(self, name: str, backing: Backing, fd: int, locks: Locks, layout: SegmentLayout) -> None:
+        self._locks = locks
+        self.seat = locks.seat
+        self.name = name
+        self.backing = backing
+        self.layout = layout
+        self._anchor = -1
+        status = os.fstat(fd)
+        self.identity = (status.st_dev, status.st_ino)
+        # one reference by frombuffer counts as an export of the mapping; views made with ndarray(buffer=) would not
+        self.root = np.frombuffer(mmap.mmap(fd, layout.size), np.uint8)
+        self.base = self.root.ctypes.data
+        self.words = self.root.view(np.int64).data
+
+    def array(
+        self, offset: int, shape: tuple[int, ...], dtype: np.dtype, strides: tuple[int, ...] | None = None
+    ) -> np.ndarray:
+        """A view into the segment."""
+        return np.ndarray(shape, dtype, buffer=self.root, offset=offset, strides=strides)
+
+    @property
+    def created_ns(self) -> int:
+        """When the segment was created, nanoseconds since the epoch."""
+        return self.words[HEADER_TIME // 8]
+
+    @property
+    def closed(self) -> bool:
+        """True once its engine has closed it."""
+        return self.words[HEADER_CLOSED // 8] != 0
+
+    @property
+    def term(self) -> int:
+        """How many owners it has had before this one."""
+        return self.words[HEADER_TERM // 8]
+
+    @property
+    def closed_address(self) -> int:
+        """Address of the word that `closed` reads."""
+        return self.base + HEADER_CLOSED
+
+    def mark_closed(self) -> None:
+        """Tell all attached processes that the engine is gone for good."""
+        self.words[HEADER_CLOSED // 8] = 1
+
+    def take_over(self) -> None:
+        """This process is the owner from now on; a death in the middle of a close is taken back."""
+        self.words[HEADER_PID // 8] = os.getpid()
+        # only whether it is another one counts; a damaged word may be the largest
+        self.words[HEADER_TERM // 8] = (self.words[HEADER_TERM // 8] + 1) & 0x7FFFFFFF
+        self.words[HEADER_CLOSED // 8] = 0
+
+    def is_current(self) -> bool:
+        """False when the name now leads to another segment or to none."""
+        status = status_of(self.name)
+        return status is not None and (status.st_dev, status.st_ino) == self.identity
+
+    def unlink(self) -> None:
+        """Remove the name, if it still is this segment's; the memory goes with its last user."""
+        if self.is_current():
+            unlink_segment(self.name)
+        if self._anchor >= 0:
+            os.close(self._anchor)
+            self._anchor = -1
+
+    def keep(self, fd: int) -> None:
+        """Take over the descriptor that gives a memfd its name; it is closed with `unlink`."""
+        self._anchor = fd
+
+    @property
+    def lock_fd(self) -> int:
+        """The descriptor that locks are taken through, or -1 (Locks.fd)."""
+        return self._locks.fd
+
+    def release_locks(self) -> None:
+        """Close the lock descriptor: every lock of this handle is given back. Idempotent."""
+        self._locks.close()
+
+
+def create(
+    name: str,
+    spec: SegmentSpec,
+    backing: Backing = "shm",
+    fill: Callable[[Segment], Iterator[None]] | None = None,
+    *,
+    replace: bool = False,
+) -> Segment:
+    """Create a segment of fully allocated memory, zeroed.
+
+    Args:
+        name: Engine name.
+        spec: What is in it.
+        backing: Where its memory comes from.
+        fill: What fills it before anybody can attach (allocation.fill_and_allocate); when it raises, nothing is left behind.
+        replace: Put it in the place of a segment whose owner is dead.
+
+    Raises:
+        EngineExists, Leftover: The name is taken by a living or by a dead engine.
+        NoSpace: The memory is not there; nothing is left behind.
+        ConfigError: Bad name or backing.
+    """
+    shm_name(name)
+    if backing not in ("shm", "memfd"):
+        raise ConfigError(f"Expected backing 'shm' or 'memfd', got {backing!r}")
+    layout = lay_out(spec)
+    while True:
+        free_name(name, backing, layout.size, replace=replace)
+        check_room(layout.size, name, backing)
+        fd, locks = _create_files(name, backing)
+        if fd < 0:
+            continue
+        try:
+            if fill is None:
+                allocate(fd, layout.size, name, backing)
+                segment = Segment(name, backing, fd, locks, layout)
+                for table in layout.tables.values():
+                    states = segment.array(table.blocks, (table.pages, LINE // 8), np.dtype(np.int64))[
+                        :, PAGE_STATE // 8
+                    ]
+                    states[:] = (table.first_generation << GENERATION_SHIFT) | FREE
+            else:
+                os.ftruncate(fd, layout.size)
+                segment = Segment(name, backing, fd, locks, layout)
+                fill_and_allocate(fd, layout.size, name, backing, fill(segment))
+            _write_header(segment)
+            if backing == "memfd":
+                segment.keep(fd)
+            else:
+                fd, data = -1, fd
+                os.close(data)
+        except BaseException:
+            unlink_segment(name)
+            locks.close()
+            if fd >= 0:
+                os.close(fd)
+            raise
+        return segment
+
+
+def _create_files(name: str, backing: Backing) -> tuple[int, Locks]:
+    """A descriptor of a new empty segment, and its locks, the creator's held; -1 when another process interfered."""
+    locks = Locks()
+    if backing == "memfd":
+        fd = os.memfd_create(shm_name(name)[1:], os.MFD_CLOEXEC)
+        path = f"/proc/{os.getpid()}/fd/{fd}"
+        try:
+            os.fchmod(fd, 0o600)
+            locks.open(path)
+            try_lock(locks.fd, LOCK_CREATOR)
+            if note_memfd(name, path):
+                return fd, locks
+        except BaseException:
+            os.close(fd)
+            locks.close()
+            raise
+        os.close(fd)
+        locks.close()
+        return -1, locks
+    try:
+        fd = open_file(SHM_DIRECTORY / shm_name(name)[1:], os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except (FileExistsError, FileNotFoundError) as error:
+        if not SHM_DIRECTORY.is_dir():
+            raise NoSpace(
+                f'Expected a memory file system at {SHM_DIRECTORY}, found none: mount one, or use backing="memfd"'
+            ) from error
+        return -1, locks
+    except OSError as error:
+        if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise
+        raise AccessDenied(
+            f"Expected to be allowed to create {SHM_DIRECTORY}{shm_name(name)}, got {error}: "
+            f'make {SHM_DIRECTORY} writable for this user, or use backing="memfd"'
+        ) from error
+    try:
+        os.fchmod(fd, 0o600)  # a umask may have taken bits away
+        locks.open(f"/proc/self/fd/{fd}")
+        # `clean` may take a segment that nobody has locked yet: then begin again
+        if try_lock(locks.fd, LOCK_CREATOR) and os.fstat(fd).st_nlink > 0:
+            return fd, locks
+    except BaseException:
+        unlink_segment(name)
+        os.close(fd)
+        locks.close()
+        raise
+    os.close(fd)
+    locks.close()
+    return -1, locks
+
+
+def _digest(encoded: bytes) -> int:
+    return int.from_bytes(uuid.uuid5(uuid.NAMESPACE_OID, encoded.hex()).bytes[:7], "little")
+
+
+def _write_header(segment: Segment) -> None:
+    encoded = segment.layout.encoded
+    segment.root[HEADER_BYTES : HEADER_BYTES + len(encoded)] = np.frombuffer(encoded, np.uint8)
+    segment.root[HEADER_UUID : HEADER_UUID + 16] = np.frombuffer(uuid.uuid4().bytes, np.uint8)
+    words = segment.words
+    words[HEADER_VERSION // 8] = VERSION
+    words[HEADER_SIZE // 8] = segment.layout.size
+    words[HEADER_SPEC // 8] = len(encoded)
+    words[HEADER_PID // 8] = os.getpid()
+    words[HEADER_TIME // 8] = time.time_ns()
+    words[HEADER_DIGEST // 8] = _digest(encoded)
+    words[HEADER_MAGIC // 8] = MAGIC
+
+
+def attach(name: str) -> Segment:
+    """Map an existing segment.
+
+    Raises:
+        EngineNotFound: No such name (or its creator has not finished).
+        AccessDenied: It belongs to another user.
+        BadSegment: Truncated, foreign, or of another layout version.
+    """
+    fd = open_segment(name)
+    try:
+        layout = read_layout(fd, name)
+        backing: Backing = "shm" if (SHM_DIRECTORY / shm_name(name)[1:]).exists() else "memfd"
+        locks = Locks()
+        try:
+            locks.open(f"/proc/self/fd/{fd}")
+            return Segment(name, backing, fd, locks, layout)
+        except BaseException:
+            locks.close()
+            raise
+    finally:
+        os.close(fd)
+
+
+def read_layout(fd: int, name: str) -> SegmentLayout:
+    """Check a segment's header and compute its layout."""
+    size = os.fstat(fd).st_size
+    header = os.pread(fd, HEADER_BYTES, 0)
+    where = f"segment of engine {name!r}"
+    if header[:8] in (b"", bytes(8)):
+        if not is_unfinished(fd):
+            raise EngineNotFound(f"Expected a running engine named {name!r}, but it is only being created: try again")
+        raise BadSegment(
+            f"Expected a whole {where}, got {size} bytes without a header: its creator died; run `conduit clean {name}`"
+        )
+    if size < HEADER_BYTES:
+        raise BadSegment(f"Expected a whole {where}, got {size} bytes: it was truncated; run `conduit clean {name}`")
+    magic, version, total, length = struct.unpack_from("<4q", header)
+    if magic != MAGIC:
+        raise BadSegment(f"Expected a Conduit segment, got another file's content in the {where}: choose another name")
+    if version != VERSION:
+        raise BadSegment(
+            f"Expected layout version {VERSION} in the {where}, got {version}: "
+            "run the same version of Conduit in all processes"
+        )
+    (digest,) = struct.unpack_from("<q", header, HEADER_DIGEST)
+    encoded = os.pread(fd, length, HEADER_BYTES) if 0 < length <= size - HEADER_BYTES else b""
+    if digest != _digest(encoded):
+        raise BadSegment(
+            f"Expected the specification that the {where} was made with, got a damaged one: run `conduit clean {name}`"
+        )
+    try:
+        layout = lay_out(read_spec(encoded))
+    except (ValueError, TypeError, KeyError) as error:
+        raise BadSegment(f"Expected a readable specification in the {where}: {error}") from error
+    if layout.size != total:
+        raise BadSegment(
+            f"Expected a size of {layout.size:,} bytes in the header of the {where}, got {total:,}: "
+            f"it is damaged; run `conduit clean {name}`"
+        )
+    if size < total:
+        raise BadSegment(
+            f"Expected {total:,} bytes in the {where}, got {size:,}: it was truncated; run `conduit clean {name}`"
+        )
+    return layout

@@ -1,0 +1,1 @@
+"""A table as a process sees it: columns and words, queues, statistics, weights, named loaders."""

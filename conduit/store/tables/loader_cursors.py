@@ -1,0 +1,210 @@
+"""Named loaders: where a learner stands in its sequence of batches, kept in the segment so that a successor goes on there.
+
+A name has one of MAX_NAMED_LOADERS slots, each of which holds the seed and the number of the next batch. One process at a time
+has a name; when it is dead or has let go, the name is free and the numbers stay. Names are never given back.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from conduit.clock import Deadline
+from conduit.errors import Busy, ConfigError, WaitTimeout
+from conduit.forking import renew_in_child
+from conduit.native.finish import when_gone
+from conduit.native.jit import entry
+from conduit.store.format.layout import LOADER_BYTES, MAX_NAMED_LOADERS
+from conduit.store.format.soundness import LARGEST, damaged
+from conduit.store.format.words import LINE
+from conduit.store.pages import holds
+from conduit.store.segment.locks import LOCK_LOADERS, LockByte, held
+from conduit.store.segment.participants import Participants
+from conduit.store.segment.segment import Segment
+
+LOADER_OWNER, LOADER_SEED, LOADER_BATCH, LOADER_TABLE, LOADER_LENGTH, LOADER_STOCK = range(6)
+"""Words of a slot: participant + 1 or 0, seed, number of the next batch, number of the table, bytes of the name (0: no loader),
+digest of the rows of the present epoch (0: it has none).
+The name is in its second line."""
+LONGEST_NAME = 100
+_PATIENCE = 5.0
+
+_between_threads = threading.Lock()
+renew_in_child(__name__, "_between_threads", threading.Lock)
+
+Words = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class Known(NamedTuple):
+    """What a slot holds."""
+
+    table: str
+    seed: int
+    batch: int
+    stock: int = 0
+
+
+def _slots(segment: Segment) -> Words:
+    return segment.array(segment.layout.loaders, (MAX_NAMED_LOADERS, LOADER_BYTES // 8), np.dtype(np.int64))
+
+
+def _name_of(segment: Segment, slot: Words) -> str | None:
+    """The name in a slot, or None.
+
+    Raises:
+        BadSegment: The slot is damaged.
+    """
+    length, table, batch = int(slot[LOADER_LENGTH]), int(slot[LOADER_TABLE]), int(slot[LOADER_BATCH])
+    if length == 0:
+        return None
+    if not (0 < length <= LONGEST_NAME and 0 <= table < len(segment.layout.tables) and 0 <= batch < LARGEST):
+        raise damaged("the list of named loaders", f"a name of {length} bytes, table {table}, batch {batch}")
+    text = slot[LINE // 8 :].tobytes()[:length]
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        raise damaged("the list of named loaders", f"the name {text!r}") from error
+
+
+def known_loaders(segment: Segment) -> dict[str, Known]:
+    """All named loaders, by name.
+
+    Raises:
+        BadSegment: Their list is damaged.
+    """
+    tables = list(segment.layout.tables)
+    found = {}
+    for slot in _slots(segment):
+        name = _name_of(segment, slot)
+        if name is not None:
+            found[name] = Known(
+                tables[slot[LOADER_TABLE]], int(slot[LOADER_SEED]), int(slot[LOADER_BATCH]), int(slot[LOADER_STOCK])
+            )
+    return found
+
+
+def write_loader(segment: Segment, index: int, name: str, known: Known) -> None:
+    """Fill a slot that is free; nobody else may fill one meanwhile."""
+    slot = _slots(segment)[index]
+    text = name.encode()
+    slot[LOADER_SEED] = known.seed
+    slot[LOADER_BATCH] = known.batch
+    slot[LOADER_STOCK] = known.stock
+    slot[LOADER_TABLE] = list(segment.layout.tables).index(known.table)
+    slot[LINE // 8 :].view(np.uint8)[: len(text)] = np.frombuffer(text, np.uint8)
+    slot[LOADER_LENGTH] = len(text)  # last: a slot without a name is free, whoever died while filling it
+
+
+class NamedLoader:
+    """A name that this process has.
+
+    Attributes:
+        name: The name.
+        seed: Its seed, 64 bits, signed.
+        batch: Number of the next batch; store it after each delivery.
+    """
+
+    def __init__(self, name: str, slot: Words, participants: Participants) -> None:
+        self.name = name
+        self._slot = slot
+        self._words = slot.data
+        self._seat = participants.seat
+        self._mark = np.zeros(holds.M_WORDS, np.int64)
+        when_gone(self, entry(holds.end_mark), self._mark, self._seat)
+        self.seed = int(slot[LOADER_SEED])
+
+    @property
+    def batch(self) -> int:
+        """Number of the batch that is drawn next."""
+        return self._words[LOADER_BATCH]
+
+    @batch.setter
+    def batch(self, number: int) -> None:
+        self._words[LOADER_BATCH] = number
+
+    @property
+    def stock(self) -> int:
+        """Digest of the rows that the present epoch draws from; 0 where a loader has no epochs. Store it before the batch's number."""
+        return self._words[LOADER_STOCK]
+
+    @stock.setter
+    def stock(self, digest: int) -> None:
+        self._words[LOADER_STOCK] = digest
+
+    def release(self) -> None:
+        """Let go of the name; idempotent."""
+        entry(holds.end_mark)(self._mark, self._seat, None)
+
+    def take(self) -> None:
+        """Have the name; nobody else has it, nor can take it at this moment."""
+        entry(holds.set_mark)(self._slot[LOADER_OWNER:].ctypes.data, self._mark, self._seat)
+
+
+def take_name(segment: Segment, participants: Participants, name: str, table: str, seed: int | None) -> NamedLoader:
+    """Take a loader's name, new or known.
+
+    Args:
+        segment: The segment.
+        participants: This process's seat.
+        name: 1 to 100 bytes of UTF-8.
+        table: The table it loads from.
+        seed: Its seed; None for the one it has, or 0 when it is new.
+
+    Raises:
+        ConfigError: No name, another table or seed than it has, or too many names.
+        Busy: A living process has it.
+    """
+    if not isinstance(name, str) or not 1 <= len(name.encode()) <= LONGEST_NAME:
+        raise ConfigError(f"Expected a loader's name of 1 to {LONGEST_NAME} bytes, got {name!r}")
+    deadline = Deadline(_PATIENCE)
+    with _between_threads:
+        # the kernel's lock goes with a process that dies in here
+        lock = LockByte(segment.seat)
+        try:
+            while not lock.take(LOCK_LOADERS):
+                if deadline.passed():
+                    raise WaitTimeout(
+                        f"Expected to register loader {name!r} within {_PATIENCE} s, others were at it all the time"
+                    )
+                time.sleep(0.001)
+            return _take(segment, participants, name, table, seed)
+        finally:
+            lock.give()
+
+
+def _take(segment: Segment, participants: Participants, name: str, table: str, seed: int | None) -> NamedLoader:
+    slots = _slots(segment)
+    wanted = None if seed is None else int(np.uint64(seed % 2**64).astype(np.int64))
+    names = [_name_of(segment, slot) for slot in slots]
+    if name not in names:
+        if None not in names:
+            raise ConfigError(
+                f"Expected at most {MAX_NAMED_LOADERS} named loaders, got one more: use their names again"
+            )
+        index = names.index(None)
+        write_loader(segment, index, name, Known(table, wanted or 0, 0))
+    else:
+        index = names.index(name)
+        slot = slots[index]
+        owner = int(slot[LOADER_OWNER]) - 1
+        if owner >= 0 and (owner == participants.number or held(segment.lock_fd, owner, 1)):
+            raise Busy(
+                f"Expected loader {name!r} to be free, but participant {owner} has it open: close that one, or take "
+                "another name"
+            )
+        has = list(segment.layout.tables)[slot[LOADER_TABLE]]
+        if has != table:
+            raise ConfigError(
+                f"Expected loader {name!r} on table {has!r}, where it is, got {table!r}: take another name"
+            )
+        if wanted is not None and wanted != slot[LOADER_SEED]:
+            raise ConfigError(
+                f"Expected seed {int(slot[LOADER_SEED])} for loader {name!r}, which it began with, got {seed}: leave seed "
+                "out to go on with it, or take another name"
+            )
+    place = NamedLoader(name, slots[index], participants)
+    place.take()
+    return place

@@ -1,0 +1,404 @@
+"""One process's view of a table: its columns as arrays, its words, and claims, waits and leases on its pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self, TypeVar
+
+import numpy as np
+
+from conduit.clock import Deadline
+from conduit.errors import Closed, Frozen, Overwritten
+from conduit.native.finish import when_gone
+from conduit.native.jit import entry
+from conduit.native.wait import wait_for
+from conduit.store.format.layout import TableLayout
+from conduit.store.format.soundness import check_spans, damaged_page
+from conduit.store.format.table_spec import row_stride
+from conduit.store.format.words import (
+    H_ENVS,
+    H_GENERATION,
+    H_HALO,
+    H_ROWS,
+    H_SLOT,
+    H_WORDS,
+    HAZARDS_PER_PARTICIPANT,
+    LINE,
+    T_COLUMN_COUNT,
+    T_COLUMNS,
+    T_CONTROL,
+    T_COUNT,
+    T_FIRST_GENERATION,
+    T_FUTURE,
+    T_HAZARD_COUNT,
+    T_HAZARDS,
+    T_HISTORY,
+    T_KEEP,
+    T_LIMITS,
+    T_MARKS,
+    T_MAX_SAMPLED,
+    T_META,
+    T_PAGE_BASE,
+    T_PAGES,
+    T_PRIORITY,
+    T_QUEUE,
+    T_REOPENS,
+    T_ROLLOUT,
+    T_ROWS,
+    T_SAMPLED,
+    T_SEAT_COUNT,
+    T_SEATS,
+    T_SIDES,
+    T_TERMINATED,
+    T_TRUNCATED,
+    T_WORDS,
+    TABLE_DATA,
+    TABLE_DELIVERED_AGAIN,
+    TABLE_EPOCH,
+    TABLE_RECOVERED,
+    TABLE_SPACE,
+    TABLE_STREAMS,
+)
+from conduit.store.pages import deletion, holds, protocol, row_counts, settling
+from conduit.store.pages.rate_limiter import use_seat
+from conduit.store.pages.row_ids import as_ids, find_foreign, not_a_row
+from conduit.store.segment.participants import Participants
+from conduit.store.segment.segment import Segment
+
+T = TypeVar("T")
+Array = np.ndarray[Any, Any]
+
+SPAN_DTYPE = np.dtype([("start", "<u4"), ("length", "<u4")])
+"""Where a ragged value lies in its page's arena, in items; the same word as words.SPAN_*."""
+
+META_DTYPE = np.dtype([("version", "<i4"), ("step", "<i4"), ("episode", "<u4"), ("link", "<u4")])
+"""A row's meta; `link` is the distance to the next observation << 6 | flags (conduit.store.format.words)."""
+
+
+class TableView:
+    """A table as mapped by this process.
+
+    Attributes:
+        layout: Its place in the segment.
+        columns: {field name: array [rows, *shape]} over the whole table, writable views of shared memory; SPAN_DTYPE [rows]
+            for a ragged field.
+        arenas: {ragged field: array [pages, items, *shape[1:]]}, its values.
+        terminated, truncated: bool [rows].
+        meta: META_DTYPE [rows].
+        priorities: Leaf priorities, uint32 [rows] (kernels.cpu.priorities), or None.
+        sampled: Counts of the rows' deliveries, int64 [rows] (words.ONE_TAKEN), or None.
+        descriptor: int64 words (words.T_*) whose address kernels take as `table`.
+    """
+
+    def __init__(self, segment: Segment, layout: TableLayout) -> None:
+        self.layout = layout
+        self.segment = segment
+        rows = layout.rows
+        self.columns: dict[str, Array] = {}
+        pairs = []
+        for field in layout.schema.fields:
+            stride = row_stride(field)
+            dtype = SPAN_DTYPE if field.ragged else np.dtype(field.numpy_dtype)
+            shape = () if field.ragged else field.shape
+            inner = np.empty(shape, dtype).strides
+            offset = layout.columns[field.name]
+            self.columns[field.name] = segment.array(offset, (rows, *shape), dtype, (stride, *inner))
+            pairs.append((segment.base + offset, stride))
+        self.arenas: dict[str, Array] = {}
+        for name, arena in layout.arenas.items():
+            field = layout.schema[name]
+            dtype = np.dtype(field.numpy_dtype)
+            shape = (layout.pages, arena.items, *field.shape[1:])
+            strides = (arena.page_bytes, *np.empty(field.shape, dtype).strides)
+            self.arenas[name] = segment.array(arena.offset, shape, dtype, strides)
+        self.terminated = segment.array(layout.terminated, (rows,), np.dtype(bool))
+        self.truncated = segment.array(layout.truncated, (rows,), np.dtype(bool))
+        self.meta = segment.array(layout.meta, (rows,), META_DTYPE)
+        self.priorities: Array | None = None
+        if layout.table.priorities is not None:
+            self.priorities = segment.array(layout.priority, (rows,), np.dtype(np.uint32))
+            pairs.append((segment.base + layout.priority, 4))
+        self.sampled: Array | None = None
+        if layout.table.max_times_sampled is not None:
+            self.sampled = segment.array(layout.sampled, (rows,), np.dtype(np.int64))
+        self._pairs = np.array(pairs, np.int64)
+        self.descriptor = np.zeros(T_WORDS, np.int64)
+        for offset, value in (
+            (T_PAGES, segment.base + layout.blocks),
+            (T_COUNT, layout.pages),
+            (T_ROWS, layout.page_rows),
+            (T_HAZARDS, segment.base + segment.layout.hazards),
+            (T_HAZARD_COUNT, segment.layout.hazard_count),
+            (T_CONTROL, segment.base + layout.control),
+            (T_PAGE_BASE, layout.page_base),
+            (T_COLUMNS, self._pairs.ctypes.data),
+            (T_COLUMN_COUNT, len(pairs)),
+            (T_META, segment.base + layout.meta),
+            (T_TERMINATED, segment.base + layout.terminated),
+            (T_TRUNCATED, segment.base + layout.truncated),
+            (T_PRIORITY, segment.base + layout.priority if self.priorities is not None else 0),
+            (T_MARKS, segment.base + layout.marks if self.priorities is not None else 0),
+            (T_FIRST_GENERATION, layout.first_generation),
+            (T_HISTORY, layout.table.max_stack - 1),
+            (T_FUTURE, layout.table.future_ticks),
+            (T_SIDES, segment.base + layout.sides),
+            (T_SEATS, segment.base + layout.seats),
+            (T_SEAT_COUNT, segment.layout.spec.max_participants),
+            (T_SAMPLED, segment.base + layout.sampled if self.sampled is not None else 0),
+            (T_MAX_SAMPLED, layout.table.max_times_sampled or 0),
+            (T_QUEUE, layout.table.kind == "queue"),
+            (T_ROLLOUT, layout.table.rollout_length or 0),
+            (T_KEEP, layout.keep),
+            (T_REOPENS, layout.table.fills_pages),
+        ):
+            self.descriptor[offset // 8] = value
+        self._limits: Array | None = None
+        if layout.limits is not None:
+            self._limits = np.array(layout.limits.numbers, np.float64)
+            self.descriptor[T_LIMITS // 8] = self._limits.ctypes.data
+        self.address = self.descriptor.ctypes.data
+        self.participants: Participants | None = None
+
+    def _word(self, offset: int) -> int:
+        return self.segment.words[(self.layout.control + offset) // 8]
+
+    @property
+    def epoch(self) -> int:
+        """Resets so far; after the first, only pages that were opened in the present epoch have rows."""
+        return self._word(TABLE_EPOCH) >> 1
+
+    def new_stream(self) -> int:
+        """A stream number that no other writer of this table has had."""
+        return entry(protocol.take_ticket)(self.segment.base + self.layout.control + TABLE_STREAMS)
+
+    def pages(self) -> Array:
+        """A copy of every page's words, int64 [pages, 16] (words.PAGE_* // 8)."""
+        out = np.zeros((self.layout.pages, LINE // 8), np.int64)
+        entry(protocol.copy_words)(self.address, out.ctypes.data)
+        return out
+
+    def counts(self) -> row_counts.Counts:
+        """Rows and samples by what became of them; exact, but for what others do during the look."""
+        settling.settle_table(self.descriptor)
+        return row_counts.counts_of(self.address)
+
+    def seat_line(self) -> int:
+        """Address of this participant's seat line, which everybody looks at from now on."""
+        return entry(use_seat)(self.address, self.check_open().number)
+
+    def rows_visible(self) -> int:
+        """Committed rows in the table now, halo copies not counted."""
+        return self.counts().size
+
+    def rows_written(self) -> int:
+        """Rows ever committed."""
+        return self.counts().inserted
+
+    @property
+    def rows_evicted(self) -> int:
+        """Rows whose page was reused."""
+        return self.counts().evicted
+
+    @property
+    def pages_recovered(self) -> int:
+        """Pages taken back from dead writers."""
+        return self._word(TABLE_RECOVERED)
+
+    @property
+    def delivered_again(self) -> int:
+        """Claims of dead consumers that were given back."""
+        return self._word(TABLE_DELIVERED_AGAIN)
+
+    def check_open(self) -> Participants:
+        """Refuse work on a closed engine, or through a handle that a fork has made useless.
+
+        Returns:
+            This process's seat.
+
+        Raises:
+            Closed: The engine has closed, or this client has.
+            Forked: The handle came through a fork.
+            OwnerGone: The engine's owner is gone.
+        """
+        if self.participants is None:
+            raise Closed(f"Expected an attached client of engine {self.segment.name!r}, this one was closed")
+        self.participants.check()
+        if self.segment.closed:
+            raise Closed(f"Expected engine {self.segment.name!r} to be running, it has been closed by its owner")
+        return self.participants
+
+    def seat(self) -> Participants:
+        """This process's seat, to put in order what it has written, whatever became of the engine.
+
+        Raises:
+            Closed: This client has closed.
+        """
+        if self.participants is None:
+            raise Closed(f"Expected an attached client of engine {self.segment.name!r}, this one was closed")
+        return self.participants
+
+    def check_thawed(self) -> None:
+        """Refuse to write into a frozen table.
+
+        Raises:
+            Frozen: It is.
+        """
+        if self._word(TABLE_EPOCH) & 1:
+            raise Frozen(
+                f"Expected table {self.layout.name!r} to take rows, but it is frozen: thaw it with client.thaw({self.layout.name!r})"
+            )
+
+    def wait(self, attempt: Callable[[], T | None], *, for_space: bool, deadline: Deadline) -> T | None:
+        """Wait until `attempt` succeeds, woken by writers (rows) or by freed pages (space).
+
+        Raises:
+            Closed: The engine closed meanwhile.
+            OwnerGone: Its owner died.
+        """
+        offset = self.layout.control + (TABLE_SPACE if for_space else TABLE_DATA)
+
+        def alive_attempt() -> T | None:
+            self.check_open().look_after_dead()
+            return attempt()
+
+        return wait_for(alive_attempt, self.segment.base + offset, self.segment.words, offset // 8, deadline)
+
+    def delete(self, ids: Any) -> int:
+        """Delete rows by id; returns how many there were to delete.
+
+        Raises:
+            FieldError: The ids are no integers, or one cannot be of a row of this table; nothing is deleted then.
+            BufferError: This client holds too many leases.
+        """
+        keys = as_ids(ids).ravel()
+        seat = self.check_open().seat
+        done = entry(deletion.delete)(self.address, keys.ctypes.data, keys.size, seat)
+        if done < -1:
+            raise not_a_row(self.layout.name, int(keys[-2 - done]), -2 - done)
+        if done < 0:
+            raise too_many_holds()
+        return done
+
+    def check_ids(self, ids: Array) -> None:
+        """Refuse row ids, int64 [n], that cannot be of rows of this table.
+
+        Raises:
+            FieldError: One is none; names it.
+        """
+        keys = np.ascontiguousarray(ids, np.int64)
+        foreign = entry(find_foreign)(self.address, keys.ctypes.data, keys.size)
+        if foreign >= 0:
+            raise not_a_row(self.layout.name, int(keys[foreign]), foreign)
+
+    def lease(self, page: int, generation: int | None = None) -> Lease:
+        """Hold a page: its rows neither change nor go until the lease ends.
+
+        Args:
+            page: Page number.
+            generation: The generation that is meant; None takes the present one.
+
+        Raises:
+            Overwritten: The page holds no rows, or rows of another generation.
+            BufferError: This client holds too many leases.
+            BadSegment: The page is damaged.
+        """
+        lease = Lease(self, page)
+        lease.take(-1 if generation is None else generation)
+        return lease
+
+
+class Lease:
+    """A hold on one page; a context manager.
+
+    Attributes:
+        page: The page that is held.
+    """
+
+    def __init__(self, table: TableView, page: int) -> None:
+        self._table = table
+        self._seat = table.check_open().seat
+        self._array = np.zeros(H_WORDS, np.int64)
+        self._words = self._array.data
+        self.page = page
+        when_gone(self, entry(holds.end_hold), self._array, self._seat)
+
+    def take(self, generation: int) -> None:
+        """Begin; see `TableView.lease`, generation -1 is the present one."""
+        rows = entry(holds.hold)(self._table.address, self.page, generation, self._seat, self._array)
+        if rows < 0:
+            if rows == holds.OVERWRITTEN:
+                raise Overwritten(
+                    f"Expected generation {self.generation} of page {self.page} in table {self._table.layout.name!r}, "
+                    "but it has no rows now or was reused: take a newer page"
+                )
+            if rows == holds.DAMAGED:
+                raise damaged_page(self._table.layout, self.page, "rows, rows per tick and a halo that do not fit it")
+            self._table.check_open()
+            raise too_many_holds()
+
+    @property
+    def rows(self) -> int:
+        """Rows committed when the page was taken, halo included."""
+        return self._words[H_ROWS // 8]
+
+    @property
+    def generation(self) -> int:
+        """Generation of the page."""
+        return self._words[H_GENERATION // 8]
+
+    @property
+    def envs(self) -> int:
+        """Rows per tick."""
+        return self._words[H_ENVS // 8]
+
+    @property
+    def halo(self) -> int:
+        """Leading rows that are copies of the page before."""
+        return self._words[H_HALO // 8]
+
+    def column(self, name: str) -> Array:
+        """Zero-copy view [rows, *shape] of a field's rows (or of "terminated", "truncated", "meta"); read it only.
+
+        A ragged field's is SPAN_DTYPE [rows]; `values` has what it stands for.
+        """
+        table = self._check()
+        array = table.columns[name] if name in table.columns else getattr(table, name)
+        start = self.page * table.layout.page_rows
+        view: Array = array[start : start + self.rows]
+        view.flags.writeable = False
+        return view
+
+    def values(self, name: str) -> list[Array]:
+        """Zero-copy views [length, *shape[1:]] of a ragged field's rows; read them only."""
+        spans = self.column(name)
+        check_spans(self._table.layout, name, self.page, spans)
+        arena = self._check().arenas[name][self.page]
+        views = [arena[int(start) : int(start) + int(length)] for start, length in spans.tolist()]
+        for view in views:
+            view.flags.writeable = False
+        return views
+
+    def _check(self) -> TableView:
+        table = self._table
+        if self._words[H_SLOT // 8] == 0 or table.participants is None:
+            raise Closed("Expected a lease that holds its page, this one has ended")
+        table.participants.check()
+        return table
+
+    def end(self) -> None:
+        """Let the page go; idempotent. Views taken from it must not be used afterwards."""
+        entry(holds.end_hold)(self._array, self._seat, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+
+def too_many_holds() -> BufferError:
+    """What to raise where every hazard of this process is in use."""
+    return BufferError(
+        f"Expected at most {HAZARDS_PER_PARTICIPANT} leases and claims at a time in one attached client: end some, "
+        "acknowledge claims and drop what was made from them"
+    )
