@@ -193,12 +193,12 @@ def rows(sets: tuple[str, str] = SETS, rounds: int = ROUNDS) -> Iterator[Bar]:
 @kernel("int64(int64)", nogil=True)
 def _draw(job):  # type: ignore[no-untyped-def]
     """The draws of a delivery, and nothing else of it."""
-    slots, batch, step = peek_i64(job + cpu.J_SLOTS), peek_i64(job + cpu.J_BATCH), peek_i64(job + cpu.J_BLOCK)
+    slots, batch, step = peek_i64(job + cpu.JOB_SLOTS), peek_i64(job + cpu.JOB_BATCH), peek_i64(job + cpu.JOB_BLOCK)
     for start in range(0, batch, step):
         count = min(step, batch - start)
         for i in range(count):
             poke_i64(slots + 8 * i, start + i)
-        call_5(peek_i64(job + cpu.J_DRAW), peek_i64(job + cpu.J_DRAW_STATE), job, slots, count, 0)
+        call_5(peek_i64(job + cpu.JOB_DRAW), peek_i64(job + cpu.JOB_DRAW_STATE), job, slots, count, 0)
     return batch
 
 

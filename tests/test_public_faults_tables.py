@@ -18,7 +18,7 @@ import pytest
 import conduit
 from conduit import offline
 from conduit.errors import Busy, DataTimeout, SpaceTimeout
-from conduit.store.format.words import MOST_DELIVERIES
+from conduit.store.format import words as w
 
 ROOT = Path(__file__).resolve().parents[1]
 SCHEMA = conduit.Schema([conduit.Field("obs", "int64", observation=True), conduit.Field("n", "int64")])
@@ -110,7 +110,7 @@ def test_a_restore_of_rows_with_a_number_of_deliveries_ends_and_keeps_it(engine_
         sampled = engine._views["t"].sampled.copy()
         engine.checkpoint(tmp_path)
     with conduit.Engine.restore(tmp_path, f"{engine_name}-again", limiter="keep") as engine:
-        np.testing.assert_array_equal(engine._views["t"].sampled & MOST_DELIVERIES, sampled & MOST_DELIVERIES)
+        np.testing.assert_array_equal(engine._views["t"].sampled & w.MOST_DELIVERIES, sampled & w.MOST_DELIVERIES)
         with engine.loader("t", batch_size=50, format="numpy") as loader:
             loader.next(timeout=10.0)
 

@@ -13,43 +13,43 @@ from typing import Any
 import numpy as np
 
 from conduit.kernels.cpu.deliver import (
-    J_FIRST,
-    J_FOLLOWING,
-    J_GENERATIONS,
-    J_PAGES,
-    J_ROWS,
-    J_SLOTS,
-    J_TABLE,
-    J_WINDOW,
-    J_WORDS,
+    JOB_FIRST,
+    JOB_FOLLOWING,
+    JOB_GENERATIONS,
+    JOB_PAGES,
+    JOB_ROWS,
+    JOB_SLOTS,
+    JOB_TABLE,
+    JOB_WINDOW,
+    JOB_WORDS,
     ask_for,
 )
 from conduit.kernels.cpu.transitions import ask_ahead
 from conduit.kernels.cpu.window_job import describe_window
 from conduit.kernels.cpu.windows import (
     AGES,
-    E_BYTES,
-    E_ENVS,
-    E_FIRST,
-    E_GENERATION,
-    E_PAGE,
-    V_AGES,
-    V_FOLLOWING,
-    V_FOLLOWING_LANES,
-    V_FOLLOWING_STACKED,
-    V_LANES,
-    V_NEED,
-    V_RESOLVE,
-    V_SHORT,
-    V_STACKED,
+    ENTRY_BYTES,
+    ENTRY_ENVS,
+    ENTRY_FIRST,
+    ENTRY_GENERATION,
+    ENTRY_PAGE,
+    WINDOW_AGES,
+    WINDOW_FOLLOWING,
+    WINDOW_FOLLOWING_LANES,
+    WINDOW_FOLLOWING_STACKED,
+    WINDOW_LANES,
+    WINDOW_NEED,
+    WINDOW_RESOLVE,
+    WINDOW_SHORT,
+    WINDOW_STACKED,
 )
 from conduit.kernels.spec.plan import make_plan
 from conduit.kernels.spec.windows import Transition, Window, crosses, has_next, lanes
 from conduit.native.jit import address, entry, inner, kernel
 from conduit.native.memory import call_5, fence_acquire, load_relaxed, peek_i64, poke_i64
 from conduit.sampling.candidates import empty_list
-from conduit.sampling.uniform import S_BITS, S_PAGES, S_SNAPSHOT, S_WORDS, look
-from conduit.store.format.words import GENERATION_SHIFT, PAGE_STATE, T_MAX_SAMPLED, T_META, T_ROWS, T_SAMPLED
+from conduit.sampling.uniform import UNIFORM_BITS, UNIFORM_PAGES, UNIFORM_SNAPSHOT, UNIFORM_WORDS, look
+from conduit.store.format import words as w
 from conduit.store.pages.deletion import is_present
 from conduit.store.pages.protocol import block_of
 from conduit.store.tables.view import TableView
@@ -60,10 +60,10 @@ _CHUNK = 64
 _CHUNK_LANES = 1 << 16
 
 
-P_PICKED, P_ENTRIES, P_COUNT = range(S_BITS, S_BITS + 24, 8)
+LISTED_PICKED, LISTED_ENTRIES, LISTED_COUNT = range(UNIFORM_BITS, UNIFORM_BITS + 24, 8)
 """Words of a sampler that draws listed rows, behind those of a uniform one: address of the rows that the next batch takes (int64, one a
 slot), address of the address of each page's description, rows picked."""
-P_WORDS = P_COUNT // 8 + 1
+LISTED_WORDS = LISTED_COUNT // 8 + 1
 SIGNATURE = "int64(int64, int64, int64, int64, int64)"
 
 
@@ -72,26 +72,26 @@ def count_anchors(state, job, slots, chunk, out):
     """Rows at which a job's window could be drawn now.
 
     Args:
-        state: Words of a uniform sampler (uniform.S_*).
+        state: Words of a uniform sampler (uniform.UNIFORM_*).
         job: A job with a window and room for `chunk` rows and generations.
         slots: Address of int64 [chunk], the numbers from 0 on.
         chunk: Rows that are resolved at a time.
         out: Address for the rows' numbers, int64, page by page; room for as many as `uniform.look` gives. 0: only count.
     """
-    table, window = peek_i64(job + J_TABLE), peek_i64(job + J_WINDOW)
-    row_at, entry_at = peek_i64(job + J_ROWS), peek_i64(job + J_GENERATIONS)
-    resolve = peek_i64(window + V_RESOLVE)
-    look(state, table, peek_i64(window + V_NEED), peek_i64(window + V_SHORT))
-    entries = peek_i64(state + S_SNAPSHOT)
+    table, window = peek_i64(job + JOB_TABLE), peek_i64(job + JOB_WINDOW)
+    row_at, entry_at = peek_i64(job + JOB_ROWS), peek_i64(job + JOB_GENERATIONS)
+    resolve = peek_i64(window + WINDOW_RESOLVE)
+    look(state, table, peek_i64(window + WINDOW_NEED), peek_i64(window + WINDOW_SHORT))
+    entries = peek_i64(state + UNIFORM_SNAPSHOT)
     total = 0
-    for k in range(peek_i64(state + S_PAGES)):
-        entry = entries + E_BYTES * k
-        rows = peek_i64(entry + E_BYTES) - peek_i64(entry)
+    for k in range(peek_i64(state + UNIFORM_PAGES)):
+        entry = entries + ENTRY_BYTES * k
+        rows = peek_i64(entry + ENTRY_BYTES) - peek_i64(entry)
         found = 0
         for start in range(0, rows, chunk):
             count = min(chunk, rows - start)
             for i in range(count):
-                poke_i64(row_at + 8 * i, peek_i64(entry + E_FIRST) + start + i)
+                poke_i64(row_at + 8 * i, peek_i64(entry + ENTRY_FIRST) + start + i)
                 poke_i64(entry_at + 8 * i, entry)
             done = 0
             while done < count:
@@ -102,8 +102,8 @@ def count_anchors(state, job, slots, chunk, out):
                 found += more
                 done += more + 1
         fence_acquire()
-        if load_relaxed(block_of(table, peek_i64(entry + E_PAGE)) + PAGE_STATE) >> GENERATION_SHIFT == peek_i64(
-            entry + E_GENERATION
+        if load_relaxed(block_of(table, peek_i64(entry + ENTRY_PAGE)) + w.PAGE_STATE) >> w.GENERATION_SHIFT == peek_i64(
+            entry + ENTRY_GENERATION
         ):
             total += found
     return total
@@ -112,18 +112,18 @@ def count_anchors(state, job, slots, chunk, out):
 @inner
 def _is_there(table, entry, page):
     """Whether a listed page still has the rows that it had."""
-    word = load_relaxed(block_of(table, page) + PAGE_STATE)
-    return word >> GENERATION_SHIFT == peek_i64(entry + E_GENERATION) and is_present(table, page)
+    word = load_relaxed(block_of(table, page) + w.PAGE_STATE)
+    return word >> w.GENERATION_SHIFT == peek_i64(entry + ENTRY_GENERATION) and is_present(table, page)
 
 
 def _draw(state, job, slots, count, attempt):
     """Take the picked rows, each for its slot; -1 when one is not there any more, or has been overwritten meanwhile."""
     if attempt > 0:
         return -1
-    table, window = peek_i64(job + J_TABLE), peek_i64(job + J_WINDOW)
-    row_at, page_at, entry_at = peek_i64(job + J_ROWS), peek_i64(job + J_PAGES), peek_i64(job + J_GENERATIONS)
-    after_at, metas, rows = peek_i64(job + J_FOLLOWING), peek_i64(table + T_META), peek_i64(table + T_ROWS)
-    picked, entries = peek_i64(state + P_PICKED), peek_i64(state + P_ENTRIES)
+    table, window = peek_i64(job + JOB_TABLE), peek_i64(job + JOB_WINDOW)
+    row_at, page_at, entry_at = peek_i64(job + JOB_ROWS), peek_i64(job + JOB_PAGES), peek_i64(job + JOB_GENERATIONS)
+    after_at, metas, rows = peek_i64(job + JOB_FOLLOWING), peek_i64(table + w.VIEW_META), peek_i64(table + w.VIEW_ROWS)
+    picked, entries = peek_i64(state + LISTED_PICKED), peek_i64(state + LISTED_ENTRIES)
     for i in range(count):
         slot = peek_i64(slots + 8 * i)
         row = peek_i64(picked + 8 * slot)
@@ -133,13 +133,13 @@ def _draw(state, job, slots, count, attempt):
         poke_i64(row_at + 8 * slot, row)
         poke_i64(page_at + 8 * slot, row // rows)
         poke_i64(entry_at + 8 * slot, entry)
-        poke_i64(after_at + 8 * slot, ask_ahead(window, metas, row, peek_i64(entry + E_ENVS)))
+        poke_i64(after_at + 8 * slot, ask_ahead(window, metas, row, peek_i64(entry + ENTRY_ENVS)))
     ask_for(job, slots, count)
-    if call_5(peek_i64(window + V_RESOLVE), window, job, slots, count, 0) < count:
+    if call_5(peek_i64(window + WINDOW_RESOLVE), window, job, slots, count, 0) < count:
         return -1
     for i in range(count):
         slot = peek_i64(slots + 8 * i)
-        poke_i64(entry_at + 8 * slot, peek_i64(peek_i64(entry_at + 8 * slot) + E_GENERATION))
+        poke_i64(entry_at + 8 * slot, peek_i64(peek_i64(entry_at + 8 * slot) + ENTRY_GENERATION))
     return count
 
 
@@ -158,7 +158,7 @@ def pick(state, job, listed, begin, end, wanted):
     """Pick the first rows of a list that are still there.
 
     Args:
-        state: The sampler's words; what is picked goes where P_PICKED says, and its number to P_COUNT.
+        state: The sampler's words; what is picked goes where LISTED_PICKED says, and its number to LISTED_COUNT.
         job: The job that is going to draw them; its first slot is written over.
         listed: Address of the list, int64 row numbers.
         begin: Where to begin in it.
@@ -168,10 +168,10 @@ def pick(state, job, listed, begin, end, wanted):
     Returns:
         Where to go on in the list.
     """
-    table, window = peek_i64(job + J_TABLE), peek_i64(job + J_WINDOW)
-    resolve, rows = peek_i64(window + V_RESOLVE), peek_i64(table + T_ROWS)
-    picked, entries = peek_i64(state + P_PICKED), peek_i64(state + P_ENTRIES)
-    slot = peek_i64(job + J_SLOTS)
+    table, window = peek_i64(job + JOB_TABLE), peek_i64(job + JOB_WINDOW)
+    resolve, rows = peek_i64(window + WINDOW_RESOLVE), peek_i64(table + w.VIEW_ROWS)
+    picked, entries = peek_i64(state + LISTED_PICKED), peek_i64(state + LISTED_ENTRIES)
+    slot = peek_i64(job + JOB_SLOTS)
     found = 0
     while begin < end and found < wanted:
         row = peek_i64(listed + 8 * begin)
@@ -179,13 +179,13 @@ def pick(state, job, listed, begin, end, wanted):
         entry = peek_i64(entries + 8 * (row // rows))
         if not _is_there(table, entry, row // rows):
             continue
-        poke_i64(slot, peek_i64(job + J_FIRST))
-        poke_i64(peek_i64(job + J_ROWS) + 8 * peek_i64(slot), row)
-        poke_i64(peek_i64(job + J_GENERATIONS) + 8 * peek_i64(slot), entry)
+        poke_i64(slot, peek_i64(job + JOB_FIRST))
+        poke_i64(peek_i64(job + JOB_ROWS) + 8 * peek_i64(slot), row)
+        poke_i64(peek_i64(job + JOB_GENERATIONS) + 8 * peek_i64(slot), entry)
         if call_5(resolve, window, job, slot, 1, 0) == 1:
             poke_i64(picked + 8 * found, row)
             found += 1
-    poke_i64(state + P_COUNT, found)
+    poke_i64(state + LISTED_COUNT, found)
     return begin
 
 
@@ -200,8 +200,8 @@ def anchors(table: TableView, window: Window | None) -> int:
         ConfigError: The table was created for narrower windows, or this is none.
     """
     pages = empty_list(table.layout.pages)
-    state = np.zeros(S_WORDS, np.int64)
-    state[S_SNAPSHOT // 8] = pages.ctypes.data
+    state = np.zeros(UNIFORM_WORDS, np.int64)
+    state[UNIFORM_SNAPSHOT // 8] = pages.ctypes.data
     return _survey(table, window, state, None)
 
 
@@ -225,21 +225,21 @@ def _survey(table: TableView, window: Window | None, state: Array, out: Array | 
     here, following = index[0].ctypes.data, index[1].ctypes.data
     after = np.zeros(chunk, np.int64)
     addresses = {
-        V_FOLLOWING: after.ctypes.data,
-        V_STACKED: here,
-        V_FOLLOWING_STACKED: following,
-        V_LANES: here,
-        V_FOLLOWING_LANES: following if has_next(window) else 0,
-        V_AGES: ages.ctypes.data,
+        WINDOW_FOLLOWING: after.ctypes.data,
+        WINDOW_STACKED: here,
+        WINDOW_FOLLOWING_STACKED: following,
+        WINDOW_LANES: here,
+        WINDOW_FOLLOWING_LANES: following if has_next(window) else 0,
+        WINDOW_AGES: ages.ctypes.data,
     }
-    sampled = int(table.descriptor[T_SAMPLED // 8]), int(table.descriptor[T_MAX_SAMPLED // 8])
+    sampled = int(table.descriptor[w.VIEW_SAMPLED // 8]), int(table.descriptor[w.VIEW_MAX_SAMPLED // 8])
     words, _ = describe_window(plan, table.address, sampled, [], addresses)
-    job: np.ndarray[Any, Any] = np.zeros(J_WORDS, np.int64)
+    job: np.ndarray[Any, Any] = np.zeros(JOB_WORDS, np.int64)
     for offset, value in (
-        (J_TABLE, table.address),
-        (J_WINDOW, words.ctypes.data),
-        (J_ROWS, rows.ctypes.data),
-        (J_GENERATIONS, generations.ctypes.data),
+        (JOB_TABLE, table.address),
+        (JOB_WINDOW, words.ctypes.data),
+        (JOB_ROWS, rows.ctypes.data),
+        (JOB_GENERATIONS, generations.ctypes.data),
     ):
         job[offset // 8] = value
     into = 0 if out is None else out.ctypes.data

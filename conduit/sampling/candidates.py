@@ -6,36 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from conduit.kernels.cpu.windows import E_BYTES, E_ENVS, E_FIRST, E_GENERATION, E_LIMIT, E_OVER, E_PAGE, E_START
+from conduit.kernels.cpu.windows import (
+    ENTRY_BYTES,
+    ENTRY_ENVS,
+    ENTRY_FIRST,
+    ENTRY_GENERATION,
+    ENTRY_LIMIT,
+    ENTRY_OVER,
+    ENTRY_PAGE,
+    ENTRY_START,
+)
 from conduit.native.jit import inner
 from conduit.native.memory import fence_acquire, load_acquire, load_relaxed, peek_i64, peek_u32, poke_i64
-from conduit.store.format.words import (
-    COMPLETE_SHIFT,
-    CUT,
-    DELETED,
-    ENDED,
-    FINAL,
-    GENERATION_SHIFT,
-    KIND_MASK,
-    META_BYTES,
-    OPEN,
-    PAGE_COMMITTED,
-    PAGE_ENDED,
-    PAGE_ENVS,
-    PAGE_FIRST,
-    PAGE_HALO,
-    PAGE_PREVIOUS,
-    PAGE_PREVIOUS_GENERATION,
-    PAGE_STATE,
-    PAGE_TAIL,
-    SEALED,
-    T_COUNT,
-    T_FUTURE,
-    T_MAX_SAMPLED,
-    T_META,
-    T_ROWS,
-    T_SAMPLED,
-)
+from conduit.store.format import words as w
 from conduit.store.pages.deletion import is_present
 from conduit.store.pages.protocol import block_of
 from conduit.store.pages.row_counts import may_be_taken
@@ -48,20 +31,20 @@ MOST_LOOKS = 8
 
 def empty_list(pages: int) -> Array:
     """Memory for a list of pages: one description a line, and behind them those of the pages that were being written."""
-    return np.zeros((pages + 1 + -(-16 * pages // E_BYTES), E_BYTES // 8), np.int64)
+    return np.zeros((pages + 1 + -(-16 * pages // ENTRY_BYTES), ENTRY_BYTES // 8), np.int64)
 
 
 @inner
 def _is_unborn(table, block):
     """True of an OPEN page with nothing but its halo whose stream's page before it is not sealed: that one has these rows still."""
-    if load_relaxed(block + PAGE_COMMITTED) > load_relaxed(block + PAGE_HALO):
+    if load_relaxed(block + w.PAGE_COMMITTED) > load_relaxed(block + w.PAGE_HALO):
         return False
-    before = load_relaxed(block + PAGE_PREVIOUS) - 1
-    if not 0 <= before < peek_i64(table + T_COUNT):
+    before = load_relaxed(block + w.PAGE_PREVIOUS) - 1
+    if not 0 <= before < peek_i64(table + w.VIEW_COUNT):
         return False
-    word = load_acquire(block_of(table, before) + PAGE_STATE)
-    same = word >> GENERATION_SHIFT == load_relaxed(block + PAGE_PREVIOUS_GENERATION)
-    return same and (word & KIND_MASK) == OPEN
+    word = load_acquire(block_of(table, before) + w.PAGE_STATE)
+    same = word >> w.GENERATION_SHIFT == load_relaxed(block + w.PAGE_PREVIOUS_GENERATION)
+    return same and (word & w.KIND_MASK) == w.OPEN
 
 
 @inner
@@ -79,36 +62,36 @@ def rows_to_draw(table, page, need, short):
         ever come behind the last row.
     """
     block = block_of(table, page)
-    word = load_acquire(block + PAGE_STATE)
-    kind = word & KIND_MASK
-    if (kind != OPEN and kind != SEALED) or not is_present(table, page):
+    word = load_acquire(block + w.PAGE_STATE)
+    kind = word & w.KIND_MASK
+    if (kind != w.OPEN and kind != w.SEALED) or not is_present(table, page):
         return 0, 0, 0, 0, 0, 0
-    committed = min(max(load_acquire(block + PAGE_COMMITTED), 0), peek_i64(table + T_ROWS))
-    envs = load_relaxed(block + PAGE_ENVS)
-    if not 1 <= envs <= peek_i64(table + T_ROWS):  # torn, or damaged: every later step relies on it
+    committed = min(max(load_acquire(block + w.PAGE_COMMITTED), 0), peek_i64(table + w.VIEW_ROWS))
+    envs = load_relaxed(block + w.PAGE_ENVS)
+    if not 1 <= envs <= peek_i64(table + w.VIEW_ROWS):  # torn, or damaged: every later step relies on it
         return 0, 0, 0, 0, 0, 0
-    begin = max(0, load_relaxed(block + PAGE_FIRST))
+    begin = max(0, load_relaxed(block + w.PAGE_FIRST))
     end = committed
-    ended = load_relaxed(block + PAGE_ENDED)
-    if kind == OPEN or ended == CUT:
-        if kind == OPEN and _is_unborn(table, block):
+    ended = load_relaxed(block + w.PAGE_ENDED)
+    if kind == w.OPEN or ended == w.CUT:
+        if kind == w.OPEN and _is_unborn(table, block):
             return 0, 0, 0, 0, 0, 0
-        if peek_i64(table + T_SAMPLED) != 0:
+        if peek_i64(table + w.VIEW_SAMPLED) != 0:
             # where deliveries are counted, no row is drawn from the page that it is about to leave: its count moves with it
-            end -= peek_i64(table + T_FUTURE) * envs
+            end -= peek_i64(table + w.VIEW_FUTURE) * envs
         else:
-            complete = load_relaxed(block + PAGE_TAIL) >> COMPLETE_SHIFT if short != 0 else 0
+            complete = load_relaxed(block + w.PAGE_TAIL) >> w.COMPLETE_SHIFT if short != 0 else 0
             end = max(end - need * envs, min(complete, committed))
         return begin, end, committed, word, envs, 0
     if ended == 0:
-        end -= peek_i64(table + T_FUTURE) * envs
-    return begin, end, committed, word, envs, 1 if ended == ENDED else 0
+        end -= peek_i64(table + w.VIEW_FUTURE) * envs
+    return begin, end, committed, word, envs, 1 if ended == w.ENDED else 0
 
 
 @inner
 def note_open(table, entries, noted, page, word):
     """Remember a page that is being written, and its state; returns how many are remembered."""
-    at = entries + E_BYTES * (peek_i64(table + T_COUNT) + 1) + 16 * noted
+    at = entries + ENTRY_BYTES * (peek_i64(table + w.VIEW_COUNT) + 1) + 16 * noted
     poke_i64(at, page)
     poke_i64(at + 8, word)
     return noted + 1
@@ -118,9 +101,9 @@ def note_open(table, entries, noted, page, word):
 def have_turned(table, entries, noted):
     """True when a page that was being written is so no more: what it offered may be offered by its successor too."""
     fence_acquire()
-    at = entries + E_BYTES * (peek_i64(table + T_COUNT) + 1)
+    at = entries + ENTRY_BYTES * (peek_i64(table + w.VIEW_COUNT) + 1)
     for i in range(noted):
-        if load_relaxed(block_of(table, peek_i64(at + 16 * i)) + PAGE_STATE) != peek_i64(at + 16 * i + 8):
+        if load_relaxed(block_of(table, peek_i64(at + 16 * i)) + w.PAGE_STATE) != peek_i64(at + 16 * i + 8):
             return True
     return False
 
@@ -128,23 +111,23 @@ def have_turned(table, entries, noted):
 @inner
 def has_fresh(table, page, begin, end):
     """True when one of the local rows [begin, end) may be delivered once more; most pages of a drained table have none."""
-    limit = peek_i64(table + T_MAX_SAMPLED)
-    start = page * peek_i64(table + T_ROWS)
+    limit = peek_i64(table + w.VIEW_MAX_SAMPLED)
+    start = page * peek_i64(table + w.VIEW_ROWS)
     for row in range(start + begin, start + end):
-        if may_be_taken(peek_i64(peek_i64(table + T_SAMPLED) + 8 * row), limit):
-            word = peek_u32(peek_i64(table + T_META) + META_BYTES * row + 12)
-            if word & (FINAL | DELETED) == 0:
+        if may_be_taken(peek_i64(peek_i64(table + w.VIEW_SAMPLED) + 8 * row), limit):
+            word = peek_u32(peek_i64(table + w.VIEW_META) + w.META_BYTES * row + 12)
+            if word & (w.FINAL | w.DELETED) == 0:
                 return True
     return False
 
 
 @inner
 def list_page(entry, start, page, rows, begin, committed, word, envs, over):
-    """Describe a page of `rows` rows to draws (kernels.cpu.windows.E_*); `start` is what lies before it."""
-    poke_i64(entry + E_START, start)
-    poke_i64(entry + E_PAGE, page)
-    poke_i64(entry + E_FIRST, page * rows + begin)
-    poke_i64(entry + E_LIMIT, page * rows + committed)
-    poke_i64(entry + E_GENERATION, word >> GENERATION_SHIFT)
-    poke_i64(entry + E_ENVS, envs)
-    poke_i64(entry + E_OVER, over)
+    """Describe a page of `rows` rows to draws (kernels.cpu.windows.ENTRY_*); `start` is what lies before it."""
+    poke_i64(entry + ENTRY_START, start)
+    poke_i64(entry + ENTRY_PAGE, page)
+    poke_i64(entry + ENTRY_FIRST, page * rows + begin)
+    poke_i64(entry + ENTRY_LIMIT, page * rows + committed)
+    poke_i64(entry + ENTRY_GENERATION, word >> w.GENERATION_SHIFT)
+    poke_i64(entry + ENTRY_ENVS, envs)
+    poke_i64(entry + ENTRY_OVER, over)

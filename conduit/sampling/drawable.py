@@ -30,5 +30,5 @@ class Drawable:
         self._count = entry(count_drawable)
 
     def count(self, window: int) -> int:
-        """How many they are; `window` is the address of its words (kernels.cpu.windows.V_*), of the same kind at every call."""
+        """How many they are; `window` is the address of its words (kernels.cpu.windows.WINDOW_*), of the same kind at every call."""
         return self._count(self._marks.ctypes.data, window, self._table.address, self._entries.ctypes.data)

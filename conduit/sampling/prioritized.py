@@ -25,19 +25,19 @@ from conduit.numbers import flag, within
 from conduit.sampling.candidates import empty_list
 from conduit.sampling.marks import empty_marks
 from conduit.sampling.prioritized_draw import (
-    Q_BATCH_AT,
-    Q_CANDIDATES,
-    Q_ENTRIES,
-    Q_LEAST,
-    Q_OFFERED,
-    Q_PROBABILITIES,
-    Q_SEED,
-    Q_STRATIFIED,
-    Q_TOTAL,
-    Q_TREE,
-    Q_UNIFORM,
-    Q_UNIFORM_STATE,
-    Q_WORDS,
+    DRAW_BATCH_AT,
+    DRAW_CANDIDATES,
+    DRAW_ENTRIES,
+    DRAW_LEAST,
+    DRAW_OFFERED,
+    DRAW_PROBABILITIES,
+    DRAW_SEED,
+    DRAW_STRATIFIED,
+    DRAW_TOTAL,
+    DRAW_TREE,
+    DRAW_UNIFORM,
+    DRAW_UNIFORM_STATE,
+    DRAW_WORDS,
     draw,
     least_leaf,
     weigh,
@@ -46,24 +46,24 @@ from conduit.sampling.sum_tree import (
     CLIPPED,
     FOREIGN,
     NOT_TAKEN,
-    U_ALPHA,
-    U_ARRAY,
-    U_CLIPPED,
-    U_EPS,
-    U_LARGEST,
-    U_LOWERED,
-    U_ROOM,
-    U_SCRATCH,
-    U_SEAT,
-    U_SPAN,
-    U_TABLE,
-    U_TREE,
-    U_UNIT,
-    U_WORDS,
+    UPDATE_ALPHA,
+    UPDATE_ARRAY,
+    UPDATE_CLIPPED,
+    UPDATE_EPS,
+    UPDATE_LARGEST,
+    UPDATE_LOWERED,
+    UPDATE_ROOM,
+    UPDATE_SCRATCH,
+    UPDATE_SEAT,
+    UPDATE_SPAN,
+    UPDATE_TABLE,
+    UPDATE_TREE,
+    UPDATE_UNIT,
+    UPDATE_WORDS,
     update,
     update_at,
 )
-from conduit.sampling.uniform import S_BATCH, Uniform
+from conduit.sampling.uniform import UNIFORM_BATCH, Uniform
 from conduit.store.format.table_spec import Priorities
 from conduit.store.pages.row_ids import not_a_row
 
@@ -145,8 +145,8 @@ class PrioritisedSampler:
         self._rule = rule
         self._name = name
         self._rows = pages * page_rows
-        self._updates = np.zeros(U_WORDS, np.int64)
-        self._clips = self._updates[U_CLIPPED // 8 : U_LOWERED // 8 + 1].data
+        self._updates = np.zeros(UPDATE_WORDS, np.int64)
+        self._clips = self._updates[UPDATE_CLIPPED // 8 : UPDATE_LOWERED // 8 + 1].data
         self._scratch = np.zeros(3 * size, np.int64)
         self.raised = self.lowered = 0
         self._table = table
@@ -155,38 +155,38 @@ class PrioritisedSampler:
         self._entries = empty_list(pages)
         self._probabilities = np.zeros(size, np.float64)
         self._size = size
-        self._state = np.zeros(Q_WORDS, np.int64)
+        self._state = np.zeros(DRAW_WORDS, np.int64)
         for offset, value in (
-            (Q_UNIFORM_STATE, self._uniform.state),
-            (Q_UNIFORM, self._uniform.function),
-            (Q_TREE, self._tree.ctypes.data),
-            (Q_ENTRIES, self._entries.ctypes.data),
-            (Q_PROBABILITIES, self._probabilities.ctypes.data),
-            (Q_STRATIFIED, options.stratified),
-            (Q_LEAST, least),
-            (Q_BATCH_AT, self._uniform.state + S_BATCH),
+            (DRAW_UNIFORM_STATE, self._uniform.state),
+            (DRAW_UNIFORM, self._uniform.function),
+            (DRAW_TREE, self._tree.ctypes.data),
+            (DRAW_ENTRIES, self._entries.ctypes.data),
+            (DRAW_PROBABILITIES, self._probabilities.ctypes.data),
+            (DRAW_STRATIFIED, options.stratified),
+            (DRAW_LEAST, least),
+            (DRAW_BATCH_AT, self._uniform.state + UNIFORM_BATCH),
         ):
             self._state[offset // 8] = value
-        self._state[Q_SEED // 8] = np.uint64(seed % 2**64).astype(np.int64)
+        self._state[DRAW_SEED // 8] = np.uint64(seed % 2**64).astype(np.int64)
         self._words = self._state.data
         self._drawn = self._probabilities.ctypes.data
         self._sums = self._tree.ctypes.data
         for offset, value in (
-            (U_TREE, self._sums),
-            (U_TABLE, table),
-            (U_SEAT, seat),
-            (U_SPAN, rule.span),
-            (U_SCRATCH, self._scratch.ctypes.data),
-            (U_ROOM, size),
-            (U_ARRAY, id(np.ndarray) if cpython_abi.is_supported() else 0),
+            (UPDATE_TREE, self._sums),
+            (UPDATE_TABLE, table),
+            (UPDATE_SEAT, seat),
+            (UPDATE_SPAN, rule.span),
+            (UPDATE_SCRATCH, self._scratch.ctypes.data),
+            (UPDATE_ROOM, size),
+            (UPDATE_ARRAY, id(np.ndarray) if cpython_abi.is_supported() else 0),
         ):
             self._updates[offset // 8] = value
         reals = self._updates.view(np.float64)
         for offset, real in (
-            (U_ALPHA, rule.alpha),
-            (U_EPS, rule.eps),
-            (U_UNIT, rule.unit),
-            (U_LARGEST, largest_of(self._rows)),
+            (UPDATE_ALPHA, rule.alpha),
+            (UPDATE_EPS, rule.eps),
+            (UPDATE_UNIT, rule.unit),
+            (UPDATE_LARGEST, largest_of(self._rows)),
         ):
             reals[offset // 8] = real
         # compiled first, so that it is kept: the other one is made of it
@@ -228,12 +228,12 @@ class PrioritisedSampler:
     @property
     def candidates(self) -> int:
         """Rows that the last draw chose among."""
-        return self._words[Q_CANDIDATES // 8]
+        return self._words[DRAW_CANDIDATES // 8]
 
     @property
     def offered(self) -> int:
         """Rows that the last draw was offered, those included that begin no window."""
-        return self._words[Q_OFFERED // 8]
+        return self._words[DRAW_OFFERED // 8]
 
     def finish(self, arrays: dict[str, Array], first: int = 0, count: int | None = None) -> None:
         """Fill "probabilities" and "weights" of the batch that was drawn last, or of its `count` slots from `first` on."""
@@ -242,7 +242,7 @@ class PrioritisedSampler:
             # taking an array's address costs as much as weighing all samples, and there are but a few buffers
             known = (arrays, arrays["probabilities"].ctypes.data, arrays["weights"].ctypes.data)
             self._outputs[id(arrays)] = known
-        total = self._words[Q_TOTAL // 8]
+        total = self._words[DRAW_TOTAL // 8]
         least = 0.0
         if self._options.normalise == "none":
             least = -1.0

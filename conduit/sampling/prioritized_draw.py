@@ -9,45 +9,45 @@ from __future__ import annotations
 import numpy as np
 
 from conduit.kernels.cpu.deliver import (
-    J_BATCH,
-    J_FIRST,
-    J_FOLLOWING,
-    J_GENERATIONS,
-    J_PAGES,
-    J_ROWS,
-    J_TABLE,
-    J_WINDOW,
+    JOB_BATCH,
+    JOB_FIRST,
+    JOB_FOLLOWING,
+    JOB_GENERATIONS,
+    JOB_PAGES,
+    JOB_ROWS,
+    JOB_TABLE,
+    JOB_WINDOW,
     ask_for,
 )
 from conduit.kernels.cpu.priorities import value_of
 from conduit.kernels.cpu.transitions import ask_ahead
-from conduit.kernels.cpu.windows import E_ENVS, E_GENERATION, E_PAGE, E_START, V_RESOLVE
+from conduit.kernels.cpu.windows import ENTRY_ENVS, ENTRY_GENERATION, ENTRY_PAGE, ENTRY_START, WINDOW_RESOLVE
 from conduit.native.jit import inner, kernel
 from conduit.native.memory import call_5, peek_f64, peek_i64, peek_u32, poke_f32, poke_f64, poke_i64
 from conduit.native.philox import random_pair, scale_to
-from conduit.sampling.marks import P_BEGIN, P_BYTES, P_END, is_marked
+from conduit.sampling.marks import SEEN_BEGIN, SEEN_BYTES, SEEN_END, is_marked
 from conduit.sampling.sum_tree import find_block, find_row, refresh
 from conduit.sampling.uniform import lane, locate
-from conduit.store.format.words import T_COUNT, T_META, T_PRIORITY, T_ROWS
+from conduit.store.format import words as w
 
 (
-    Q_UNIFORM_STATE,
-    Q_UNIFORM,
-    Q_TREE,
-    Q_ENTRIES,
-    Q_PROBABILITIES,
-    Q_TOTAL,
-    Q_CANDIDATES,
-    Q_STRATIFIED,
-    Q_LEAST,
-    Q_SEED,
-    Q_BATCH_AT,
-    Q_OFFERED,
+    DRAW_UNIFORM_STATE,
+    DRAW_UNIFORM,
+    DRAW_TREE,
+    DRAW_ENTRIES,
+    DRAW_PROBABILITIES,
+    DRAW_TOTAL,
+    DRAW_CANDIDATES,
+    DRAW_STRATIFIED,
+    DRAW_LEAST,
+    DRAW_SEED,
+    DRAW_BATCH_AT,
+    DRAW_OFFERED,
 ) = range(0, 96, 8)
 """Words of the sampler: the uniform sampler's state and function (for a table of zeros), sums, list of pages, probability of
 each slot (float64), sum of all leaves and rows that could be drawn at the last draw, options, seed, address of the batch
 number, rows that it looked at."""
-Q_WORDS = 12
+DRAW_WORDS = 12
 _CHUNK = 16
 _TRIES = (1 << 19) - 1
 
@@ -65,56 +65,56 @@ def _try_again(state, job, at, entries, listed, total, attempt):
     The whole mass, for slots of a stratum too: each row is then drawn in proportion to its leaf, whichever rows are refused.
     """
     slot = peek_i64(at)
-    table = peek_i64(job + J_TABLE)
-    window = peek_i64(job + J_WINDOW)
-    rows = peek_i64(table + T_ROWS)
-    tree = peek_i64(state + Q_TREE)
-    seed = peek_i64(state + Q_SEED)
-    batch = peek_i64(peek_i64(state + Q_BATCH_AT))
+    table = peek_i64(job + JOB_TABLE)
+    window = peek_i64(job + JOB_WINDOW)
+    rows = peek_i64(table + w.VIEW_ROWS)
+    tree = peek_i64(state + DRAW_TREE)
+    seed = peek_i64(state + DRAW_SEED)
+    batch = peek_i64(peek_i64(state + DRAW_BATCH_AT))
     density = listed / total
     for tries in range(1, _TRIES):
         first, second = random_pair(seed, batch, lane(slot, attempt, tries))
         position = scale_to(second if slot & 1 else first, total)
         entry_ = locate(entries, listed, np.int64(position * density), position)
-        page = peek_i64(entry_ + E_PAGE)
-        block, position = find_block(tree, table, page, position - peek_i64(entry_ + E_START))
+        page = peek_i64(entry_ + ENTRY_PAGE)
+        block, position = find_block(tree, table, page, position - peek_i64(entry_ + ENTRY_START))
         local, leaf = find_row(tree, table, page, block, position)
-        poke_i64(peek_i64(job + J_ROWS) + 8 * slot, page * rows + local)
-        poke_i64(peek_i64(job + J_GENERATIONS) + 8 * slot, entry_)
-        if local >= 0 and call_5(peek_i64(window + V_RESOLVE), window, job, at, 1, 0) > 0:
-            poke_f64(peek_i64(state + Q_PROBABILITIES) + 8 * slot, leaf / total)
+        poke_i64(peek_i64(job + JOB_ROWS) + 8 * slot, page * rows + local)
+        poke_i64(peek_i64(job + JOB_GENERATIONS) + 8 * slot, entry_)
+        if local >= 0 and call_5(peek_i64(window + WINDOW_RESOLVE), window, job, at, 1, 0) > 0:
+            poke_f64(peek_i64(state + DRAW_PROBABILITIES) + 8 * slot, leaf / total)
             return True
     return False
 
 
 def draw(state, job, slots, count, attempt):
     """The draw of a loader (sampling.prioritized): resolves `count` slots; returns that, or -1 where too few rows are there."""
-    table = peek_i64(job + J_TABLE)
-    window = peek_i64(job + J_WINDOW)
-    tree = peek_i64(state + Q_TREE)
-    entries = peek_i64(state + Q_ENTRIES)
-    probabilities = peek_i64(state + Q_PROBABILITIES)
-    metas = peek_i64(table + T_META)
-    rows = peek_i64(table + T_ROWS)
+    table = peek_i64(job + JOB_TABLE)
+    window = peek_i64(job + JOB_WINDOW)
+    tree = peek_i64(state + DRAW_TREE)
+    entries = peek_i64(state + DRAW_ENTRIES)
+    probabilities = peek_i64(state + DRAW_PROBABILITIES)
+    metas = peek_i64(table + w.VIEW_META)
+    rows = peek_i64(table + w.VIEW_ROWS)
     listed, total, candidates, offered = refresh(tree, window, table, entries)
-    poke_i64(state + Q_TOTAL, total)
-    poke_i64(state + Q_CANDIDATES, candidates)
-    poke_i64(state + Q_OFFERED, offered)
-    if candidates < 1 or offered < peek_i64(state + Q_LEAST):
+    poke_i64(state + DRAW_TOTAL, total)
+    poke_i64(state + DRAW_CANDIDATES, candidates)
+    poke_i64(state + DRAW_OFFERED, offered)
+    if candidates < 1 or offered < peek_i64(state + DRAW_LEAST):
         return -1
     if total == 0:
         for i in range(count):
             poke_f64(probabilities + 8 * peek_i64(slots + 8 * i), 1.0 / candidates)
-        return call_5(peek_i64(state + Q_UNIFORM), peek_i64(state + Q_UNIFORM_STATE), job, slots, count, attempt)
-    seed = peek_i64(state + Q_SEED)
-    batch = peek_i64(peek_i64(state + Q_BATCH_AT))
-    begin = peek_i64(job + J_FIRST)
-    size = peek_i64(job + J_BATCH) - begin
-    stratified = peek_i64(state + Q_STRATIFIED) != 0
+        return call_5(peek_i64(state + DRAW_UNIFORM), peek_i64(state + DRAW_UNIFORM_STATE), job, slots, count, attempt)
+    seed = peek_i64(state + DRAW_SEED)
+    batch = peek_i64(peek_i64(state + DRAW_BATCH_AT))
+    begin = peek_i64(job + JOB_FIRST)
+    size = peek_i64(job + JOB_BATCH) - begin
+    stratified = peek_i64(state + DRAW_STRATIFIED) != 0
     density = listed / total
     whole, rest = total // size, total % size
-    row_at, page_at = peek_i64(job + J_ROWS), peek_i64(job + J_PAGES)
-    after_at, entry_at = peek_i64(job + J_FOLLOWING), peek_i64(job + J_GENERATIONS)
+    row_at, page_at = peek_i64(job + JOB_ROWS), peek_i64(job + JOB_PAGES)
+    after_at, entry_at = peek_i64(job + JOB_FOLLOWING), peek_i64(job + JOB_GENERATIONS)
     first = second = np.uint64(0)
     computed = -1
     high = behind = 0
@@ -135,8 +135,8 @@ def draw(state, job, slots, count, attempt):
             high = total
         position = low + scale_to(second if slot & 1 else first, max(1, high - low))
         entry_ = locate(entries, listed, np.int64(position * density), position)
-        page = peek_i64(entry_ + E_PAGE)
-        block, position = find_block(tree, table, page, position - peek_i64(entry_ + E_START))
+        page = peek_i64(entry_ + ENTRY_PAGE)
+        block, position = find_block(tree, table, page, position - peek_i64(entry_ + ENTRY_START))
         poke_i64(row_at + 8 * slot, block)
         poke_i64(after_at + 8 * slot, position)
         poke_i64(page_at + 8 * slot, page)
@@ -149,7 +149,7 @@ def draw(state, job, slots, count, attempt):
             local, leaf = find_row(tree, table, page, peek_i64(row_at + 8 * slot), peek_i64(after_at + 8 * slot))
             # a row that is none is refused below by its leaf; its number stays inside the page
             row = page * rows + max(local, 0)
-            after = ask_ahead(window, metas, row, peek_i64(peek_i64(entry_at + 8 * slot) + E_ENVS))
+            after = ask_ahead(window, metas, row, peek_i64(peek_i64(entry_at + 8 * slot) + ENTRY_ENVS))
             poke_i64(row_at + 8 * slot, row)
             poke_i64(after_at + 8 * slot, after)
             poke_f64(probabilities + 8 * slot, leaf / total)
@@ -161,7 +161,7 @@ def draw(state, job, slots, count, attempt):
             while stop < count and peek_f64(probabilities + 8 * peek_i64(slots + 8 * stop)) > 0.0:
                 stop += 1
         if stop > done:
-            done += call_5(peek_i64(window + V_RESOLVE), window, job, slots + 8 * done, stop - done, 0)
+            done += call_5(peek_i64(window + WINDOW_RESOLVE), window, job, slots + 8 * done, stop - done, 0)
         if done < count and (done < stop or peek_f64(probabilities + 8 * peek_i64(slots + 8 * done)) <= 0.0):
             if not _try_again(state, job, slots + 8 * done, entries, listed, total, attempt):
                 return -1
@@ -169,8 +169,8 @@ def draw(state, job, slots, count, attempt):
     for i in range(count):
         slot = peek_i64(slots + 8 * i)
         entry_ = peek_i64(entry_at + 8 * slot)
-        poke_i64(page_at + 8 * slot, peek_i64(entry_ + E_PAGE))
-        poke_i64(entry_at + 8 * slot, peek_i64(entry_ + E_GENERATION))
+        poke_i64(page_at + 8 * slot, peek_i64(entry_ + ENTRY_PAGE))
+        poke_i64(entry_at + 8 * slot, peek_i64(entry_ + ENTRY_GENERATION))
     return count
 
 
@@ -197,12 +197,12 @@ def weigh(probabilities, count, candidates, beta, least, out, weights):
 @kernel("int64(int64, int64)", nogil=True)
 def least_leaf(tree, table):
     """What the smallest positive leaf among the rows that the learner's sums are of stands for, or 0."""
-    rows = peek_i64(table + T_ROWS)
+    rows = peek_i64(table + w.VIEW_ROWS)
     least = 1 << 32
-    for page in range(peek_i64(table + T_COUNT)):
-        known = tree + P_BYTES * page
-        leaves = peek_i64(table + T_PRIORITY) + 4 * page * rows
-        for row in range(peek_i64(known + P_BEGIN), peek_i64(known + P_END)):
+    for page in range(peek_i64(table + w.VIEW_COUNT)):
+        known = tree + SEEN_BYTES * page
+        leaves = peek_i64(table + w.VIEW_PRIORITY) + 4 * page * rows
+        for row in range(peek_i64(known + SEEN_BEGIN), peek_i64(known + SEEN_END)):
             leaf = peek_u32(leaves + 4 * row)
             if 0 < leaf < least and is_marked(tree, table, page, row):
                 least = leaf

@@ -14,14 +14,22 @@ from typing import Any
 import numpy as np
 
 from conduit.errors import ConfigError
-from conduit.kernels.cpu.windows import E_BYTES, E_GENERATION, E_PAGE
+from conduit.kernels.cpu.windows import ENTRY_BYTES, ENTRY_GENERATION, ENTRY_PAGE
 from conduit.kernels.spec.windows import Window
 from conduit.native import philox
 from conduit.native.jit import entry
 from conduit.numbers import flag, whole
-from conduit.sampling.anchors import P_COUNT, P_ENTRIES, P_PICKED, P_WORDS, draw_picked, list_anchors, pick
+from conduit.sampling.anchors import (
+    LISTED_COUNT,
+    LISTED_ENTRIES,
+    LISTED_PICKED,
+    LISTED_WORDS,
+    draw_picked,
+    list_anchors,
+    pick,
+)
 from conduit.sampling.candidates import empty_list
-from conduit.sampling.uniform import S_CANDIDATES, S_PAGES, S_SEED, S_SNAPSHOT, Uniform
+from conduit.sampling.uniform import UNIFORM_CANDIDATES, UNIFORM_PAGES, UNIFORM_SEED, UNIFORM_SNAPSHOT, Uniform
 from conduit.store.tables.view import TableView
 
 Array = np.ndarray[Any, Any]
@@ -74,12 +82,12 @@ class ShuffledSampler(Uniform):
         self._picked = np.zeros(size, np.int64)
         self._entries = np.zeros(pages, np.int64)
         self._order: Array = np.zeros(0, np.int64)
-        self._state = np.zeros(P_WORDS, np.int64)
+        self._state = np.zeros(LISTED_WORDS, np.int64)
         for word, value in (
-            (S_SEED, np.uint64(seed % 2**64).astype(np.int64)),
-            (S_SNAPSHOT, self._snapshot.ctypes.data),
-            (P_PICKED, self._picked.ctypes.data),
-            (P_ENTRIES, self._entries.ctypes.data),
+            (UNIFORM_SEED, np.uint64(seed % 2**64).astype(np.int64)),
+            (UNIFORM_SNAPSHOT, self._snapshot.ctypes.data),
+            (LISTED_PICKED, self._picked.ctypes.data),
+            (LISTED_ENTRIES, self._entries.ctypes.data),
         ):
             self._state[word // 8] = value
         self._words = self._state.data
@@ -105,15 +113,15 @@ class ShuffledSampler(Uniform):
     def begin(self) -> int:
         """List and order the windows that there are now; returns their number."""
         rows = list_anchors(self._table, self._window, self._state)
-        listed = self._snapshot[: self._words[S_PAGES // 8]]
-        pages = listed[:, E_PAGE // 8]
-        self._entries[pages] = self._snapshot.ctypes.data + E_BYTES * np.arange(len(listed))
+        listed = self._snapshot[: self._words[UNIFORM_PAGES // 8]]
+        pages = listed[:, ENTRY_PAGE // 8]
+        self._entries[pages] = self._snapshot.ctypes.data + ENTRY_BYTES * np.arange(len(listed))
         digest = hashlib.blake2b(rows.tobytes(), digest_size=8)
-        digest.update(np.ascontiguousarray(listed[:, [E_PAGE // 8, E_GENERATION // 8]]).tobytes())
+        digest.update(np.ascontiguousarray(listed[:, [ENTRY_PAGE // 8, ENTRY_GENERATION // 8]]).tobytes())
         self.stock = int.from_bytes(digest.digest(), "little") & _LARGEST or 1
-        self._words[S_CANDIDATES // 8] = len(rows)
+        self._words[UNIFORM_CANDIDATES // 8] = len(rows)
         keys = np.zeros(len(rows), np.int64)
-        entry(philox.indices)(self._words[S_SEED // 8], self.epoch, _LARGEST, len(rows), keys.ctypes.data)
+        entry(philox.indices)(self._words[UNIFORM_SEED // 8], self.epoch, _LARGEST, len(rows), keys.ctypes.data)
         rank, world = self._shard
         self._order = np.ascontiguousarray(rows[np.argsort(keys, kind="stable")][rank::world])
         return len(self._order)
@@ -127,7 +135,7 @@ class ShuffledSampler(Uniform):
     def pick(self, job: int, place: int, wanted: int) -> tuple[int, int]:
         """Pick the windows from a place of the order on that are still there; returns how many, and the place behind them."""
         behind = entry(pick)(self.state, job, self._order.ctypes.data, place, len(self._order), wanted)
-        return self._words[P_COUNT // 8], behind
+        return self._words[LISTED_COUNT // 8], behind
 
     def __repr__(self) -> str:
         return f"Shuffled(epoch {self.epoch}, {self.place:,} of {self.windows:,} windows)"

@@ -17,17 +17,17 @@ import numpy as np
 
 from conduit.kernels.cpu.priorities import MANTISSA, count_clipped, to_leaves, value_of
 from conduit.kernels.cpu.windows import (
-    E_BYTES,
-    E_ENVS,
-    E_GENERATION,
-    E_LIMIT,
-    E_OVER,
-    E_PAGE,
-    E_START,
-    V_NEED,
-    V_OLDEST,
-    V_REACH,
-    V_SHORT,
+    ENTRY_BYTES,
+    ENTRY_ENVS,
+    ENTRY_GENERATION,
+    ENTRY_LIMIT,
+    ENTRY_OVER,
+    ENTRY_PAGE,
+    ENTRY_START,
+    WINDOW_NEED,
+    WINDOW_OLDEST,
+    WINDOW_REACH,
+    WINDOW_SHORT,
 )
 from conduit.native.cpython_abi import DATA, DIMS
 from conduit.native.jit import inner, kernel
@@ -53,16 +53,16 @@ from conduit.sampling.marks import (
     BITS,
     BLOCK,
     NEVER,
-    P_BEGIN,
-    P_BYTES,
-    P_COUNT,
-    P_END,
-    P_GENERATION,
-    P_LEAST,
-    P_LIMIT,
-    P_PENDING,
-    P_SUM,
-    P_UPDATES,
+    SEEN_BEGIN,
+    SEEN_BYTES,
+    SEEN_COUNT,
+    SEEN_END,
+    SEEN_GENERATION,
+    SEEN_LEAST,
+    SEEN_LIMIT,
+    SEEN_PENDING,
+    SEEN_SUM,
+    SEEN_UPDATES,
     between,
     forget_marks,
     is_marked,
@@ -71,38 +71,7 @@ from conduit.sampling.marks import (
     sums_of,
     unmark_deleted,
 )
-from conduit.store.format.words import (
-    DELETED,
-    FINAL,
-    GENERATION_MASK,
-    GENERATION_SHIFT,
-    KIND_MASK,
-    LINE,
-    META_BYTES,
-    OPEN,
-    PAGE_COMMITTED,
-    PAGE_ENDED,
-    PAGE_FIRST,
-    PAGE_STATE,
-    PAGE_UPDATES,
-    ROW_BITS,
-    ROW_MASK,
-    SEALED,
-    SEAT_UPDATING,
-    T_CONTROL,
-    T_COUNT,
-    T_FUTURE,
-    T_MARKS,
-    T_MAX_SAMPLED,
-    T_META,
-    T_PRIORITY,
-    T_ROWS,
-    T_SAMPLED,
-    T_SEATS,
-    TABLE_RECENT_LEAF,
-    TABLE_SHRUNK,
-    UPDATING_MARKS,
-)
+from conduit.store.format import words as w
 from conduit.store.ingest.match_objects import is_vector
 from conduit.store.pages.deletion import is_present
 from conduit.store.pages.protocol import block_of, envs_of, pages_used
@@ -115,26 +84,26 @@ NOT_TAKEN = -(1 << 50)
 """Results of an update, and of one that some priorities had to be clipped for; what else there is, `update` says."""
 
 (
-    U_TREE,
-    U_TABLE,
-    U_SEAT,
-    U_SCRATCH,
-    U_ALPHA,
-    U_EPS,
-    U_UNIT,
-    U_LARGEST,
-    U_SPAN,
-    U_NEWEST,
-    U_CLIPPED,
-    U_LOWERED,
-    U_ROOM,
-    U_ARRAY,
+    UPDATE_TREE,
+    UPDATE_TABLE,
+    UPDATE_SEAT,
+    UPDATE_SCRATCH,
+    UPDATE_ALPHA,
+    UPDATE_EPS,
+    UPDATE_UNIT,
+    UPDATE_LARGEST,
+    UPDATE_SPAN,
+    UPDATE_NEWEST,
+    UPDATE_CLIPPED,
+    UPDATE_LOWERED,
+    UPDATE_ROOM,
+    UPDATE_ARRAY,
 ) = range(0, 112, 8)
-"""Words of a learner's updates: its sums; table descriptor; this participant's seat line; memory of int64 [3 U_ROOM]. Then the table's rule, in float64: exponent, what is
+"""Words of a learner's updates: its sums; table descriptor; this participant's seat line; memory of int64 [3 UPDATE_ROOM]. Then the table's rule, in float64: exponent, what is
 added to each priority, steps of a leaf in 1, the largest leaf; after how many updates the span for new rows turns. A generation that
 ids may be of (store.pages.row_ids), and how many priorities of the last update were raised and lowered to fit. The type of arrays, or 0 where
 this interpreter's objects are not known (native.cpython_abi)."""
-U_WORDS = 14
+UPDATE_WORDS = 14
 
 _INT64, _FLOAT64 = np.dtype(np.int64).num, np.dtype(np.float64).num
 
@@ -142,7 +111,7 @@ _INT64, _FLOAT64 = np.dtype(np.int64).num, np.dtype(np.float64).num
 @inner
 def _sum_rows(tree, table, page, begin, since, end):
     """Sum the blocks anew that have local rows from `since` on, of a page whose rows [begin, end) may be marked."""
-    leaves = peek_i64(table + T_PRIORITY) + 4 * page * peek_i64(table + T_ROWS)
+    leaves = peek_i64(table + w.VIEW_PRIORITY) + 4 * page * peek_i64(table + w.VIEW_ROWS)
     blocks, groups, _, _ = sums_of(tree, table, page)
     marks = marks_of(tree, table, page)
     total = 0
@@ -169,8 +138,8 @@ def _sum_rows(tree, table, page, begin, since, end):
         poke_i64(block, part)
         poke_i64(group, peek_i64(group) + change)
         total += change
-    known = tree + P_BYTES * page
-    poke_i64(known + P_SUM, peek_i64(known + P_SUM) + total)
+    known = tree + SEEN_BYTES * page
+    poke_i64(known + SEEN_SUM, peek_i64(known + SEEN_SUM) + total)
 
 
 @inner
@@ -182,34 +151,34 @@ def _clear(tree, table, page):
     for group in range(group_count):
         poke_i64(groups + 8 * group, 0)
     forget_marks(tree, table, page)
-    poke_i64(tree + P_BYTES * page + P_SUM, 0)
+    poke_i64(tree + SEEN_BYTES * page + SEEN_SUM, 0)
 
 
 @inner
 def _forget(known):
     """The page has nothing to draw; whatever comes next in it is summed anew."""
-    poke_i64(known + P_GENERATION, -1)
-    poke_i64(known + P_BEGIN, 0)
-    poke_i64(known + P_END, 0)
+    poke_i64(known + SEEN_GENERATION, -1)
+    poke_i64(known + SEEN_BEGIN, 0)
+    poke_i64(known + SEEN_END, 0)
 
 
 @inner
 def _follow(tree, window, table, entry, begin, end):
     """Bring marks and sums of a page, of its local rows [begin, end), up to date; False when it has been claimed meanwhile."""
-    page = peek_i64(entry + E_PAGE)
-    known = tree + P_BYTES * page
-    over = peek_i64(entry + E_OVER)
-    generation = peek_i64(entry + E_GENERATION)
-    committed = peek_i64(entry + E_LIMIT) - page * peek_i64(table + T_ROWS)
-    weighs = peek_i64(table + T_PRIORITY) != 0
-    gone = block_of(table, page) + PAGE_UPDATES if weighs else peek_i64(table + T_CONTROL) + TABLE_SHRUNK
+    page = peek_i64(entry + ENTRY_PAGE)
+    known = tree + SEEN_BYTES * page
+    over = peek_i64(entry + ENTRY_OVER)
+    generation = peek_i64(entry + ENTRY_GENERATION)
+    committed = peek_i64(entry + ENTRY_LIMIT) - page * peek_i64(table + w.VIEW_ROWS)
+    weighs = peek_i64(table + w.VIEW_PRIORITY) != 0
+    gone = block_of(table, page) + w.PAGE_UPDATES if weighs else peek_i64(table + w.VIEW_CONTROL) + w.TABLE_SHRUNK
     updates = load_acquire(gone)
-    changed = peek_i64(known + P_UPDATES) != updates
-    before = peek_i64(known + P_LIMIT)
-    grown = before != ((committed << 1) | over) or peek_i64(known + P_END) != end
-    aged = peek_i64(window + V_OLDEST) > peek_i64(known + P_LEAST)
-    same = peek_i64(known + P_GENERATION) == generation and peek_i64(known + P_BEGIN) == begin
-    same = same and peek_i64(known + P_END) <= end and before >> 1 <= committed
+    changed = peek_i64(known + SEEN_UPDATES) != updates
+    before = peek_i64(known + SEEN_LIMIT)
+    grown = before != ((committed << 1) | over) or peek_i64(known + SEEN_END) != end
+    aged = peek_i64(window + WINDOW_OLDEST) > peek_i64(known + SEEN_LEAST)
+    same = peek_i64(known + SEEN_GENERATION) == generation and peek_i64(known + SEEN_BEGIN) == begin
+    same = same and peek_i64(known + SEEN_END) <= end and before >> 1 <= committed
     if same and not (changed or grown or aged):
         return True
     since = stored = end
@@ -217,68 +186,68 @@ def _follow(tree, window, table, entry, begin, end):
     if not same:
         _clear(tree, table, page)
         since = begin
-    elif aged or (changed and (not weighs or peek_i64(table + T_SAMPLED) != 0)):
+    elif aged or (changed and (not weighs or peek_i64(table + w.VIEW_SAMPLED) != 0)):
         since = begin
     else:
         if changed:
             stored = begin
         if grown:
-            reach = peek_i64(window + V_REACH) * peek_i64(entry + E_ENVS)
-            since = max(begin, min(peek_i64(known + P_END), (before >> 1) - reach))
+            reach = peek_i64(window + WINDOW_REACH) * peek_i64(entry + ENTRY_ENVS)
+            since = max(begin, min(peek_i64(known + SEEN_END), (before >> 1) - reach))
             # rows of a stream that had ended wait again when another writer goes on in its page
             anew = before & 1 & ~over
     if since == begin and anew != 0:
-        poke_i64(known + P_LEAST, NEVER)
+        poke_i64(known + SEEN_LEAST, NEVER)
     if since < end:
         mark_rows(tree, window, table, entry, since, end, anew)
     if weighs and min(since, stored) < end:
         _sum_rows(tree, table, page, begin, min(since, stored), end)
-    poke_i64(known + P_GENERATION, generation)
-    poke_i64(known + P_BEGIN, begin)
-    poke_i64(known + P_END, end)
-    poke_i64(known + P_LIMIT, (committed << 1) | over)
-    poke_i64(known + P_UPDATES, updates)
+    poke_i64(known + SEEN_GENERATION, generation)
+    poke_i64(known + SEEN_BEGIN, begin)
+    poke_i64(known + SEEN_END, end)
+    poke_i64(known + SEEN_LIMIT, (committed << 1) | over)
+    poke_i64(known + SEEN_UPDATES, updates)
     fence_acquire()
-    return load_relaxed(block_of(table, page) + PAGE_STATE) >> GENERATION_SHIFT == generation
+    return load_relaxed(block_of(table, page) + w.PAGE_STATE) >> w.GENERATION_SHIFT == generation
 
 
 @inner
 def refresh(tree, window, table, entries):
-    """Bring the sums up to date and list the pages that have rows to draw (kernels.cpu.windows.E_*).
+    """Bring the sums up to date and list the pages that have rows to draw (kernels.cpu.windows.ENTRY_*).
 
     Args:
         tree: Address of what the learner knows (sampling.marks).
-        window: What is to be drawn (kernels.cpu.windows.V_*); always the same for a learner.
+        window: What is to be drawn (kernels.cpu.windows.WINDOW_*); always the same for a learner.
         table: Table descriptor.
-        entries: Where to list pages; E_START is the sum of the leaves listed before.
+        entries: Where to list pages; ENTRY_START is the sum of the leaves listed before.
 
     Returns:
         Pages listed, sum of the leaves of all rows that can be drawn, these rows, rows that were offered.
     """
-    rows = peek_i64(table + T_ROWS)
-    need, short = peek_i64(window + V_NEED), peek_i64(window + V_SHORT)
+    rows = peek_i64(table + w.VIEW_ROWS)
+    need, short = peek_i64(window + WINDOW_NEED), peek_i64(window + WINDOW_SHORT)
     total = listed = candidates = offered = 0
     for _ in range(MOST_LOOKS):
         total = listed = candidates = offered = noted = 0
         for page in range(pages_used(table)):
-            known = tree + P_BYTES * page
-            entry = entries + E_BYTES * listed
+            known = tree + SEEN_BYTES * page
+            entry = entries + ENTRY_BYTES * listed
             begin, end, committed, word, envs, over = rows_to_draw(table, page, need, short)
             list_page(entry, total, page, rows, begin, committed, word, envs, over)
             if end <= begin or not _follow(tree, window, table, entry, begin, end):
                 _forget(known)
                 continue
-            candidates += peek_i64(known + P_COUNT)
+            candidates += peek_i64(known + SEEN_COUNT)
             offered += end - begin
-            if (word & KIND_MASK) == OPEN:
+            if (word & w.KIND_MASK) == w.OPEN:
                 noted = note_open(table, entries, noted, page, word)
-            if peek_i64(known + P_SUM) == 0:
+            if peek_i64(known + SEEN_SUM) == 0:
                 continue
-            total += peek_i64(known + P_SUM)
+            total += peek_i64(known + SEEN_SUM)
             listed += 1
         if not have_turned(table, entries, noted):
             break
-    poke_i64(entries + E_BYTES * listed + E_START, total)
+    poke_i64(entries + ENTRY_BYTES * listed + ENTRY_START, total)
     return listed, total, candidates, offered
 
 
@@ -300,14 +269,14 @@ def _first_beyond(sums, first, last, position):
 @inner
 def find_block(tree, table, page, position):
     """Block of a page within which `position` (below the page's sum) falls, and the position in it; asks for its leaves."""
-    known = tree + P_BYTES * page
+    known = tree + SEEN_BYTES * page
     blocks, groups, _, _ = sums_of(tree, table, page)
-    low = peek_i64(known + P_BEGIN) >> BITS
-    high = (peek_i64(known + P_END) - 1) >> BITS
+    low = peek_i64(known + SEEN_BEGIN) >> BITS
+    high = (peek_i64(known + SEEN_END) - 1) >> BITS
     group, position = _first_beyond(groups, low >> BITS, high >> BITS, position)
     first = max(low, group << BITS)
     block, position = _first_beyond(blocks, first, min(high, (group << BITS) + BLOCK - 1), position)
-    leaves = peek_i64(table + T_PRIORITY) + 4 * (page * peek_i64(table + T_ROWS) + (block << BITS))
+    leaves = peek_i64(table + w.VIEW_PRIORITY) + 4 * (page * peek_i64(table + w.VIEW_ROWS) + (block << BITS))
     prefetch(leaves)
     prefetch(leaves + 64)
     prefetch(leaves + 124)
@@ -320,11 +289,11 @@ def find_row(tree, table, page, block, position):
 
     Leaves may change under the search; it then ends on the last row with a positive leaf, or on row -1.
     """
-    known = tree + P_BYTES * page
-    leaves = peek_i64(table + T_PRIORITY) + 4 * page * peek_i64(table + T_ROWS)
+    known = tree + SEEN_BYTES * page
+    leaves = peek_i64(table + w.VIEW_PRIORITY) + 4 * page * peek_i64(table + w.VIEW_ROWS)
     start = block << BITS
-    first = max(start, peek_i64(known + P_BEGIN))
-    last = min(start + BLOCK, peek_i64(known + P_END))
+    first = max(start, peek_i64(known + SEEN_BEGIN))
+    last = min(start + BLOCK, peek_i64(known + SEEN_END))
     bits = peek_u32(marks_of(tree, table, page) + 4 * block)
     run, found = 0, first
     if bits != between(first - start, last - start):
@@ -366,32 +335,32 @@ def store_leaves(tree, table, seat, ids, count, scratch, span):
     """
     touched, leaves = scratch + 8 * count, scratch + 16 * count
     # read once: nothing that is stored below can change them, which a compiler cannot know
-    rows = peek_i64(table + T_ROWS)
-    pages = peek_i64(table + T_COUNT)
-    base = peek_i64(table + T_PRIORITY)
-    metas = peek_i64(table + T_META)
-    sampled = peek_i64(table + T_SAMPLED)
-    future = peek_i64(table + T_FUTURE)
+    rows = peek_i64(table + w.VIEW_ROWS)
+    pages = peek_i64(table + w.VIEW_COUNT)
+    base = peek_i64(table + w.VIEW_PRIORITY)
+    metas = peek_i64(table + w.VIEW_META)
+    sampled = peek_i64(table + w.VIEW_SAMPLED)
+    future = peek_i64(table + w.VIEW_FUTURE)
     words = block_of(table, 0)
     blocks, groups, block_count, group_count = sums_of(tree, table, 0)
     inverse = 1.0 / rows
-    marks = peek_i64(table + T_MARKS) + 4 * UPDATING_MARKS * ((seat - peek_i64(table + T_SEATS)) // LINE)
+    marks = peek_i64(table + w.VIEW_MARKS) + 4 * w.UPDATING_MARKS * ((seat - peek_i64(table + w.VIEW_SEATS)) // w.LINE)
     ignored = 0
     largest = 0
     listed = 0
-    for start in range(0, count, UPDATING_MARKS):
-        stop = min(start + UPDATING_MARKS, count)
+    for start in range(0, count, w.UPDATING_MARKS):
+        stop = min(start + w.UPDATING_MARKS, count)
         # what was stored under earlier marks stays above later ones
         fence_release()
         for i in range(start, stop):
-            row = peek_i64(ids + 8 * i) & ROW_MASK
+            row = peek_i64(ids + 8 * i) & w.ROW_MASK
             # row // rows, without the division: half a row more keeps what is rounded off from mattering
             page = int((row + 0.5) * inverse)
             poke_u32(marks + 4 * (i - start), page + 1)
             prefetch(base + 4 * row)
             prefetch(blocks + 8 * (block_count * page + ((row - page * rows) >> BITS)))
         # a marked page is not reused before its leaves are stored: whoever claims it looks at the marks behind a fence too
-        store_release(seat + SEAT_UPDATING, stop - start)
+        store_release(seat + w.SEAT_UPDATING, stop - start)
         fence_full()
         for i in range(start, stop):
             key = peek_i64(ids + 8 * i)
@@ -399,26 +368,28 @@ def store_leaves(tree, table, seat, ids, count, scratch, span):
             if not 0 <= page < pages:
                 ignored += 1
                 continue
-            row = key & ROW_MASK
+            row = key & w.ROW_MASK
             local = row - page * rows
-            block = words + LINE * page
-            state = load_acquire(block + PAGE_STATE)
-            kind = state & KIND_MASK
-            generation = state >> GENERATION_SHIFT
-            end = load_acquire(block + PAGE_COMMITTED)
-            if kind == SEALED and load_relaxed(block + PAGE_ENDED) == 0:
+            block = words + w.LINE * page
+            state = load_acquire(block + w.PAGE_STATE)
+            kind = state & w.KIND_MASK
+            generation = state >> w.GENERATION_SHIFT
+            end = load_acquire(block + w.PAGE_COMMITTED)
+            if kind == w.SEALED and load_relaxed(block + w.PAGE_ENDED) == 0:
                 end -= future * envs_of(table, page)
-            alive = (generation & GENERATION_MASK) == (key >> ROW_BITS) and (kind == OPEN or kind == SEALED)
+            alive = (generation & w.GENERATION_MASK) == (key >> w.ROW_BITS) and (kind == w.OPEN or kind == w.SEALED)
             alive = alive and is_present(table, page)
-            if not alive or not load_relaxed(block + PAGE_FIRST) <= local < end:
+            if not alive or not load_relaxed(block + w.PAGE_FIRST) <= local < end:
                 ignored += 1
                 continue
             at = base + 4 * row
             present = peek_u32(at)
             # the leaf of a closing observation, or of a row that has gone, is 0 and stays it; more is only looked at then
             if present == 0 and (
-                peek_u32(metas + META_BYTES * row + 12) & (FINAL | DELETED)
-                or (sampled != 0 and not may_be_taken(peek_i64(sampled + 8 * row), peek_i64(table + T_MAX_SAMPLED)))
+                peek_u32(metas + w.META_BYTES * row + 12) & (w.FINAL | w.DELETED)
+                or (
+                    sampled != 0 and not may_be_taken(peek_i64(sampled + 8 * row), peek_i64(table + w.VIEW_MAX_SAMPLED))
+                )
             ):
                 ignored += 1
                 continue
@@ -428,32 +399,32 @@ def store_leaves(tree, table, seat, ids, count, scratch, span):
             if leaf | present > MANTISSA:
                 change = value_of(leaf) - value_of(present)
             poke_u32(at, leaf)
-            known = tree + P_BYTES * page
-            pending = peek_i64(known + P_PENDING)
-            poke_i64(known + P_PENDING, pending + 1)
+            known = tree + SEEN_BYTES * page
+            pending = peek_i64(known + SEEN_PENDING)
+            poke_i64(known + SEEN_PENDING, pending + 1)
             poke_i64(touched + 8 * listed, page)
             listed += pending == 0
-            summed = peek_i64(known + P_GENERATION) == generation and peek_i64(known + P_BEGIN) <= local < peek_i64(
-                known + P_END
-            )
-            every = peek_i64(known + P_COUNT) == peek_i64(known + P_END) - peek_i64(known + P_BEGIN)
+            summed = peek_i64(known + SEEN_GENERATION) == generation and peek_i64(
+                known + SEEN_BEGIN
+            ) <= local < peek_i64(known + SEEN_END)
+            every = peek_i64(known + SEEN_COUNT) == peek_i64(known + SEEN_END) - peek_i64(known + SEEN_BEGIN)
             if summed and (every or is_marked(tree, table, page, local)):
                 block_sum = blocks + 8 * (block_count * page + (local >> BITS))
                 group_sum = groups + 8 * (group_count * page + (local >> (2 * BITS)))
                 poke_i64(block_sum, peek_i64(block_sum) + change)
                 poke_i64(group_sum, peek_i64(group_sum) + change)
-                poke_i64(known + P_SUM, peek_i64(known + P_SUM) + change)
-        store_release(seat + SEAT_UPDATING, 0)
+                poke_i64(known + SEEN_SUM, peek_i64(known + SEEN_SUM) + change)
+        store_release(seat + w.SEAT_UPDATING, 0)
     for i in range(listed):
         page = peek_i64(touched + 8 * i)
-        known = tree + P_BYTES * page
-        pending = peek_i64(known + P_PENDING)
-        poke_i64(known + P_PENDING, 0)
+        known = tree + SEEN_BYTES * page
+        pending = peek_i64(known + SEEN_PENDING)
+        poke_i64(known + SEEN_PENDING, 0)
         # another learner that updates in between makes the count jump: this page is summed anew then
-        before = fetch_add(words + LINE * page + PAGE_UPDATES, pending)
-        if before == peek_i64(known + P_UPDATES):
-            poke_i64(known + P_UPDATES, before + pending)
-    recent = peek_i64(table + T_CONTROL) + TABLE_RECENT_LEAF
+        before = fetch_add(words + w.LINE * page + w.PAGE_UPDATES, pending)
+        if before == peek_i64(known + SEEN_UPDATES):
+            poke_i64(known + SEEN_UPDATES, before + pending)
+    recent = peek_i64(table + w.VIEW_CONTROL) + w.TABLE_RECENT_LEAF
     if fetch_add(recent + 16, count - ignored) + count - ignored >= span:
         store_relaxed(recent + 16, 0)
         store_relaxed(recent + 8, load_relaxed(recent))
@@ -466,24 +437,24 @@ def store_leaves(tree, table, seat, ids, count, scratch, span):
 @kernel("int64(int64, int64, int64, int64, int64)")
 def update_at(words, ids, priorities, count, scratch):
     """`update` of int64 [count] ids and float64 [count] priorities at addresses, with memory of int64 [3 count]."""
-    table = peek_i64(words + U_TABLE)
-    if not are_own(table, ids, count, peek_i64(words + U_NEWEST)):
+    table = peek_i64(words + UPDATE_TABLE)
+    if not are_own(table, ids, count, peek_i64(words + UPDATE_NEWEST)):
         foreign = first_foreign(table, ids, count)
         if foreign >= 0:
             return FOREIGN - foreign
-        poke_i64(words + U_NEWEST, newest_generation(table))
-    clipped = words + U_CLIPPED
+        poke_i64(words + UPDATE_NEWEST, newest_generation(table))
+    clipped = words + UPDATE_CLIPPED
     poke_i64(clipped, 0)
-    poke_i64(words + U_LOWERED, 0)
-    alpha, eps = peek_f64(words + U_ALPHA), peek_f64(words + U_EPS)
-    unit, largest = peek_f64(words + U_UNIT), peek_f64(words + U_LARGEST)
+    poke_i64(words + UPDATE_LOWERED, 0)
+    alpha, eps = peek_f64(words + UPDATE_ALPHA), peek_f64(words + UPDATE_EPS)
+    unit, largest = peek_f64(words + UPDATE_UNIT), peek_f64(words + UPDATE_LARGEST)
     bad = to_leaves(priorities, count, alpha, eps, unit, largest, clipped, scratch + 16 * count)
     if bad >= 0:
         return -1 - bad
-    fitted = peek_i64(clipped) | peek_i64(words + U_LOWERED)
+    fitted = peek_i64(clipped) | peek_i64(words + UPDATE_LOWERED)
     if fitted:
-        count_clipped(peek_i64(table + T_CONTROL), clipped)
-    sums, seat, span = peek_i64(words + U_TREE), peek_i64(words + U_SEAT), peek_i64(words + U_SPAN)
+        count_clipped(peek_i64(table + w.VIEW_CONTROL), clipped)
+    sums, seat, span = peek_i64(words + UPDATE_TREE), peek_i64(words + UPDATE_SEAT), peek_i64(words + UPDATE_SPAN)
     late = store_leaves(sums, table, seat, ids, count, scratch, span)
     return late + CLIPPED if fitted else late
 
@@ -493,7 +464,7 @@ def update(words, ids, priorities):
     """Store new leaves, keep this learner's sums in step, and remember the largest of late for new rows.
 
     Args:
-        words: The learner's words (U_*); one thread at a time, which the interpreter's lock sees to.
+        words: The learner's words (UPDATE_*); one thread at a time, which the interpreter's lock sees to.
         ids: Row ids, int64 [n]; of duplicates the last one wins.
         priorities: float64 [n].
 
@@ -504,10 +475,10 @@ def update(words, ids, priorities):
         is memory for: nothing was changed then.
     """
     at, keys, values = data_of(words), address_of(ids), address_of(priorities)
-    kind = peek_i64(at + U_ARRAY)
+    kind = peek_i64(at + UPDATE_ARRAY)
     if not (is_vector(keys, kind, _INT64) and is_vector(values, kind, _FLOAT64)):
         return NOT_TAKEN
     count = peek_i64(peek_i64(keys + DIMS))
-    if peek_i64(peek_i64(values + DIMS)) != count or count > peek_i64(at + U_ROOM):
+    if peek_i64(peek_i64(values + DIMS)) != count or count > peek_i64(at + UPDATE_ROOM):
         return NOT_TAKEN
-    return update_at(at, peek_i64(keys + DATA), peek_i64(values + DATA), count, peek_i64(at + U_SCRATCH))
+    return update_at(at, peek_i64(keys + DATA), peek_i64(values + DATA), count, peek_i64(at + UPDATE_SCRATCH))

@@ -14,18 +14,26 @@ from typing import Any
 import numpy as np
 
 from conduit.errors import ConfigError, UnknownName
-from conduit.kernels.cpu.deliver import J_FOLLOWING, J_GENERATIONS, J_PAGES, J_ROWS, J_TABLE, J_WINDOW, ask_for
+from conduit.kernels.cpu.deliver import (
+    JOB_FOLLOWING,
+    JOB_GENERATIONS,
+    JOB_PAGES,
+    JOB_ROWS,
+    JOB_TABLE,
+    JOB_WINDOW,
+    ask_for,
+)
 from conduit.kernels.cpu.transitions import ask_ahead
 from conduit.kernels.cpu.windows import (
-    E_BYTES,
-    E_ENVS,
-    E_FIRST,
-    E_GENERATION,
-    E_PAGE,
-    V_NEED,
-    V_RESOLVE,
-    V_SAMPLED,
-    V_SHORT,
+    ENTRY_BYTES,
+    ENTRY_ENVS,
+    ENTRY_FIRST,
+    ENTRY_GENERATION,
+    ENTRY_PAGE,
+    WINDOW_NEED,
+    WINDOW_RESOLVE,
+    WINDOW_SAMPLED,
+    WINDOW_SHORT,
 )
 from conduit.native.jit import address, inner
 from conduit.native.memory import call_5, peek_i64, poke_i64, words_at
@@ -40,13 +48,15 @@ from conduit.sampling.candidates import (
     note_open,
     rows_to_draw,
 )
-from conduit.store.format.words import KIND_MASK, OPEN, T_META, T_ROWS, T_SAMPLED
+from conduit.store.format import words as w
 from conduit.store.pages.protocol import pages_used
 
-S_SEED, S_BATCH, S_LEAST, S_CANDIDATES, S_SNAPSHOT, S_PAGES, S_BITS = range(0, 56, 8)
+UNIFORM_SEED, UNIFORM_BATCH, UNIFORM_LEAST, UNIFORM_CANDIDATES, UNIFORM_SNAPSHOT, UNIFORM_PAGES, UNIFORM_BITS = range(
+    0, 56, 8
+)
 """Words of the sampler's state: seed, number of the batch, least number of candidates, candidates at the last look,
-address of the list of pages (kernels.cpu.windows.E_*), pages listed, and room for one chunk's random bits."""
-S_WORDS = S_BITS // 8
+address of the list of pages (kernels.cpu.windows.ENTRY_*), pages listed, and room for one chunk's random bits."""
+UNIFORM_WORDS = UNIFORM_BITS // 8
 """Words of the state, but for the random bits."""
 _TRIES = (1 << 19) - 1
 _TRIES_OF_COUNTED = 1 << 16
@@ -64,9 +74,9 @@ def lane(slot, attempt, tries):
 @inner
 def look(state, table, need, short):
     """List the pages that have candidates for windows (sampling.candidates.rows_to_draw); returns the number of candidates."""
-    entries = peek_i64(state + S_SNAPSHOT)
-    rows = peek_i64(table + T_ROWS)
-    sampled = peek_i64(table + T_SAMPLED)
+    entries = peek_i64(state + UNIFORM_SNAPSHOT)
+    rows = peek_i64(table + w.VIEW_ROWS)
+    sampled = peek_i64(table + w.VIEW_SAMPLED)
     total = listed = 0
     for _ in range(MOST_LOOKS):
         total = listed = noted = 0
@@ -74,16 +84,16 @@ def look(state, table, need, short):
             begin, end, committed, word, envs, over = rows_to_draw(table, page, need, short)
             if end <= begin or (sampled != 0 and not has_fresh(table, page, begin, end)):
                 continue
-            list_page(entries + E_BYTES * listed, total, page, rows, begin, committed, word, envs, over)
+            list_page(entries + ENTRY_BYTES * listed, total, page, rows, begin, committed, word, envs, over)
             total += end - begin
             listed += 1
-            if (word & KIND_MASK) == OPEN:
+            if (word & w.KIND_MASK) == w.OPEN:
                 noted = note_open(table, entries, noted, page, word)
         if not have_turned(table, entries, noted):
             break
-    poke_i64(entries + E_BYTES * listed, total)
-    poke_i64(state + S_PAGES, listed)
-    poke_i64(state + S_CANDIDATES, total)
+    poke_i64(entries + ENTRY_BYTES * listed, total)
+    poke_i64(state + UNIFORM_PAGES, listed)
+    poke_i64(state + UNIFORM_CANDIDATES, total)
     return total
 
 
@@ -91,17 +101,19 @@ def look(state, table, need, short):
 def locate(entries, listed, guess, position):
     """The entry whose range holds `position`; `guess` is where it were if all ranges were as long, mostly off by one at most."""
     guess = min(guess, listed - 1)
-    guess += (peek_i64(entries + E_BYTES * (guess + 1)) <= position) - (peek_i64(entries + E_BYTES * guess) > position)
-    entry = entries + E_BYTES * min(max(guess, 0), listed - 1)
-    if peek_i64(entry) <= position < peek_i64(entry + E_BYTES):
+    guess += (peek_i64(entries + ENTRY_BYTES * (guess + 1)) <= position) - (
+        peek_i64(entries + ENTRY_BYTES * guess) > position
+    )
+    entry = entries + ENTRY_BYTES * min(max(guess, 0), listed - 1)
+    if peek_i64(entry) <= position < peek_i64(entry + ENTRY_BYTES):
         return entry
     low = 0
     span = listed
     while span > 1:
         half = span >> 1
-        low += half if peek_i64(entries + E_BYTES * (low + half)) <= position else 0
+        low += half if peek_i64(entries + ENTRY_BYTES * (low + half)) <= position else 0
         span -= half
-    return entries + E_BYTES * low
+    return entries + ENTRY_BYTES * low
 
 
 @inner
@@ -117,23 +129,25 @@ def random_bits(seed, batch, attempt, slots, count, out):
 @inner
 def _settle(state, job, slots, count, attempt, total):
     """Resolve the windows of listed slots, and draw again where a row anchors none; False when none is found."""
-    window = peek_i64(job + J_WINDOW)
-    resolve = peek_i64(window + V_RESOLVE)
-    row_at, page_at, entry_at = peek_i64(job + J_ROWS), peek_i64(job + J_PAGES), peek_i64(job + J_GENERATIONS)
-    entries = peek_i64(state + S_SNAPSHOT)
-    listed = peek_i64(state + S_PAGES)
+    window = peek_i64(job + JOB_WINDOW)
+    resolve = peek_i64(window + WINDOW_RESOLVE)
+    row_at, page_at, entry_at = peek_i64(job + JOB_ROWS), peek_i64(job + JOB_PAGES), peek_i64(job + JOB_GENERATIONS)
+    entries = peek_i64(state + UNIFORM_SNAPSHOT)
+    listed = peek_i64(state + UNIFORM_PAGES)
     density = listed / total
     done = call_5(resolve, window, job, slots, count, 0)
     tries = 0
     while done < count:
         tries += 1
-        if tries > (_TRIES if peek_i64(window + V_SAMPLED) == 0 else _TRIES_OF_COUNTED):
+        if tries > (_TRIES if peek_i64(window + WINDOW_SAMPLED) == 0 else _TRIES_OF_COUNTED):
             return False
         slot = peek_i64(slots + 8 * done)
-        first, second = random_pair(peek_i64(state + S_SEED), peek_i64(state + S_BATCH), lane(slot, attempt, tries))
+        first, second = random_pair(
+            peek_i64(state + UNIFORM_SEED), peek_i64(state + UNIFORM_BATCH), lane(slot, attempt, tries)
+        )
         position = scale_to(second if slot & 1 else first, total)
         entry = locate(entries, listed, np.int64(position * density), position)
-        poke_i64(row_at + 8 * slot, peek_i64(entry + E_FIRST) + position - peek_i64(entry))
+        poke_i64(row_at + 8 * slot, peek_i64(entry + ENTRY_FIRST) + position - peek_i64(entry))
         poke_i64(entry_at + 8 * slot, entry)
         more = call_5(resolve, window, job, slots + 8 * done, count - done, 0)
         tries = 0 if more > 0 else tries
@@ -141,24 +155,28 @@ def _settle(state, job, slots, count, attempt, total):
     for i in range(count):
         slot = peek_i64(slots + 8 * i)
         entry = peek_i64(entry_at + 8 * slot)
-        poke_i64(page_at + 8 * slot, peek_i64(entry + E_PAGE))
-        poke_i64(entry_at + 8 * slot, peek_i64(entry + E_GENERATION))
+        poke_i64(page_at + 8 * slot, peek_i64(entry + ENTRY_PAGE))
+        poke_i64(entry_at + 8 * slot, peek_i64(entry + ENTRY_GENERATION))
     return True
 
 
 def _draw(state, job, slots, count, attempt):
-    table = peek_i64(job + J_TABLE)
-    metas = peek_i64(table + T_META)
-    window = peek_i64(job + J_WINDOW)
-    total = look(state, table, peek_i64(window + V_NEED), peek_i64(window + V_SHORT))
-    if total <= 0 or total < peek_i64(state + S_LEAST):
+    table = peek_i64(job + JOB_TABLE)
+    metas = peek_i64(table + w.VIEW_META)
+    window = peek_i64(job + JOB_WINDOW)
+    total = look(state, table, peek_i64(window + WINDOW_NEED), peek_i64(window + WINDOW_SHORT))
+    if total <= 0 or total < peek_i64(state + UNIFORM_LEAST):
         return -1
-    entries = peek_i64(state + S_SNAPSHOT)
-    listed = peek_i64(state + S_PAGES)
-    seed = peek_i64(state + S_SEED)
-    batch = peek_i64(state + S_BATCH)
-    row_at, after_at, entry_at = peek_i64(job + J_ROWS), peek_i64(job + J_FOLLOWING), peek_i64(job + J_GENERATIONS)
-    bits = state + S_BITS
+    entries = peek_i64(state + UNIFORM_SNAPSHOT)
+    listed = peek_i64(state + UNIFORM_PAGES)
+    seed = peek_i64(state + UNIFORM_SEED)
+    batch = peek_i64(state + UNIFORM_BATCH)
+    row_at, after_at, entry_at = (
+        peek_i64(job + JOB_ROWS),
+        peek_i64(job + JOB_FOLLOWING),
+        peek_i64(job + JOB_GENERATIONS),
+    )
+    bits = state + UNIFORM_BITS
     density = listed / total
     # what lies at a chunk's positions is asked for, and looked at a chunk later: the memory works on one chunk's misses
     # while the one before is being resolved and the next one computed
@@ -174,8 +192,8 @@ def _draw(state, job, slots, count, attempt):
                 slot = peek_i64(chunk + 8 * i)
                 position = positions[i]
                 entry = locate(entries, listed, np.int64(position * density), position)
-                row = peek_i64(entry + E_FIRST) + position - peek_i64(entry)
-                after = ask_ahead(window, metas, row, peek_i64(entry + E_ENVS))
+                row = peek_i64(entry + ENTRY_FIRST) + position - peek_i64(entry)
+                after = ask_ahead(window, metas, row, peek_i64(entry + ENTRY_ENVS))
                 poke_i64(row_at + 8 * slot, row)
                 poke_i64(after_at + 8 * slot, after)
                 poke_i64(entry_at + 8 * slot, entry)
@@ -204,10 +222,10 @@ class Uniform:
 
     def __init__(self, seed: int, pages: int, least: int = 1) -> None:
         self._snapshot = empty_list(pages)
-        self._state = np.zeros(S_WORDS + _CHUNK, np.int64)
-        self._state[S_SEED // 8] = np.uint64(seed % 2**64).astype(np.int64)
-        self._state[S_LEAST // 8] = least
-        self._state[S_SNAPSHOT // 8] = self._snapshot.ctypes.data
+        self._state = np.zeros(UNIFORM_WORDS + _CHUNK, np.int64)
+        self._state[UNIFORM_SEED // 8] = np.uint64(seed % 2**64).astype(np.int64)
+        self._state[UNIFORM_LEAST // 8] = least
+        self._state[UNIFORM_SNAPSHOT // 8] = self._snapshot.ctypes.data
         self._words = self._state.data
         self.function = address(_draw, _SIGNATURE)
         self.state: int = self._state.ctypes.data
@@ -215,19 +233,19 @@ class Uniform:
     @property
     def batch_at(self) -> int:
         """Address of `batch`."""
-        return self.state + S_BATCH
+        return self.state + UNIFORM_BATCH
 
     @property
     def batch(self) -> int:
         """Number of the batch that is drawn next; set it to repeat or skip draws."""
-        return self._words[S_BATCH // 8]
+        return self._words[UNIFORM_BATCH // 8]
 
     @batch.setter
     def batch(self, number: int) -> None:
         value = whole(number)
         if value is None or not 0 <= value < 1 << 63:
             raise ConfigError(f"Expected the number of a batch, from 0, got {number!r}")
-        self._words[S_BATCH // 8] = value
+        self._words[UNIFORM_BATCH // 8] = value
 
     def finish(self, arrays: dict[str, np.ndarray[Any, Any]], first: int = 0, count: int | None = None) -> None:
         """Nothing is left to do for a batch of equal probabilities."""
@@ -256,7 +274,7 @@ class Uniform:
     @property
     def candidates(self) -> int:
         """Rows that the last draw chose among, rejected ones included."""
-        return self._words[S_CANDIDATES // 8]
+        return self._words[UNIFORM_CANDIDATES // 8]
 
     @property
     def offered(self) -> int:

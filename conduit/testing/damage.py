@@ -35,8 +35,8 @@ from conduit.plane.client import Client
 from conduit.plane.engine import Engine
 from conduit.plane.ingest.writer import Writer
 from conduit.plane.observe import inspect
+from conduit.store.format import words as w
 from conduit.store.format.layout import HEADER_BYTES, HEADER_DIGEST, SegmentLayout
-from conduit.store.format.words import LINE, META_BYTES, TABLE_CONTROL_BYTES
 from conduit.store.segment.names import SHM_DIRECTORY, open_segment, shm_name
 from conduit.store.segment.segment import read_layout
 
@@ -157,21 +157,21 @@ def _regions(layout: SegmentLayout) -> Iterator[tuple[int, int, int]]:
     yield 1, HEADER_BYTES, HEADER_BYTES + len(layout.encoded)
     yield 2, layout.participants, layout.hazards
     yield 1, layout.hazards, layout.loaders
-    yield 2, layout.loaders, layout.loaders + 4 * LINE
+    yield 2, layout.loaders, layout.loaders + 4 * w.LINE
     for policy in layout.policies.values():
         yield 1, policy.control, policy.copies[0]
         yield 1, policy.copies[0], policy.copies[-1] + policy.copy_bytes
     for table in layout.tables.values():
-        yield 10, table.blocks, table.blocks + table.pages * LINE
-        yield 5, table.sides, table.sides + table.pages * LINE
-        yield 4, table.control, table.control + TABLE_CONTROL_BYTES
-        yield 1, table.seats, table.seats + 4 * LINE
-        yield 6, table.meta, table.meta + table.rows * META_BYTES
+        yield 10, table.blocks, table.blocks + table.pages * w.LINE
+        yield 5, table.sides, table.sides + table.pages * w.LINE
+        yield 4, table.control, table.control + w.TABLE_CONTROL_BYTES
+        yield 1, table.seats, table.seats + 4 * w.LINE
+        yield 6, table.meta, table.meta + table.rows * w.META_BYTES
         yield 1, table.priority, table.end
         for name in table.arenas:
             yield 4, table.columns[name], table.columns[name] + 8 * table.rows
         for at in table.statistics.values():
-            yield 1, at, at + 4 * LINE
+            yield 1, at, at + 4 * w.LINE
 
 
 def _end_of(pid: int) -> int:

@@ -31,20 +31,8 @@ from conduit.native.jit import entry
 from conduit.plane.client import Client
 from conduit.plane.engine import Engine
 from conduit.schema import Field, Schema
+from conduit.store.format import words as w
 from conduit.store.format.table_spec import Priorities, Table
-from conduit.store.format.words import (
-    DELETED,
-    FINAL,
-    HAS_GONE,
-    MOST_DELIVERIES,
-    OPEN,
-    PAGE_COMMITTED,
-    PAGE_HALO,
-    PAGE_STATE,
-    PAST_SHIFT,
-    SEALED,
-    SIDE_GONE,
-)
 from conduit.store.pages.protocol import take_ticket
 from conduit.store.pages.row_counts import may_be_taken
 from conduit.store.pages.settling import is_settled
@@ -201,15 +189,15 @@ def recount(view: TableView) -> list[str]:
     assert counts is not None
     limit = view.layout.table.max_times_sampled or 0
     size = 0
-    for page in np.flatnonzero(np.isin(kinds(view), (OPEN, SEALED))).tolist():
-        halo, committed = (int(words[page, offset // 8]) for offset in (PAGE_HALO, PAGE_COMMITTED))
+    for page in np.flatnonzero(np.isin(kinds(view), (w.OPEN, w.SEALED))).tolist():
+        halo, committed = (int(words[page, offset // 8]) for offset in (w.PAGE_HALO, w.PAGE_COMMITTED))
         mine = counts[page * rows : page * rows + committed]
-        gone = (mine & HAS_GONE) != 0
+        gone = (mine & w.HAS_GONE) != 0
         flags = view.meta["link"][page * rows : page * rows + committed]
         spent = ~may_be_taken.function(mine, limit)
         # a deleted copy is marked where it was written
-        spent[halo:] |= (flags[halo:] & (DELETED | FINAL)) == DELETED
-        told = int(sides[page, SIDE_GONE // 8] >> PAST_SHIFT)
+        spent[halo:] |= (flags[halo:] & (w.DELETED | w.FINAL)) == w.DELETED
+        told = int(sides[page, w.SIDE_GONE // 8] >> w.PAST_SHIFT)
         if told != gone[halo:].sum():
             wrong.append(f"page {page} counts {told} rows as gone, {gone[halo:].sum()} are marked")
         if (spent & ~gone).any():
@@ -218,14 +206,14 @@ def recount(view: TableView) -> list[str]:
         copied = committed - view.layout.table.future_ticks
         if (gone & ~spent)[:copied].any():
             wrong.append(f"page {page} counts {(gone & ~spent).sum()} rows as gone that can be drawn")
-        if ((mine >> 16) & MOST_DELIVERIES < (mine & MOST_DELIVERIES)).any():
+        if ((mine >> 16) & w.MOST_DELIVERIES < (mine & w.MOST_DELIVERIES)).any():
             wrong.append(f"page {page} has rows that were delivered more often than taken")
         size += committed - halo - int(gone[halo:].sum())
     if size != view.counts().size:
         wrong.append(f"{view.counts().size} rows are there by the counts, {size} by a recount")
     if entry(is_settled)(view.address) != 1:
         wrong.append("deaths have not been settled")
-    if (counts < 0).any() or (words[:, PAGE_STATE // 8] < 0).any():
+    if (counts < 0).any() or (words[:, w.PAGE_STATE // 8] < 0).any():
         wrong.append("a word wrapped")
     return wrong
 
@@ -238,12 +226,12 @@ def _compare(view: TableView, delivered: Array, killed: bool) -> list[str]:
     words = view.pages()
     told = np.zeros(len(delivered), np.int64)
     present = np.zeros(len(delivered), bool)
-    for page in np.flatnonzero(np.isin(kinds(view), (OPEN, SEALED))).tolist():
-        here = slice(page * rows, page * rows + int(words[page, PAGE_COMMITTED // 8]))
+    for page in np.flatnonzero(np.isin(kinds(view), (w.OPEN, w.SEALED))).tolist():
+        here = slice(page * rows, page * rows + int(words[page, w.PAGE_COMMITTED // 8]))
         numbers = view.columns["obs"][here]
         # a row and its copy: deliveries are counted in one of them
-        np.add.at(told, numbers, counts[here] & MOST_DELIVERIES)
-        whole = int(words[page, PAGE_HALO // 8])
+        np.add.at(told, numbers, counts[here] & w.MOST_DELIVERIES)
+        whole = int(words[page, w.PAGE_HALO // 8])
         present[numbers[whole:]] = True
     different = present & ((delivered > told) if killed else (delivered != told))
     if different.any():

@@ -18,19 +18,7 @@ import numpy as np
 
 import conduit
 from conduit.schema import Field, Schema
-from conduit.store.format.words import (
-    CONSUMER_MASK,
-    FINAL,
-    INIT,
-    KEPT,
-    KIND_MASK,
-    LINK_SHIFT,
-    OPEN,
-    PAGE_COMMITTED,
-    PAGE_STATE,
-    SEALED,
-    SIDE_CLAIM,
-)
+from conduit.store.format import words as w
 from conduit.store.segment.locks import LOCK_LIMITS, LOCK_LOADERS, held
 from conduit.store.segment.names import SHM_DIRECTORY, shm_name
 from conduit.store.tables.view import TableView
@@ -60,9 +48,9 @@ def check_rows(view: TableView) -> list[int]:
     found = []
     size = view.layout.page_rows
     for page, words in enumerate(view.pages().tolist()):
-        if words[PAGE_STATE // 8] & KIND_MASK not in (OPEN, SEALED):
+        if words[w.PAGE_STATE // 8] & w.KIND_MASK not in (w.OPEN, w.SEALED):
             continue
-        rows = slice(page * size, page * size + words[PAGE_COMMITTED // 8])
+        rows = slice(page * size, page * size + words[w.PAGE_COMMITTED // 8])
         numbers = view.columns["action"][rows]
         expected = numbers[:, None] + np.array([0, 0.125, 0.25])
         assert np.array_equal(view.columns["obs"][rows], expected), f"page {page}: torn {numbers.tolist()}"
@@ -70,10 +58,10 @@ def check_rows(view: TableView) -> list[int]:
         ends = numbers % EPISODE == EPISODE - 1
         link = view.meta["link"][rows]
         assert np.array_equal(view.terminated[rows], ends), f"page {page}: flags of others {numbers.tolist()}"
-        assert not (link & FINAL).any()
-        assert np.array_equal((link & KEPT) != 0, ends), f"page {page}: finals {numbers.tolist()}"
+        assert not (link & w.FINAL).any()
+        assert np.array_equal((link & w.KEPT) != 0, ends), f"page {page}: finals {numbers.tolist()}"
         for row in np.flatnonzero(ends).tolist():
-            final = view.columns["obs"][rows.start + row + (int(link[row]) >> LINK_SHIFT)]
+            final = view.columns["obs"][rows.start + row + (int(link[row]) >> w.LINK_SHIFT)]
             assert np.array_equal(final, observation(int(numbers[row]) + 0.5)), f"page {page}: final of {numbers[row]}"
         assert (np.diff(numbers) > 0).all(), f"page {page}: {numbers.tolist()}"
         found += numbers.tolist()
@@ -113,8 +101,8 @@ class Scenario(ABC):
     def check_rest(self, *, open_pages: int = 0, holds: int = 0) -> None:
         """See that nothing is claimed, leased, reserved or locked but what is said."""
         found = kinds(self.view)
-        assert not (found == INIT).any(), f"{(found == INIT).sum()} pages in preparation"
-        assert (found == OPEN).sum() <= open_pages, f"{(found == OPEN).sum()} pages open"
+        assert not (found == w.INIT).any(), f"{(found == w.INIT).sum()} pages in preparation"
+        assert (found == w.OPEN).sum() <= open_pages, f"{(found == w.OPEN).sum()} pages open"
         assert slots_in_use(self.view) == holds, f"{slots_in_use(self.view)} hazards in use"
         assert np.count_nonzero(hazards(self.view)) == holds, "hazards"
         for byte in (LOCK_LIMITS, LOCK_LOADERS):
@@ -350,7 +338,7 @@ class Remove(_Writing):
     def operate(self) -> None:
         self.put(self.writer, 3)
         page, local = divmod(int(self.writer._stream.words[3]) + int(self.writer._stream.words[4]) - 1, 12)
-        generation = int(self.view.pages()[page, PAGE_STATE // 8]) >> 16
+        generation = int(self.view.pages()[page, w.PAGE_STATE // 8]) >> 16
         self.engine.delete("t", np.array([generation << 40 | page * 12 + local]))
         self.engine.freeze("t")
         self.engine.thaw("t")
@@ -454,12 +442,12 @@ class _Queue(Scenario):
         del claim
         check_rows(self.view)
         sides = self.consumer_words()
-        assert not (sides & CONSUMER_MASK).any(), "rows are claimed"
+        assert not (sides & w.CONSUMER_MASK).any(), "rows are claimed"
         self.check_rest(open_pages=1)
 
     def consumer_words(self) -> Array:
         shape = (self.view.layout.pages, 16)
-        return self.view.segment.array(self.view.layout.sides, shape, np.dtype(np.int64))[:, SIDE_CLAIM // 8]
+        return self.view.segment.array(self.view.layout.sides, shape, np.dtype(np.int64))[:, w.SIDE_CLAIM // 8]
 
 
 class Produce(_Queue):

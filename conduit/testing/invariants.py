@@ -13,25 +13,7 @@ import numpy as np
 
 from conduit.native.jit import entry
 from conduit.sampling.candidates import rows_to_draw
-from conduit.store.format.words import (
-    FREE,
-    HAZARDS_PER_PARTICIPANT,
-    KIND_MASK,
-    OPEN,
-    P_SLOTS,
-    PAGE_COMMITTED,
-    PAGE_ENDED,
-    PAGE_ENVS,
-    PAGE_FIRST,
-    PAGE_HALO,
-    PAGE_STATE,
-    PAGE_STREAM,
-    PAGE_TICK,
-    SEALED,
-    SEAT_WEIGHING,
-    SEAT_WRITERS,
-    T_FUTURE,
-)
+from conduit.store.format import words as w
 from conduit.store.pages import protocol
 from conduit.store.tables.view import TableView
 from conduit.testing import rows
@@ -42,7 +24,7 @@ Array = np.ndarray[Any, Any]
 def hazards(view: TableView) -> Array:
     """The segment's hazard slots, int64 [participants, slots], zero where nothing is leased."""
     layout = view.segment.layout
-    shape = (layout.spec.max_participants, HAZARDS_PER_PARTICIPANT)
+    shape = (layout.spec.max_participants, w.HAZARDS_PER_PARTICIPANT)
     return view.segment.array(layout.hazards, shape, np.dtype(np.int64))
 
 
@@ -53,23 +35,25 @@ def hazard(view: TableView, slot: int = 0) -> int:
 
 def slots_in_use(view: TableView) -> int:
     """Hazards of this process that a lease, a claim or a call uses."""
-    return int(np.count_nonzero(view.segment.seat[P_SLOTS // 8 :]))
+    return int(np.count_nonzero(view.segment.seat[w.PROCESS_SLOTS // 8 :]))
 
 
 def kinds(view: TableView) -> Array:
     """Kind of each page (words.FREE, INIT, OPEN, SEALED), int64 [pages]."""
-    found: Array = view.pages()[:, PAGE_STATE // 8] & KIND_MASK
+    found: Array = view.pages()[:, w.PAGE_STATE // 8] & w.KIND_MASK
     return found
 
 
 def check_nothing_leaked(view: TableView) -> None:
     """Every page is free or sealed, and no lease is left."""
     found = kinds(view)
-    assert np.isin(found, (FREE, SEALED)).all(), f"pages {np.flatnonzero(~np.isin(found, (FREE, SEALED)))}: {found}"
+    assert np.isin(found, (w.FREE, w.SEALED)).all(), (
+        f"pages {np.flatnonzero(~np.isin(found, (w.FREE, w.SEALED)))}: {found}"
+    )
     left = np.argwhere(hazards(view))
     assert not len(left), f"leases left in (participant, slot) {left.tolist()}"
     seats = view.segment.array(view.layout.seats, (view.segment.layout.spec.max_participants, 16), np.dtype(np.int64))
-    left = np.argwhere(seats[:, SEAT_WEIGHING // 8 : SEAT_WRITERS // 8])
+    left = np.argwhere(seats[:, w.SEAT_WEIGHING // 8 : w.SEAT_WRITERS // 8])
     assert not len(left), f"pages are marked by (participant, mark) {left.tolist()}"
 
 
@@ -86,18 +70,18 @@ def check_every_page_can_be_claimed(view: TableView) -> None:
 def anchor_ranges(view: TableView) -> dict[int, list[tuple[int, int, int]]]:
     """{stream: [(first tick, end tick, page)]} of the rows that each page may be sampled for, in order."""
     found = defaultdict(list)
-    future = int(view.descriptor[T_FUTURE // 8])
+    future = int(view.descriptor[w.VIEW_FUTURE // 8])
     for page, words in enumerate(view.pages().tolist()):
-        kind = words[PAGE_STATE // 8] & KIND_MASK
-        if kind not in (OPEN, SEALED):
+        kind = words[w.PAGE_STATE // 8] & w.KIND_MASK
+        if kind not in (w.OPEN, w.SEALED):
             continue
-        envs = words[PAGE_ENVS // 8]
-        goes_on = kind == OPEN or words[PAGE_ENDED // 8] == 0
-        end = words[PAGE_COMMITTED // 8] // envs - (future if goes_on else 0)
-        first = words[PAGE_FIRST // 8] // envs
+        envs = words[w.PAGE_ENVS // 8]
+        goes_on = kind == w.OPEN or words[w.PAGE_ENDED // 8] == 0
+        end = words[w.PAGE_COMMITTED // 8] // envs - (future if goes_on else 0)
+        first = words[w.PAGE_FIRST // 8] // envs
         if end > first:
-            tick = words[PAGE_TICK // 8]
-            found[words[PAGE_STREAM // 8]].append((tick + first, tick + end, page))
+            tick = words[w.PAGE_TICK // 8]
+            found[words[w.PAGE_STREAM // 8]].append((tick + first, tick + end, page))
     return {stream: sorted(ranges) for stream, ranges in found.items()}
 
 
@@ -107,8 +91,8 @@ def offered_ranges(view: TableView, need: int) -> dict[int, list[tuple[int, int,
     for page, words in enumerate(view.pages().tolist()):
         begin, end, _, _, envs, _ = rows_to_draw(view.address, page, need, 0)
         if end > begin:
-            tick = words[PAGE_TICK // 8]
-            found[words[PAGE_STREAM // 8]].append((tick + begin // envs, tick + end // envs, page))
+            tick = words[w.PAGE_TICK // 8]
+            found[words[w.PAGE_STREAM // 8]].append((tick + begin // envs, tick + end // envs, page))
     return {stream: sorted(ranges) for stream, ranges in found.items()}
 
 
@@ -125,8 +109,8 @@ def check_counts(view: TableView, inserted: int) -> None:
     For a table without resets and deletions; it need not be at rest.
     """
     pages = view.pages()
-    live = pages[np.isin(pages[:, PAGE_STATE // 8] & KIND_MASK, (OPEN, SEALED))]
-    there = int((live[:, PAGE_COMMITTED // 8] - live[:, PAGE_HALO // 8]).sum())
+    live = pages[np.isin(pages[:, w.PAGE_STATE // 8] & w.KIND_MASK, (w.OPEN, w.SEALED))]
+    there = int((live[:, w.PAGE_COMMITTED // 8] - live[:, w.PAGE_HALO // 8]).sum())
     counts = view.counts()
     found = (counts.inserted, counts.size, counts.evicted, counts.deleted)
     assert found == (inserted, there, inserted - there, inserted - there), f"{counts}, {there} rows are there"
@@ -140,9 +124,9 @@ def check_proving_rows(view: TableView) -> int:
     """
     total = 0
     for page, words in enumerate(view.pages().tolist()):
-        if words[PAGE_STATE // 8] & KIND_MASK not in (OPEN, SEALED):
+        if words[w.PAGE_STATE // 8] & w.KIND_MASK not in (w.OPEN, w.SEALED):
             continue
-        count, envs, halo = (words[offset // 8] for offset in (PAGE_COMMITTED, PAGE_ENVS, PAGE_HALO))
+        count, envs, halo = (words[offset // 8] for offset in (w.PAGE_COMMITTED, w.PAGE_ENVS, w.PAGE_HALO))
         assert halo <= count <= view.layout.page_rows, f"page {page}: {count} rows committed, halo {halo}"
         start = page * view.layout.page_rows
         torn = np.zeros(count, np.uint8)

@@ -7,16 +7,16 @@ before the validation is the control: if it never saw a torn row, nothing was ev
 from __future__ import annotations
 
 from conduit.kernels.cpu.deliver import (
-    J_BATCH,
-    J_DRAW,
-    J_DRAW_STATE,
-    J_SLOTS,
-    J_WINDOW,
+    JOB_BATCH,
+    JOB_DRAW,
+    JOB_DRAW_STATE,
+    JOB_SLOTS,
+    JOB_WINDOW,
     _gather,
     overwritten,
     write_meta,
 )
-from conduit.kernels.cpu.windows import V_TERMINATED, V_TRUNCATED
+from conduit.kernels.cpu.windows import WINDOW_TERMINATED, WINDOW_TRUNCATED
 from conduit.native.jit import kernel
 from conduit.native.memory import call_5, peek_i64, peek_u8, poke_i64
 from conduit.testing.rows import find_torn_transitions
@@ -28,11 +28,11 @@ TORN_BEFORE, TORN_AFTER, VALID, OVERWRITTEN = range(0, 32, 8)
 @kernel("int64(int64)", nogil=True)
 def draw(job):
     """Draw one batch's rows without reading them; returns the batch size, or -1 when there is nothing to draw."""
-    slots = peek_i64(job + J_SLOTS)
-    count = peek_i64(job + J_BATCH)
+    slots = peek_i64(job + JOB_SLOTS)
+    count = peek_i64(job + JOB_BATCH)
     for i in range(count):
         poke_i64(slots + 8 * i, i)
-    return call_5(peek_i64(job + J_DRAW), peek_i64(job + J_DRAW_STATE), job, slots, count, 0)
+    return call_5(peek_i64(job + JOB_DRAW), peek_i64(job + JOB_DRAW_STATE), job, slots, count, 0)
 
 
 @kernel("int64(int64, int64, int64, int64, int64, int64, int64)", nogil=True)
@@ -45,12 +45,12 @@ def gather_and_look(job, obs, after, action, reward, torn, counts):
         torn: Address of uint8 [batch].
         counts: Address of int64 [4]: torn before validation, torn after it, rows that passed, rows found overwritten.
     """
-    slots = peek_i64(job + J_SLOTS)
-    count = peek_i64(job + J_BATCH)
+    slots = peek_i64(job + JOB_SLOTS)
+    count = peek_i64(job + JOB_BATCH)
     _gather(job, slots, count, 0)
     write_meta(job, slots, count)
-    window = peek_i64(job + J_WINDOW)
-    terminated, truncated = peek_i64(window + V_TERMINATED), peek_i64(window + V_TRUNCATED)
+    window = peek_i64(job + JOB_WINDOW)
+    terminated, truncated = peek_i64(window + WINDOW_TERMINATED), peek_i64(window + WINDOW_TRUNCATED)
     before = find_torn_transitions(obs, after, action, reward, terminated, truncated, count, torn)
     left = overwritten(job, slots, count)
     excused = 0

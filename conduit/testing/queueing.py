@@ -43,7 +43,7 @@ _ENVS, _TICKS = 2, 6
 _LIVES = 1 << 16
 _RECORDS = 1 << 16
 DELIVERED, ACKNOWLEDGED, GIVEN_BACK = 1, 2, 3
-R_TABLE, R_STREAM, R_TICK, R_TICKS, R_PHASE, R_AT, R_ENDED, R_BAD = range(8)
+RECORD_TABLE, RECORD_STREAM, RECORD_TICK, RECORD_TICKS, RECORD_PHASE, RECORD_AT, RECORD_ENDED, RECORD_BAD = range(8)
 """A record: table, stream, first tick, ticks, phase, when it was delivered, when it ended, rows that were not as written."""
 
 
@@ -167,27 +167,27 @@ def consume(client: Client, shared: _Shared, life: int, place: int) -> None:
     while True:
         claim = consumer.next(max_ticks=chance.choice((None, 1, 5)) if table == 1 else None)
         record = records[counts[place]]
-        record[:R_PHASE] = table, claim.stream, claim.first_tick, claim.ticks
-        record[R_AT] = time.monotonic_ns()
-        record[R_BAD] = check_claim(claim)
-        record[R_PHASE] = DELIVERED
+        record[:RECORD_PHASE] = table, claim.stream, claim.first_tick, claim.ticks
+        record[RECORD_AT] = time.monotonic_ns()
+        record[RECORD_BAD] = check_claim(claim)
+        record[RECORD_PHASE] = DELIVERED
         counts[place] += 1
         way = chance.random()
         if way < 0.2:
             time.sleep(0.002 * chance.random())
         if way > 0.9:
             claim.give_back()
-            record[R_PHASE] = GIVEN_BACK
+            record[RECORD_PHASE] = GIVEN_BACK
             continue
         if way > 0.6:
             kept.append((claim["obs"], claim["obs"].copy(), record))
         claim.ack()
-        record[R_ENDED] = time.monotonic_ns()
-        record[R_PHASE] = ACKNOWLEDGED
+        record[RECORD_ENDED] = time.monotonic_ns()
+        record[RECORD_PHASE] = ACKNOWLEDGED
         del claim
         if len(kept) > 3:
             array, copy, where = kept.pop(0)
-            where[R_BAD] += int((array != copy).sum())
+            where[RECORD_BAD] += int((array != copy).sum())
 
 
 PRODUCERS: tuple[Callable[[Client, _Shared, int, int], None], ...] = (append_rollouts, roll_out, append_rows)
@@ -255,7 +255,7 @@ class _Crew:
         if place < len(CONSUMERS):
             self.records.append(self.shared.records[place, : self.shared.counts[place]].copy())
             self.shared.counts[place] = 0
-            self.shared.records[place, :, R_ENDED] = 0
+            self.shared.records[place, :, RECORD_ENDED] = 0
 
     def kill_one(self, chance: random.Random) -> None:
         place = chance.randrange(len(ROLES))
@@ -287,28 +287,28 @@ def _drain(engine: Engine, report: Report) -> Array:
 def account(records: Array, written: dict[tuple[int, int], int], report: Report) -> None:
     """Hold the records against what was written; adds to the report's counts and failures."""
     report.claims = len(records)
-    report.open = int((records[:, R_PHASE] == DELIVERED).sum())
-    for bad in records[records[:, R_BAD] != 0]:
+    report.open = int((records[:, RECORD_PHASE] == DELIVERED).sum())
+    for bad in records[records[:, RECORD_BAD] != 0]:
         report.failures.append(f"rows not as they were written: {bad.tolist()}")
     by_stream = defaultdict(list)
     for record in records.tolist():
-        by_stream[record[R_TABLE], record[R_STREAM]].append(record)
+        by_stream[record[RECORD_TABLE], record[RECORD_STREAM]].append(record)
     for key, own in by_stream.items():
-        end = max(one[R_TICK] + one[R_TICKS] for one in own)
+        end = max(one[RECORD_TICK] + one[RECORD_TICKS] for one in own)
         done, done_at = np.zeros(end, np.int64), np.full(end, np.iinfo(np.int64).max)
         could_be = np.zeros(end, bool)
         for one in own:
-            span = slice(one[R_TICK], one[R_TICK] + one[R_TICKS])
-            if one[R_PHASE] == ACKNOWLEDGED:
+            span = slice(one[RECORD_TICK], one[RECORD_TICK] + one[RECORD_TICKS])
+            if one[RECORD_PHASE] == ACKNOWLEDGED:
                 done[span] += 1
-                done_at[span] = one[R_ENDED]
+                done_at[span] = one[RECORD_ENDED]
         for one in own:
-            span = slice(one[R_TICK], one[R_TICK] + one[R_TICKS])
-            if one[R_PHASE] == ACKNOWLEDGED:
+            span = slice(one[RECORD_TICK], one[RECORD_TICK] + one[RECORD_TICKS])
+            if one[RECORD_PHASE] == ACKNOWLEDGED:
                 continue
-            if (one[R_AT] > done_at[span]).any():
+            if (one[RECORD_AT] > done_at[span]).any():
                 report.failures.append(f"stream {key}: delivered after it was acknowledged: {one}")
-            if one[R_PHASE] == DELIVERED:
+            if one[RECORD_PHASE] == DELIVERED:
                 could_be[span] = True
                 report.open_and_done += bool((done[span] == 0).all())
         if (done > 1).any():

@@ -8,7 +8,7 @@ import conduit
 from conduit.kernels.gpu import augment, draws, gather, philox, ragged, returns, transitions
 from conduit.kernels.gpu import priorities as priority
 from conduit.kernels.spec.transforms import RandomShift, Transform
-from conduit.store.format.words import LINK_SHIFT
+from conduit.store.format import words as w
 from perf.gpu.measuring import Bench, close
 
 SCALE = 1 / 255
@@ -141,7 +141,7 @@ def steps(bench: Bench) -> None:
     pages, page_rows, batch = bench.size(256, 3), bench.size(4096, 40), bench.size(4096, 20)
     device, rows = bench.device, pages * page_rows
     meta = torch.zeros(rows, 4, dtype=torch.int32, device=device)
-    meta[:, 3] = 1 << LINK_SHIFT
+    meta[:, 3] = 1 << w.LINK_SHIFT
     numbers = torch.arange(pages, device=device)
     starts = torch.arange(pages + 1, device=device) * (page_rows - 8)
     listed = torch.full((1,), pages, device=device)

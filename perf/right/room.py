@@ -13,7 +13,7 @@ import numpy as np
 
 import conduit
 from conduit.errors import Busy, CapacityError, ConfigError, NoSpace
-from conduit.store.format.words import AFTER_LAST_STEP, LAST_STEP, W_EPISODES
+from conduit.store.format import words as w
 from perf.bars import Bar
 
 _SCHEMA = conduit.Schema(
@@ -137,7 +137,7 @@ def overflows() -> Iterator[Bar]:
         said = _refusal(**options)
         yield Bar(what, said, "CapacityError by name", said.startswith("CapacityError") and word in said)
     with _engine(2000, page_rows=1000) as engine, engine.writer("t", num_envs=1, autoreset="disabled") as writer:
-        writer._stream.words[W_EPISODES // 8] = (1 << 32) - 128
+        writer._stream.words[w.WRITER_EPISODES // 8] = (1 << 32) - 128
         for k in range(512):
             end = np.array([k % 2 == 1])
             writer.append(**_tick(1), terminated=end, final=np.zeros((1, 4), np.float32))
@@ -146,11 +146,11 @@ def overflows() -> Iterator[Bar]:
     yield Bar("B8 wrong `terminated` of 512 rows around episode 2^32", f"{wrong}", "0", wrong == 0)
     with _engine(2000) as engine, engine.writer("t") as writer:
         writer.append(**_ROW)
-        writer._stream._env_states[0, 2] = LAST_STEP
+        writer._stream._env_states[0, 2] = w.LAST_STEP
         for _ in range(2):
             writer.append(**_ROW)
         steps = engine._views["t"].meta["step"][1:3].tolist()
-    right = [LAST_STEP, AFTER_LAST_STEP]
+    right = [w.LAST_STEP, w.AFTER_LAST_STEP]
     yield Bar("B8 steps around 2^31 of an episode", f"{steps}", f"{right}", steps == right)
     try:
         with conduit.Engine.create(f"right-{os.getpid()}-name", {"x" * 300: conduit.Table(_SCHEMA, 100)}):

@@ -32,10 +32,10 @@ def draw(state, job, slots, count, attempt):
         slot = peek_i64(slots + 8 * i)
         row = peek_i64(state + 8 * _FIRST) + (slot + attempt) % (ROWS - 1)
         stale = attempt < 2 and slot % peek_i64(state + 8 * _BAD) == 0
-        poke_i64(peek_i64(job + cpu.J_ROWS) + 8 * slot, row)
-        poke_i64(peek_i64(job + cpu.J_FOLLOWING) + 8 * slot, row + 1)
-        poke_i64(peek_i64(job + cpu.J_PAGES) + 8 * slot, 0)
-        poke_i64(peek_i64(job + cpu.J_GENERATIONS) + 8 * slot, peek_i64(state + 8 * _GENERATION) - stale)
+        poke_i64(peek_i64(job + cpu.JOB_ROWS) + 8 * slot, row)
+        poke_i64(peek_i64(job + cpu.JOB_FOLLOWING) + 8 * slot, row + 1)
+        poke_i64(peek_i64(job + cpu.JOB_PAGES) + 8 * slot, 0)
+        poke_i64(peek_i64(job + cpu.JOB_GENERATIONS) + 8 * slot, peek_i64(state + 8 * _GENERATION) - stale)
     return count
 
 

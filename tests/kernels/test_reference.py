@@ -7,7 +7,7 @@ import torch
 from conduit import Field, cast, scale
 from conduit.kernels.reference import gather
 from conduit.kernels.spec.plan import Output
-from conduit.store.format.words import FINAL, FIRST, KEPT, LINK_SHIFT, TERMINATED, TRUNCATED
+from conduit.store.format import words as w
 from conduit.store.tables.view import META_DTYPE
 
 
@@ -63,15 +63,15 @@ def test_a_copy_is_a_copy():
 @pytest.mark.parametrize(
     ("rows", "committed", "wanted"),
     [
-        ([(2, FIRST), (2, 0), (2, 0), (2, 0)], 4, [2, 3, None, None]),
-        ([(2, FIRST), (2, 0), (2, 0), (2, 0)], 3, [2, None, None, None]),
-        ([(1, FIRST), (1, FIRST), (1, 0)], 3, [None, 2, None]),
-        ([(0, FIRST | TERMINATED), (1, FIRST)], 2, [0, None]),
-        ([(0, TRUNCATED), (1, FIRST)], 2, [None, None]),
-        ([(3, TRUNCATED | KEPT), (1, FIRST), (1, 0), (0, FINAL)], 2, [3, None, None, None]),
-        ([(1, TERMINATED), (0, FINAL), (1, FIRST)], 3, [1, None, None]),
-        ([(1, TERMINATED), (0, FINAL)], 1, [None, None]),
-        ([(1, TERMINATED), (1, FIRST), (1, TRUNCATED), (1, FIRST)], 4, [0, 2, None, None]),
+        ([(2, w.FIRST), (2, 0), (2, 0), (2, 0)], 4, [2, 3, None, None]),
+        ([(2, w.FIRST), (2, 0), (2, 0), (2, 0)], 3, [2, None, None, None]),
+        ([(1, w.FIRST), (1, w.FIRST), (1, 0)], 3, [None, 2, None]),
+        ([(0, w.FIRST | w.TERMINATED), (1, w.FIRST)], 2, [0, None]),
+        ([(0, w.TRUNCATED), (1, w.FIRST)], 2, [None, None]),
+        ([(3, w.TRUNCATED | w.KEPT), (1, w.FIRST), (1, 0), (0, w.FINAL)], 2, [3, None, None, None]),
+        ([(1, w.TERMINATED), (0, w.FINAL), (1, w.FIRST)], 3, [1, None, None]),
+        ([(1, w.TERMINATED), (0, w.FINAL)], 1, [None, None]),
+        ([(1, w.TERMINATED), (1, w.FIRST), (1, w.TRUNCATED), (1, w.FIRST)], 4, [0, 2, None, None]),
     ],
     ids=[
         "ticks of 2",
@@ -87,13 +87,13 @@ def test_a_copy_is_a_copy():
 )
 def test_the_following_row(rows, committed, wanted):
     meta = np.zeros(len(rows), META_DTYPE)
-    meta["link"] = [link << LINK_SHIFT | flags for link, flags in rows]
+    meta["link"] = [link << w.LINK_SHIFT | flags for link, flags in rows]
     assert [gather.following_row(local, meta, committed) for local in range(len(rows))] == wanted
 
 
 def test_behind_a_stream_that_has_ended_a_terminated_row_follows_itself():
     meta = np.zeros(3, META_DTYPE)
-    for flags, wanted in ((TERMINATED, 2), (TRUNCATED, None), (TERMINATED | TRUNCATED, 2), (0, None)):
-        meta["link"] = [1 << LINK_SHIFT, 1 << LINK_SHIFT, 1 << LINK_SHIFT | flags]
+    for flags, wanted in ((w.TERMINATED, 2), (w.TRUNCATED, None), (w.TERMINATED | w.TRUNCATED, 2), (0, None)):
+        meta["link"] = [1 << w.LINK_SHIFT, 1 << w.LINK_SHIFT, 1 << w.LINK_SHIFT | flags]
         assert gather.following_row(2, meta, 3, over=True) == wanted
         assert gather.following_row(2, meta, 3) is None

@@ -18,7 +18,7 @@ import conduit
 from conduit.errors import ConfigError, FieldError
 from conduit.field import DTYPES
 from conduit.kernels.cpu import augment
-from conduit.kernels.cpu.gather import D_REFUSED
+from conduit.kernels.cpu.gather import OP_REFUSED
 from conduit.kernels.reference import gather
 from conduit.kernels.spec.plan import Output, make_plan
 from conduit.kernels.spec.transforms import Transform, as_steps, fuse
@@ -328,7 +328,7 @@ def test_a_class_out_of_range_is_refused_with_its_field(engine_name):
 def test_an_operation_counts_what_it_refuses():
     output = output_of(conduit.Field("x", "int8", (2,)), conduit.one_hot(3))
     _, operation = run(output, np.array([[0, -1], [3, 2]], np.int8), np.array([0, 1, -1]))
-    assert operation[D_REFUSED // 8] == 2
+    assert operation[OP_REFUSED // 8] == 2
 
 
 def test_a_parents_pipeline_holds_for_all_below_that_are_not_named(engine_name):

@@ -135,7 +135,7 @@ def test_rows_of_every_size_are_copied(engine_name):
     for size in (1, 3, 15, 16, 17, 18, 256, 260, 1001):
         table, out = np.random.default_rng(size).integers(0, 255, (5, size), np.uint8), np.zeros((3, size), np.uint8)
         index, slots = np.array([4, -1, 2]), np.arange(3)
-        words = np.zeros(gather.D_WORDS, np.int64)
+        words = np.zeros(gather.OP_WORDS, np.int64)
         values = (0, table.ctypes.data, size, out.ctypes.data, size, size, 0, 0, index.ctypes.data, 1)
         words[:10] = values
         ctypes.CFUNCTYPE(*[ctypes.c_int64] * 5)(gather._copy_address(size))(words.ctypes.data, slots.ctypes.data, 3, 0)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import conduit
-from conduit.store.format.words import KIND_MASK, OPEN, PAGE_COMMITTED, SEALED
+from conduit.store.format import words as w
 
 CARTPOLE = conduit.Schema(
     [
@@ -38,8 +38,8 @@ class Snapshot:
     def __init__(self, engine, table="replay"):
         self.view = engine._views[table]
         self.pages = self.view.pages()
-        live = np.isin(self.pages[:, 0] & KIND_MASK, (OPEN, SEALED))
-        committed = np.where(live, self.pages[:, PAGE_COMMITTED // 8], 0)
+        live = np.isin(self.pages[:, 0] & w.KIND_MASK, (w.OPEN, w.SEALED))
+        committed = np.where(live, self.pages[:, w.PAGE_COMMITTED // 8], 0)
         local = np.arange(self.view.layout.rows) % self.view.layout.page_rows
         self.visible = local < np.repeat(committed, self.view.layout.page_rows)
         self.columns = {name: column[self.visible].copy() for name, column in self.view.columns.items()}

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import conduit
-from conduit.store.format.words import META_BYTES
+from conduit.store.format import words as w
 
 
 def columns(ticks, lead, first=0):
@@ -28,7 +28,7 @@ def rows_of(engine):
         with lease:
             told.append({name: lease.column(name).tobytes() for name in names})
             told[-1]["envs"] = lease.envs
-    assert view.meta.itemsize == META_BYTES
+    assert view.meta.itemsize == w.META_BYTES
     return told
 
 

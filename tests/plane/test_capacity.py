@@ -7,8 +7,8 @@ import pytest
 
 import conduit
 from conduit.errors import Busy, CapacityError, ConfigError, SpaceTimeout
+from conduit.store.format import words as w
 from conduit.store.format.page_sizes import MAX_PAGE_ROWS
-from conduit.store.format.words import KIND_MASK, PAGE_STATE, SEALED
 from tests.plane.conftest import CARTPOLE
 
 OBS = np.zeros(4, np.float32)
@@ -72,7 +72,7 @@ def test_a_leased_table_lets_its_writer_go_on_in_the_pages_that_are_free(make):
     with engine.writer("replay", on_full="raise") as writer:
         for _ in range(20):
             writer.append(**ROW)
-        sealed = np.flatnonzero(view.pages()[:, PAGE_STATE // 8] & KIND_MASK == SEALED)
+        sealed = np.flatnonzero(view.pages()[:, w.PAGE_STATE // 8] & w.KIND_MASK == w.SEALED)
         held = [view.lease(page) for page in sealed[:15].tolist()]
         before = [lease.column("obs").copy() for lease in held]
         for _ in range(150):

@@ -22,22 +22,8 @@ from conduit.store.checkpoint import save
 from conduit.store.checkpoint.files import HEADER, FileSet
 from conduit.store.checkpoint.restore import create_from, rebased
 from conduit.store.checkpoint.snapshot import cut_table
+from conduit.store.format import words as w
 from conduit.store.format.limit_specs import Limits
-from conduit.store.format.words import (
-    ENDED,
-    FREE,
-    GENERATION_SHIFT,
-    KIND_MASK,
-    PAGE_COMMITTED,
-    PAGE_ENDED,
-    PAGE_HALO,
-    PAGE_PAST,
-    PAGE_STATE,
-    SEALED,
-    TABLE_BASE_DELETED,
-    TABLE_BASE_INSERTED,
-    TABLE_BASE_SAMPLED,
-)
 from conduit.testing import rows
 from conduit.testing.invariants import (
     check_each_row_is_drawn_from_one_page,
@@ -199,8 +185,8 @@ def test_a_stream_that_was_being_written_comes_back_as_it_was_and_has_ended(engi
         with again.writer("replay") as writer:
             write(writer, 1)
             pages = again._views["replay"].pages()
-            sealed = pages[pages[:, PAGE_STATE // 8] & KIND_MASK == SEALED]
-            assert sealed[:, PAGE_ENDED // 8].max() == ENDED
+            sealed = pages[pages[:, w.PAGE_STATE // 8] & w.KIND_MASK == w.SEALED]
+            assert sealed[:, w.PAGE_ENDED // 8].max() == w.ENDED
 
 
 def _open_and_write(own, count):
@@ -380,9 +366,9 @@ def test_the_pages_that_writers_took_meanwhile_are_left_out_counted_and_free(eng
         assert entry.pages_left_out > 10
         places = np.load(tmp_path / "tables" / "replay" / "places.npy")
         missing = cut.blocks[places[:, 0] < 0]
-        missing = missing[missing[:, PAGE_COMMITTED // 8] > 0]
+        missing = missing[missing[:, w.PAGE_COMMITTED // 8] > 0]
         assert len(missing) == entry.pages_left_out
-        assert entry.rows_left_out == (missing[:, PAGE_COMMITTED // 8] - missing[:, PAGE_HALO // 8]).sum()
+        assert entry.rows_left_out == (missing[:, w.PAGE_COMMITTED // 8] - missing[:, w.PAGE_HALO // 8]).sum()
         inserted, sampled, deleted, visible = save.counts(cut, view.layout.page_rows)
         manifest = save.Manifest(
             "0", engine.name, 0, engine._segment.layout.spec, {"replay": entry}, {}, {}, (), files.entries
@@ -403,10 +389,10 @@ def test_the_pages_that_writers_took_meanwhile_are_left_out_counted_and_free(eng
             assert counts["replay"].inserted == inserted
             assert counts["replay"].deleted == deleted + entry.rows_left_out
             assert sampled == 0
-            free = np.flatnonzero((twin.pages()[:, PAGE_STATE // 8] & KIND_MASK) == FREE)
+            free = np.flatnonzero((twin.pages()[:, w.PAGE_STATE // 8] & w.KIND_MASK) == w.FREE)
             assert len(free) >= entry.pages_left_out
-            generations = twin.pages()[free, PAGE_STATE // 8] >> GENERATION_SHIFT
-            past = twin.pages()[free, PAGE_PAST // 8]
+            generations = twin.pages()[free, w.PAGE_STATE // 8] >> w.GENERATION_SHIFT
+            past = twin.pages()[free, w.PAGE_PAST // 8]
             assert ((past & 0xFFFF) == generations & 0xFFFF).all()
             check_proving_rows(twin)
             check_each_row_is_drawn_from_one_page(twin)
@@ -759,7 +745,9 @@ def _limited(engine_name, limiter):
 def _bases(engine, **values):
     view = engine._views["replay"]
     for offset, value in values.items():
-        at = {"inserted": TABLE_BASE_INSERTED, "sampled": TABLE_BASE_SAMPLED, "deleted": TABLE_BASE_DELETED}[offset]
+        at = {"inserted": w.TABLE_BASE_INSERTED, "sampled": w.TABLE_BASE_SAMPLED, "deleted": w.TABLE_BASE_DELETED}[
+            offset
+        ]
         view.segment.words[(view.layout.control + at) // 8] = value
 
 

@@ -5,7 +5,7 @@ import pytest
 
 import conduit
 from conduit.errors import ConfigError
-from conduit.store.format.words import AFTER_LAST_STEP, FIRST, LAST_STEP, LAST_VERSION, W_EPISODES, W_VERSION
+from conduit.store.format import words as w
 from tests.plane.conftest import CARTPOLE
 
 OBS = np.zeros(4, np.float32)
@@ -15,7 +15,7 @@ OBS = np.zeros(4, np.float32)
 def test_episodes_are_counted_modulo_2_to_the_32_and_leave_all_else_alone(make, autoreset):
     engine = make(capacity=1000, page_rows=300)
     writer = engine.writer("replay", num_envs=2, autoreset=autoreset)
-    writer._stream.words[W_EPISODES // 8] = 2**32 - 3
+    writer._stream.words[w.WRITER_EPISODES // 8] = 2**32 - 3
     ticks = 5 if autoreset == "next_step" else 4  # of an episode, the one that closes it included
     for tick in range(40):
         obs = np.full((2, 4), tick, np.float32)
@@ -29,7 +29,7 @@ def test_episodes_are_counted_modulo_2_to_the_32_and_leave_all_else_alone(make, 
             final=None if autoreset == "next_step" else obs + 1,
         )
     meta = engine._views["replay"].meta[:80]
-    first = (meta["link"] & FIRST) != 0
+    first = (meta["link"] & w.FIRST) != 0
     assert meta["episode"][first].tolist() == [(2**32 - 3 + k) % 2**32 for k in range(first.sum())]
     assert first.sum() > 10
     with engine.loader("replay", batch_size=2000, min_rows=1, format="numpy") as loader:
@@ -48,13 +48,13 @@ def test_steps_of_an_endless_episode_stay_positive_and_leave_the_version_alone(m
     writer = engine.writer("replay")
     writer.version = 2**31 - 1
     writer.append(obs=OBS, action=0, reward=0.0)
-    writer._stream._env_states[0, 2] = LAST_STEP - 5
+    writer._stream._env_states[0, 2] = w.LAST_STEP - 5
     for k in range(1, 20):
         writer.append(obs=OBS + k, action=k, reward=0.0, terminated=k == 19, final=OBS + 20)
     meta = engine._views["replay"].meta
     assert meta["step"][1:20].tolist() == [
-        *range(LAST_STEP - 5, LAST_STEP + 1),
-        *range(AFTER_LAST_STEP, AFTER_LAST_STEP + 13),
+        *range(w.LAST_STEP - 5, w.LAST_STEP + 1),
+        *range(w.AFTER_LAST_STEP, w.AFTER_LAST_STEP + 13),
     ]
     assert (meta["version"][:20] == 2**31 - 1).all()
     assert (meta["episode"][:20] == 0).all()
@@ -77,12 +77,12 @@ def test_a_policy_version_beyond_31_bits_is_stamped_as_the_largest_there_is(engi
         actor = engine.policy("policy")
         writer = engine.writer("t", policy=actor)
         assert actor.poll().version == 2**31 + 6
-        assert writer._stream.words[W_VERSION // 8] == LAST_VERSION
+        assert writer._stream.words[w.WRITER_VERSION // 8] == w.LAST_VERSION
         for k in range(5):
             writer.append(obs=OBS, action=k, reward=0.0)
         assert engine._views["t"].meta["step"][:5].tolist() == [0, 1, 2, 3, 4]
         with engine.loader("t", batch_size=4, min_rows=1, policy=slot, max_staleness=3, format="numpy") as loader:
-            assert (loader.next().versions == LAST_VERSION).all()
+            assert (loader.next().versions == w.LAST_VERSION).all()
 
 
 @pytest.mark.parametrize(

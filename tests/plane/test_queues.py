@@ -9,7 +9,7 @@ import torch
 
 import conduit
 from conduit.errors import Closed, ConfigError, DataTimeout, FieldError, SpaceTimeout
-from conduit.store.format.words import FREE, SEALED
+from conduit.store.format import words as w
 from conduit.testing.invariants import check_nothing_leaked, hazards, kinds, slots_in_use
 from tests.plane.conftest import CARTPOLE
 
@@ -337,7 +337,7 @@ def test_many_claims_leave_nothing_behind(queue):
     del claim
     view = engine._views["replay"]
     writer.close()
-    assert np.isin(kinds(view), (FREE, SEALED)).all()
+    assert np.isin(kinds(view), (w.FREE, w.SEALED)).all()
 
 
 # -- rollouts

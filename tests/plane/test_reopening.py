@@ -10,7 +10,7 @@ import conduit
 from conduit import Field, Schema
 from conduit.errors import ConfigError
 from conduit.native.jit import entry
-from conduit.store.format.words import KIND_MASK, OPEN, PAGE_COMMITTED, PAGE_STATE, PAGE_STREAM, SEALED
+from conduit.store.format import words as w
 from conduit.testing import puppets, rows
 from conduit.testing.invariants import check_each_row_is_drawn_from_one_page
 from conduit.testing.puppets import Puppet
@@ -41,7 +41,7 @@ def write(engine, number, steps, ends=True, envs=None, **options):
 
 def pages_with_rows(engine):
     found = engine._views["replay"].pages()
-    return found[np.isin(found[:, PAGE_STATE // 8] & KIND_MASK, (OPEN, SEALED))]
+    return found[np.isin(found[:, w.PAGE_STATE // 8] & w.KIND_MASK, (w.OPEN, w.SEALED))]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_leased_page_is_filled_up_and_its_lease_shows_what_it_showed(make):
     with view.lease(0) as lease:
         before = lease.column("obs").copy()
         write(engine, 2, 5)
-        assert view.pages()[0, PAGE_COMMITTED // 8] == 10
+        assert view.pages()[0, w.PAGE_COMMITTED // 8] == 10
         np.testing.assert_array_equal(lease.column("obs"), before)
         assert lease.rows == 5
 
@@ -124,7 +124,7 @@ def test_a_writer_says_which_stream_it_goes_on_in_with_its_first_row(make):
     writer = engine.writer("replay")
     assert writer.stream != first
     writer.append(obs=np.zeros(2, np.int64), action=0, reward=0.0)
-    assert writer.stream == first == pages_with_rows(engine)[0, PAGE_STREAM // 8]
+    assert writer.stream == first == pages_with_rows(engine)[0, w.PAGE_STREAM // 8]
     other = engine.writer("replay")
     other.append(obs=np.zeros(2, np.int64), action=0, reward=0.0)
     assert other.stream not in {first, writer.stream}
@@ -151,7 +151,7 @@ def test_a_page_from_before_a_reset_is_left_alone(make):
     write(engine, 1, 5)
     engine.reset("replay")
     write(engine, 2, 5)
-    assert pages_with_rows(engine)[:, PAGE_COMMITTED // 8].tolist() == [5, 5]
+    assert pages_with_rows(engine)[:, w.PAGE_COMMITTED // 8].tolist() == [5, 5]
     with engine.loader("replay", batch_size=64, min_rows=1, format="numpy") as loader:
         assert set(loader.next()["obs"][:, 0].tolist()) == {2}
 
@@ -179,7 +179,7 @@ def test_ragged_values_go_on_behind_those_that_are_there(make):
                 k = 5 * number + step
                 writer.append(x=k, tokens=np.full(k % 10, k))
     assert len(pages_with_rows(engine)) <= 6
-    for page in np.flatnonzero(view.pages()[:, PAGE_COMMITTED // 8]).tolist():
+    for page in np.flatnonzero(view.pages()[:, w.PAGE_COMMITTED // 8]).tolist():
         with view.lease(page) as lease:
             for k, tokens in zip(lease.column("x").tolist(), lease.values("tokens"), strict=True):
                 assert tokens.tolist() == [k] * (k % 10)
@@ -219,7 +219,7 @@ def test_a_killed_writer_s_page_is_filled_up(engine_name):
             puppet.do(puppets.write_rows, 6, 2)
             assert puppet.end() == 0
         view = engine._views["replay"]
-        assert pages_with_rows(engine)[:, PAGE_COMMITTED // 8].tolist() == [13]
+        assert pages_with_rows(engine)[:, w.PAGE_COMMITTED // 8].tolist() == [13]
         numbers = view.columns["obs"][:13, :2].tolist()
         assert numbers == [[1, k] for k in range(7)] + [[2, k] for k in range(6)]
 
@@ -289,7 +289,7 @@ def test_a_checkpoint_with_a_page_that_was_filled_up_restores_and_fills_it_furth
         engine.checkpoint(tmp_path)
     with conduit.Engine.restore(tmp_path, f"{engine_name}-again") as engine:
         write(engine, 3, 5)
-        assert pages_with_rows(engine)[:, PAGE_COMMITTED // 8].tolist() == [20]
+        assert pages_with_rows(engine)[:, w.PAGE_COMMITTED // 8].tolist() == [20]
         with engine.loader("replay", batch_size=500, min_rows=1, format="numpy") as loader:
             batch = loader.next()
             assert len(set(zip(*batch["obs"].T.tolist(), strict=True))) == 20

@@ -6,7 +6,7 @@ import pytest
 import conduit
 from conduit import Field, Schema
 from conduit.errors import Busy, Closed, ConfigError, FieldError, SpaceTimeout
-from conduit.store.format.words import PAGE_COMMITTED
+from conduit.store.format import words as w
 from tests.plane.conftest import CARTPOLE
 
 NESTED = Schema(
@@ -498,7 +498,7 @@ def test_without_a_free_page_the_bare_handle_returns_a_row_behind_the_table_and_
         assert visible(engine) == full
         holders[0].close()
         assert bare.row < bare.rows
-    assert view.pages()[:, PAGE_COMMITTED // 8].max() <= 8
+    assert view.pages()[:, w.PAGE_COMMITTED // 8].max() <= 8
 
 
 def test_closing_the_bare_handle_discards_what_was_not_committed(make):

@@ -12,7 +12,7 @@ import conduit
 from conduit.errors import Busy, Closed, ConfigError, DataTimeout, FieldError, Overwritten
 from conduit.kernels.reference.gather import following_row
 from conduit.sampling import uniform
-from conduit.sampling.uniform import S_PAGES, S_SNAPSHOT
+from conduit.sampling.uniform import UNIFORM_PAGES, UNIFORM_SNAPSHOT
 from conduit.store.format import words
 from tests.plane.model import OPEN, Full, Model
 
@@ -505,8 +505,8 @@ class TableMachine(RuleBasedStateMachine):
             assert page.start <= max(0, tick - self.model.history)
             assert min(stream.published, tick + self.model.future + 1) <= page.end
         uniform.look(self.sampler.state, self.view.address, self.model.future, 0)
-        listed = self.sampler._state[S_PAGES // 8]
-        assert self.sampler._state[S_SNAPSHOT // 8] == self.sampler._snapshot.ctypes.data
+        listed = self.sampler._state[UNIFORM_PAGES // 8]
+        assert self.sampler._state[UNIFORM_SNAPSHOT // 8] == self.sampler._snapshot.ctypes.data
         anchors = {}
         for _, page, first, limit, _, envs, _ in self.sampler._snapshot[:listed].tolist():
             model = self.model.pages[page]

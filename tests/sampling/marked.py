@@ -4,14 +4,14 @@ import numpy as np
 
 import conduit
 from conduit.kernels.reference import gather
-from conduit.sampling.marks import BLOCK, P_BYTES
+from conduit.sampling.marks import BLOCK, SEEN_BYTES
 
 
 def marks_in(memory, pages, rows):
     """What a learner knows: words of pages, block sums, group sums, and bool [pages, blocks * BLOCK], whether a row is marked."""
     blocks = -(-rows // BLOCK)
     groups = -(-blocks // BLOCK)
-    parts = np.split(memory, np.cumsum([P_BYTES // 8 * pages, pages * blocks, pages * groups]))
+    parts = np.split(memory, np.cumsum([SEEN_BYTES // 8 * pages, pages * blocks, pages * groups]))
     bits = parts[3].view(np.uint32)[: pages * blocks].reshape(pages, blocks, 1) >> np.arange(BLOCK, dtype=np.uint32) & 1
     known, block_sums, group_sums = (part.reshape(pages, -1) for part in parts[:3])
     return known, block_sums, group_sums, bits.astype(bool).reshape(pages, -1)

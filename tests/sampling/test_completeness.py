@@ -5,7 +5,7 @@ import pytest
 
 import conduit
 from conduit.errors import DataTimeout
-from conduit.store.format.words import GENERATION_SHIFT, KIND_MASK, OPEN, OWNER_SHIFT, PAGE_STATE, SEALED
+from conduit.store.format import words as w
 from conduit.testing.invariants import check_each_row_is_drawn_from_one_page, offered_ranges
 
 SCHEMA = conduit.Schema(
@@ -293,14 +293,14 @@ def test_between_the_opening_of_a_page_and_the_sealing_of_the_one_before_each_ro
     view = engine._views["t"]
     write(writer, range(20))
     assert writer._stream.here() % 20 == 6, "the page has been turned, and nothing been written into the new one"
-    states = view.pages()[:2, PAGE_STATE // 8]
-    assert (states & KIND_MASK).tolist() == [SEALED, OPEN]
+    states = view.pages()[:2, w.PAGE_STATE // 8]
+    assert (states & w.KIND_MASK).tolist() == [w.SEALED, w.OPEN]
     options = {"window": conduit.Transition(n_step=n_step), "sampling": sampling}
     after = ids_of(engine, **options)
     # the store to the state word is the last that seals
-    state = view.segment.array(view.layout.blocks, (view.layout.pages, 16), np.dtype(np.int64))[:, PAGE_STATE // 8]
-    owner = engine._participants.number << OWNER_SHIFT
-    state[0] = (int(states[0]) >> GENERATION_SHIFT << GENERATION_SHIFT) | owner | OPEN
+    state = view.segment.array(view.layout.blocks, (view.layout.pages, 16), np.dtype(np.int64))[:, w.PAGE_STATE // 8]
+    owner = engine._participants.number << w.OWNER_SHIFT
+    state[0] = (int(states[0]) >> w.GENERATION_SHIFT << w.GENERATION_SHIFT) | owner | w.OPEN
     between = ids_of(engine, **options)
     assert between.keys() == after.keys() == set(range(20 - n_step))
     for found in (between, after):

@@ -14,8 +14,8 @@ import conduit
 from conduit.errors import Closed, ConfigError, DataTimeout, FieldError
 from conduit.kernels.cpu.priorities import ONE, Leaves, largest_of, values_of
 from conduit.kernels.reference import gather
-from conduit.sampling.marks import BLOCK, P_BEGIN, P_COUNT, P_END, P_GENERATION, P_SUM
-from conduit.sampling.prioritized_draw import Q_CANDIDATES, Q_TOTAL
+from conduit.sampling.marks import BLOCK, SEEN_BEGIN, SEEN_COUNT, SEEN_END, SEEN_GENERATION, SEEN_SUM
+from conduit.sampling.prioritized_draw import DRAW_CANDIDATES, DRAW_TOTAL
 from conduit.store.format import words
 from tests.plane.history import MODES, ROW_BITS, History, operations
 from tests.sampling.marked import can_be_drawn, marks_in
@@ -105,18 +105,18 @@ def check_sums(sampler, view):
     groups = -(-blocks // BLOCK)
     known, block_sums, group_sums, marked = marks_in(sampler._tree, pages, rows)
     total = 0
-    for page in np.flatnonzero(known[:, P_GENERATION // 8] >= 0):
-        begin, end = known[page, P_BEGIN // 8], known[page, P_END // 8]
+    for page in np.flatnonzero(known[:, SEEN_GENERATION // 8] >= 0):
+        begin, end = known[page, SEEN_BEGIN // 8], known[page, SEEN_END // 8]
         assert not marked[page, :begin].any()
         assert not marked[page, end:].any()
-        assert known[page, P_COUNT // 8] == marked[page].sum()
+        assert known[page, SEEN_COUNT // 8] == marked[page].sum()
         own = np.zeros(groups * BLOCK * BLOCK, np.int64)
         own[:rows] = np.where(marked[page, :rows], values_of(view.priorities[page * rows : (page + 1) * rows]), 0)
-        assert known[page, P_SUM // 8] == own.sum()
+        assert known[page, SEEN_SUM // 8] == own.sum()
         np.testing.assert_array_equal(block_sums[page], own.reshape(-1, BLOCK).sum(1)[:blocks])
         np.testing.assert_array_equal(group_sums[page], own.reshape(groups, -1).sum(1))
         total += own.sum()
-    assert sampler._state[Q_TOTAL // 8] == total
+    assert sampler._state[DRAW_TOTAL // 8] == total
     return total
 
 
@@ -823,7 +823,7 @@ def test_leaves_and_sums_are_those_of_a_naive_twin(reach, modes, pages, spare, m
                     key: place for key, place in offered.items() if can_be_drawn(world, loader.plan.window, *place)
                 }
                 assert total == sum(twin[s.number, t, e] for s, t, e in anchors.values())
-                assert loader.sampler._state[Q_CANDIDATES // 8] == len(anchors)
+                assert loader.sampler._state[DRAW_CANDIDATES // 8] == len(anchors)
                 drawn = [] if batch is None else batch.ids.tolist()
                 for i, key in enumerate(drawn):
                     stream, tick, env = anchors[key]

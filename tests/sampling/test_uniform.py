@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import conduit
 from conduit import Field, Schema
 from conduit.sampling import uniform
-from conduit.sampling.uniform import S_SNAPSHOT, Uniform
+from conduit.sampling.uniform import UNIFORM_SNAPSHOT, Uniform
 
 SCHEMA = Schema([Field("obs", "int64", observation=True), Field("x", "float32")])
 
@@ -150,7 +150,7 @@ def test_every_position_is_found_in_its_range_however_uneven_the_ranges_are(size
     ends = np.cumsum(sizes)
     sampler._snapshot[0, 0] = 0
     sampler._snapshot[1 : len(ends) + 1, 0] = ends
-    entries = int(sampler._state[S_SNAPSHOT // 8])
+    entries = int(sampler._state[UNIFORM_SNAPSHOT // 8])
     total = int(ends[-1])
     for position in {0, total - 1, data.draw(st.integers(0, total - 1)), *(ends[:-1] % total), *(ends[:-1] - 1)}:
         wanted = int(np.searchsorted(ends, position, side="right"))

@@ -37,7 +37,7 @@ from conduit.native.memory import (
     store_release,
     zero_bytes,
 )
-from conduit.store.format.words import LINE
+from conduit.store.format import words as w
 from conduit.store.pages import protocol, recovery
 
 X86 = platform.machine() == "x86_64"
@@ -209,7 +209,7 @@ def add_plainly(at):
 def add_atomically(at, rounds):
     for _ in range(rounds):
         fetch_add(at, 1)
-        add_plainly(at + LINE)
+        add_plainly(at + w.LINE)
     return 0
 
 
@@ -222,13 +222,13 @@ def add_by_swapping(at, rounds):
             if found == seen:
                 break
             seen = found
-        add_plainly(at + LINE)
+        add_plainly(at + w.LINE)
     return 0
 
 
 def race(work, words: np.ndarray) -> None:
     """Run `work` in two processes that begin together; the third line of `words` counts them in."""
-    address, start = words.ctypes.data, words[2 * LINE // 8 :]
+    address, start = words.ctypes.data, words[2 * w.LINE // 8 :]
     start[0] = 0
     pid = os.fork()
     add(start.ctypes.data, 1)
@@ -246,7 +246,7 @@ def test_two_processes_lose_nothing_where_plain_increments_are_lost(work):
     for races in range(1, MOST_RACES + 1):
         race(work, words)
         assert words[0] == 2 * ROUNDS * races
-        if words[LINE // 8] < 2 * ROUNDS * races:
+        if words[w.LINE // 8] < 2 * ROUNDS * races:
             return
     pytest.skip(f"two processes never ran at the same time in {MOST_RACES} races")
 

@@ -14,23 +14,7 @@ import conduit
 from conduit.errors import BadSegment, ConduitError
 from conduit.plane.deliver.scan import Scan
 from conduit.plane.observe import inspect
-from conduit.store.format.words import (
-    FIRST,
-    KEPT,
-    KIND_MASK,
-    LINE,
-    LINK_SHIFT,
-    OPEN,
-    PAGE_COMMITTED,
-    PAGE_ENVS,
-    PAGE_FIRST,
-    PAGE_HALO,
-    PAGE_PREVIOUS,
-    PAGE_STATE,
-    PAGE_STREAM,
-    SIDE_BOOTSTRAP,
-    TABLE_LIMITS,
-)
+from conduit.store.format import words as w
 from conduit.store.segment.names import shm_name
 from conduit.testing import damage
 
@@ -55,7 +39,7 @@ WINDOWS = {
 def word(client, table, page, offset):
     """A page's word, int64 [1], as a writable view."""
     layout = client._views[table].layout
-    return client._segment.array(layout.blocks + page * LINE + offset, (1,), np.dtype(np.int64))
+    return client._segment.array(layout.blocks + page * w.LINE + offset, (1,), np.dtype(np.int64))
 
 
 @pytest.fixture
@@ -154,7 +138,7 @@ def test_the_driver_sees_crashes_hangs_and_errors_that_are_not_conduits(monkeypa
 
 @pytest.mark.parametrize("sampling", [None, conduit.Prioritised()], ids=["uniform", "prioritised"])
 @pytest.mark.parametrize("window", WINDOWS.values(), ids=WINDOWS)
-@pytest.mark.parametrize("offset", [PAGE_ENVS, PAGE_COMMITTED, PAGE_FIRST], ids=["envs", "committed", "first"])
+@pytest.mark.parametrize("offset", [w.PAGE_ENVS, w.PAGE_COMMITTED, w.PAGE_FIRST], ids=["envs", "committed", "first"])
 def test_windows_of_pages_whose_words_cannot_be_are_not_drawn(engine, window, sampling, offset):
     pages = engine._views["replay"].layout.pages
     straight = [int(word(engine, "replay", page, offset)[0]) for page in range(pages)]
@@ -170,7 +154,7 @@ def test_windows_of_pages_whose_words_cannot_be_are_not_drawn(engine, window, sa
                     continue
                 local = (ids & (1 << 40) - 1) // engine._views["replay"].layout.page_rows
                 assert (local < pages).all()
-                if offset == PAGE_ENVS:
+                if offset == w.PAGE_ENVS:
                     assert not np.isin(local, range(page + 1)).any()
         for page in range(pages):
             word(engine, "replay", page, offset)[0] = straight[page]
@@ -178,12 +162,12 @@ def test_windows_of_pages_whose_words_cannot_be_are_not_drawn(engine, window, sa
 
 def test_a_stack_goes_back_no_further_than_its_page(engine):
     view = engine._views["replay"]
-    word(engine, "replay", 0, PAGE_FIRST)[0] = 0
+    word(engine, "replay", 0, w.PAGE_FIRST)[0] = 0
     # what lies before the table's first row
     engine._segment.root[view.layout.columns["obs"] - 8 :][:8].view(np.float32)[:] = 7777
     for step in (1, 2, 1 << 20, (1 << 31) - 1, -1, -(1 << 31)):
         view.meta["step"] = step
-        view.meta["link"] &= ~np.uint32(FIRST)
+        view.meta["link"] &= ~np.uint32(w.FIRST)
         with engine.loader(
             "replay", batch_size=512, min_rows=1, window=conduit.Transition(stack=2), format="numpy", fields=("obs",)
         ) as loader:
@@ -192,8 +176,10 @@ def test_a_stack_goes_back_no_further_than_its_page(engine):
         assert np.isin(batch["obs"], np.arange(91)).all()
 
 
-IMPOSSIBLE = [(PAGE_ENVS, 0)] + [
-    (offset, value) for offset in (PAGE_ENVS, PAGE_COMMITTED, PAGE_HALO) for value in (-1, 1 << 20, 1 << 48, -(1 << 63))
+IMPOSSIBLE = [(w.PAGE_ENVS, 0)] + [
+    (offset, value)
+    for offset in (w.PAGE_ENVS, w.PAGE_COMMITTED, w.PAGE_HALO)
+    for value in (-1, 1 << 20, 1 << 48, -(1 << 63))
 ]
 
 
@@ -213,8 +199,8 @@ def test_a_page_that_cannot_be_is_named_by_leases_scans_and_checkpoints(engine, 
 
 def test_a_link_to_a_final_observation_outside_of_its_page_is_named(engine):
     meta = engine._views["replay"].meta
-    row = int(np.flatnonzero(meta["link"] & KEPT)[0])
-    meta["link"][row] = (1 << 25 << LINK_SHIFT) | (int(meta["link"][row]) & 63)
+    row = int(np.flatnonzero(meta["link"] & w.KEPT)[0])
+    meta["link"][row] = (1 << 25 << w.LINK_SHIFT) | (int(meta["link"][row]) & 63)
     with pytest.raises(BadSegment, match=r"page 0 of table 'replay', got a link to local row 33\d+"):
         list(Scan(engine._views["replay"]))
     with engine.loader("replay", batch_size=256, min_rows=1, format="numpy") as loader:
@@ -225,7 +211,7 @@ def test_a_checkpoint_with_limits_that_cannot_be_is_refused_and_so_is_a_look(eng
     table = conduit.Table(SCHEMA, 200, limiter=conduit.MinSize(5))
     with conduit.Engine.create(engine_name, {"replay": table}) as made:
         made.limiter("replay").change(conduit.MinSize(6))
-        control = made._views["replay"].layout.control + TABLE_LIMITS
+        control = made._views["replay"].layout.control + w.TABLE_LIMITS
         for number in range(8):
             made._segment.array(control + 8 + 8 * number, (1,), np.dtype(np.float64))[0] = np.nan
         for call in (made.limiter("replay").explain, lambda: made.loader("replay", batch_size=4)):
@@ -243,23 +229,23 @@ def test_a_checkpoint_with_limits_that_cannot_be_is_refused_and_so_is_a_look(eng
 def test_a_page_before_that_there_is_none_holds_no_claim_up(queue, value):
     pages = queue._views["queue"].layout.pages
     for page in range(pages):
-        word(queue, "queue", page, PAGE_PREVIOUS)[0] = value
+        word(queue, "queue", page, w.PAGE_PREVIOUS)[0] = value
     consumer = queue.consumer("queue", format="numpy", timeout=0)
     assert consumer.next().ticks == 8
 
 
 UNCLAIMABLE = [
-    *((PAGE_ENVS, value) for value in (0, -1, 3, 1 << 20, 1 << 48, (1 << 63) - 1)),
-    *((PAGE_COMMITTED, value) for value in (3, 1 << 20, 1 << 48, (1 << 63) - 1)),
-    *((PAGE_STREAM, value) for value in (-1, 1 << 48, (1 << 63) - 1)),
+    *((w.PAGE_ENVS, value) for value in (0, -1, 3, 1 << 20, 1 << 48, (1 << 63) - 1)),
+    *((w.PAGE_COMMITTED, value) for value in (3, 1 << 20, 1 << 48, (1 << 63) - 1)),
+    *((w.PAGE_STREAM, value) for value in (-1, 1 << 48, (1 << 63) - 1)),
 ]
 
 
 @pytest.mark.parametrize(("offset", "value"), UNCLAIMABLE)
 def test_a_claim_on_a_page_that_cannot_be_is_refused_and_nothing_is_held(queue, offset, value):
     view = queue._views["queue"]
-    states = view.pages()[:, PAGE_STATE // 8] & KIND_MASK
-    page = int(np.flatnonzero(states >= OPEN)[0])
+    states = view.pages()[:, w.PAGE_STATE // 8] & w.KIND_MASK
+    page = int(np.flatnonzero(states >= w.OPEN)[0])
     word(queue, "queue", page, offset)[0] = value
     consumer = queue.consumer("queue", format="numpy", timeout=0)
     sides = view.segment.array(view.layout.sides, (view.layout.pages, 16), np.dtype(np.int64)).copy()
@@ -275,8 +261,8 @@ def test_a_claim_on_a_page_that_cannot_be_is_refused_and_nothing_is_held(queue, 
 def test_bootstrap_observations_outside_of_their_page_are_no_claim(queue):
     view = queue._views["queue"]
     side = view.segment.array(view.layout.sides, (view.layout.pages, 16), np.dtype(np.int64))
-    assert (side[:2, SIDE_BOOTSTRAP // 8] >> 32 == 16).all()
-    side[:2, SIDE_BOOTSTRAP // 8] = (16 << 32) | 0xFFFFFF
+    assert (side[:2, w.SIDE_BOOTSTRAP // 8] >> 32 == 16).all()
+    side[:2, w.SIDE_BOOTSTRAP // 8] = (16 << 32) | 0xFFFFFF
     with pytest.raises(BadSegment, match="page 0 of table 'queue'"):
         queue.consumer("queue", format="numpy", timeout=0).next()
 
@@ -300,7 +286,7 @@ def test_seats_that_an_engine_had_more_of_are_not_written_behind_those_it_has(en
             client.close()
     with conduit.Engine.restore(tmp_path, f"{engine_name}-again", max_participants=2) as again:
         view = again._views["replay"]
-        live = np.repeat(view.pages()[:, PAGE_COMMITTED // 8], 32) > np.arange(view.layout.rows) % 32
+        live = np.repeat(view.pages()[:, w.PAGE_COMMITTED // 8], 32) > np.arange(view.layout.rows) % 32
         assert live.sum() == 60
         for name, column in expected.items():
             np.testing.assert_array_equal(view.columns[name][live], column[live], err_msg=name)

@@ -11,7 +11,7 @@ import pytest
 import conduit
 from conduit.errors import ConfigError, DataTimeout, FieldError
 from conduit.native.jit import entry
-from conduit.store.format.words import HAS_GONE, MOST_DELIVERIES, ONE_TAKEN
+from conduit.store.format import words as w
 from conduit.store.pages import protocol
 from conduit.testing.deliveries import recount
 
@@ -77,7 +77,7 @@ def ids_by_number(batch):
 
 
 def counts_of(view):
-    return (view.sampled >> 16) & MOST_DELIVERIES, view.sampled & MOST_DELIVERIES
+    return (view.sampled >> 16) & w.MOST_DELIVERIES, view.sampled & w.MOST_DELIVERIES
 
 
 def test_a_batch_whose_transform_fails_is_given_back(make):
@@ -176,4 +176,4 @@ def test_a_row_and_its_copy_go_once(make):
 def test_an_absurd_number_of_deliveries_is_refused():
     with pytest.raises(ConfigError, match="max_times_sampled of at most 65535, got 65536"):
         conduit.Table(SCHEMA, 100, max_times_sampled=65536)
-    assert HAS_GONE > MOST_DELIVERIES * ONE_TAKEN
+    assert w.HAS_GONE > w.MOST_DELIVERIES * w.ONE_TAKEN

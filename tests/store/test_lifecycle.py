@@ -13,7 +13,7 @@ import pytest
 
 import conduit
 from conduit.errors import Closed, EngineExists, EngineNotFound, Leftover, Overwritten
-from conduit.store.format.words import OPEN, P_NUMBER
+from conduit.store.format import words as w
 from conduit.store.segment import leftovers, participants, segment
 from conduit.store.segment.names import note_path, shm_name
 from conduit.testing import rows
@@ -154,14 +154,14 @@ def test_what_dies_with_its_client_in_one_cycle_does_not_touch_pages_that_are_no
     client = conduit.attach(engine.name)
     writer = client.writer("replay", keep_final=False)
     writer.append(obs=np.zeros(rows.WORDS, np.int64), action=0, reward=0.0)
-    (page,) = np.flatnonzero(kinds(view) == OPEN)
+    (page,) = np.flatnonzero(kinds(view) == w.OPEN)
     cycle = [client, writer, client._views["replay"].lease(0)]
     cycle.append(cycle)
     taken = []
 
     def release_and_be_overtaken(locks):
-        assert locks.seat[P_NUMBER // 8] >= 0
-        assert kinds(view)[page] == OPEN
+        assert locks.seat[w.PROCESS_NUMBER // 8] >= 0
+        assert kinds(view)[page] == w.OPEN
         locks.close()
         assert engine.recover() == 1
         taken.append(engine._views["replay"].lease(1))  # the hazard slots of another seat
@@ -169,7 +169,7 @@ def test_what_dies_with_its_client_in_one_cycle_does_not_touch_pages_that_are_no
         engine_writer = engine.writer("replay", keep_final=False)
         while not taken[1:]:
             engine_writer.append(obs=np.zeros(rows.WORDS, np.int64), action=0, reward=0.0)
-            if np.flatnonzero(kinds(view) == OPEN).tolist() == [page]:
+            if np.flatnonzero(kinds(view) == w.OPEN).tolist() == [page]:
                 taken.append(engine_writer)
         heir = conduit.attach(engine.name)
         taken.append((heir, heir._views["replay"].lease(2)))
@@ -181,7 +181,7 @@ def test_what_dies_with_its_client_in_one_cycle_does_not_touch_pages_that_are_no
     gc.collect()
     heir, lease = taken[2]
     assert heir._participants.number == number
-    assert kinds(view)[page] == OPEN
+    assert kinds(view)[page] == w.OPEN
     assert np.count_nonzero(hazards(view)[number]) == 1
     lease.end()
     heir.close()

@@ -18,7 +18,7 @@ from conduit.errors import (
     ParticipantsFull,
 )
 from conduit.native import streaming_copy
-from conduit.store.format.words import KIND_MASK, OPEN, OWNER_MASK, OWNER_SHIFT, PAGE_STATE
+from conduit.store.format import words as w
 from conduit.store.segment import participants
 from conduit.store.segment.locks import held
 from conduit.store.segment.names import shm_name
@@ -189,7 +189,7 @@ def test_everything_inherited_through_a_fork_refuses_and_a_fresh_attach_works(en
     in_fork(child)
     view = engine._views["replay"]
     after = view.pages()
-    mine = (before[:, PAGE_STATE // 8] & KIND_MASK) == OPEN
+    mine = (before[:, w.PAGE_STATE // 8] & w.KIND_MASK) == w.OPEN
     assert mine.sum() == 1
     assert (after[mine] == before[mine]).all()
     assert view.lease(0).generation == lease.generation
@@ -464,8 +464,10 @@ def test_participants_are_listed_with_the_kernels_word_on_who_is_alive(engine):
         writer.kill()
         dead = {one.number: one for one in engine._participants.list()}
         assert not dead[number].alive
-        states = engine._views["replay"].pages()[:, PAGE_STATE // 8]
-        assert [int(word) >> OWNER_SHIFT & OWNER_MASK for word in states if word & KIND_MASK == OPEN] == [number]
+        states = engine._views["replay"].pages()[:, w.PAGE_STATE // 8]
+        assert [int(word) >> w.OWNER_SHIFT & w.OWNER_MASK for word in states if word & w.KIND_MASK == w.OPEN] == [
+            number
+        ]
     assert engine.recover() == 1
     assert [one.number for one in engine._participants.list()] == [engine._participants.number]
-    assert (kinds(engine._views["replay"]) != OPEN).all()
+    assert (kinds(engine._views["replay"]) != w.OPEN).all()

@@ -12,7 +12,7 @@ import pytest
 
 import conduit
 from conduit.errors import Busy, DataTimeout, Forked, SpaceTimeout
-from conduit.store.format.words import FREE, SEALED
+from conduit.store.format import words as w
 from conduit.testing import rows
 from conduit.testing.invariants import check_nothing_leaked, hazards, kinds
 from conduit.testing.puppets import Puppet, attach
@@ -260,7 +260,7 @@ def test_a_client_that_leaves_gives_back_what_it_holds(engine):
         claim.ack()
     del claim, again
     view = engine._views["replay"]
-    assert np.isin(kinds(view), (FREE, SEALED, 2)).all()
+    assert np.isin(kinds(view), (w.FREE, w.SEALED, 2)).all()
 
 
 def test_many_consumers_share_a_queue_and_nothing_comes_twice(engine):

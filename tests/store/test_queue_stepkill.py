@@ -10,20 +10,8 @@ import conduit
 from conduit.native.jit import entry, kernel, native
 from conduit.native.memory import peek_i64
 from conduit.plane.engine import Engine
+from conduit.store.format import words as w
 from conduit.store.format.layout import HAZARDS_PER_PARTICIPANT
-from conduit.store.format.words import (
-    CONSUMER_MASK,
-    LINE,
-    PAGE_COMMITTED,
-    PAGE_STATE,
-    SIDE_ACKED,
-    SIDE_CLAIM,
-    T_HAZARDS,
-    TAG_MASK,
-    TAG_SHIFT,
-    W_OWNER,
-    W_PAGE,
-)
 from conduit.store.ingest import commit as committing
 from conduit.store.ingest import next_page, page_writer
 from conduit.store.pages import protocol, recovery
@@ -51,7 +39,7 @@ def take_and_end(at):
     hazard, out = peek_i64(at + 32), peek_i64(at + 40)
     begin()
     page = call_native_5(take, table, owner, 0, hazard, out)
-    call_native_3(end, table, page, peek_i64(out + 8 * queue.Q_WORD))
+    call_native_3(end, table, page, peek_i64(out + 8 * queue.CLAIM_WORD))
     finish()
     return page
 
@@ -86,7 +74,7 @@ def finish_and_write(at):
 
 
 def side(view, page, word):
-    return int(view.segment.words[(view.layout.sides + LINE * page + word) // 8])
+    return int(view.segment.words[(view.layout.sides + w.LINE * page + word) // 8])
 
 
 def drained(engine) -> list[int]:
@@ -107,9 +95,9 @@ class QueueScene(Scene):
 
     def at_death(self) -> str:
         view = self.view
-        words = [side(view, page, SIDE_CLAIM) for page in range(view.layout.pages)]
-        claimed = sum((word & CONSUMER_MASK) != 0 for word in words)
-        acked = sum(side(view, page, SIDE_ACKED) for page in range(view.layout.pages))
+        words = [side(view, page, w.SIDE_CLAIM) for page in range(view.layout.pages)]
+        claimed = sum((word & w.CONSUMER_MASK) != 0 for word in words)
+        acked = sum(side(view, page, w.SIDE_ACKED) for page in range(view.layout.pages))
         return f"{claimed} claimed, {acked} acknowledged" + (", leased" if hazards(view).any() else "")
 
     def check_rest(self) -> None:
@@ -136,14 +124,14 @@ class Acknowledging(QueueScene):
     def program(self) -> None:
         client, view = self.attach()
         seat = client._participants
-        out = np.zeros(queue.Q_WORDS, np.int64)
+        out = np.zeros(queue.CLAIM_WORDS, np.int64)
         functions = [native(queue.take), native(self.end)]
         self.run(take_and_end, *functions, view.address, seat.number, hazard(view), out.ctypes.data)
 
     def check(self) -> None:
-        done = side(self.view, 0, SIDE_ACKED)
+        done = side(self.view, 0, w.SIDE_ACKED)
         assert done in {0, 4}
-        claimed = side(self.view, 0, SIDE_CLAIM) & CONSUMER_MASK != 0
+        claimed = side(self.view, 0, w.SIDE_CLAIM) & w.CONSUMER_MASK != 0
         again = self.view.delivered_again
         self.engine.recover()
         assert self.view.delivered_again - again == claimed
@@ -183,17 +171,17 @@ class RecoveringConsumer(QueueScene):
         client, view = self.attach()
         seat = client._participants
         assert seat.number == DEAD
-        out = np.zeros(queue.Q_WORDS, np.int64)
+        out = np.zeros(queue.CLAIM_WORDS, np.int64)
         for page in range(3):
             assert entry(queue.take)(view.address, DEAD, 0, hazard(view, page), out.ctypes.data) == page
-        view.segment.words[(view.layout.sides + SIDE_ACKED) // 8] = 4
+        view.segment.words[(view.layout.sides + w.SIDE_ACKED) // 8] = 4
         os._exit(0)
 
     def program(self) -> None:
         client, view = self.attach()
         assert try_lock(client._segment.lock_fd, DEAD)
         functions = [native(one) for one in (recovery.recover, recovery.clear_hazards)]
-        slots = int(view.descriptor[T_HAZARDS // 8]) + 8 * HAZARDS_PER_PARTICIPANT * DEAD
+        slots = int(view.descriptor[w.VIEW_HAZARDS // 8]) + 8 * HAZARDS_PER_PARTICIPANT * DEAD
         self.run(recover_consumer, *functions, view.address, DEAD, slots, HAZARDS_PER_PARTICIPANT)
 
     def check(self) -> None:
@@ -272,21 +260,21 @@ def test_a_consumer_that_dies_holding_a_page_of_an_earlier_generation_changes_no
     writer.seal(ended=True)
     assert drained(engine) == [0, 1, 2, 3]
     # the swap of a consumer that read the words before they were acknowledged fails; here it got in before the reuse
-    word = side(view, page, SIDE_CLAIM)
-    at = (view.layout.sides + LINE * page + SIDE_CLAIM) // 8
+    word = side(view, page, w.SIDE_CLAIM)
+    at = (view.layout.sides + w.LINE * page + w.SIDE_CLAIM) // 8
     view.segment.words[at] = word | (DEAD + 1)
     assert entry(recovery.recover)(view.address, DEAD) == 0
-    assert side(view, page, SIDE_CLAIM) == word
+    assert side(view, page, w.SIDE_CLAIM) == word
     # and here it dies after the page has got its new owner, who resets the word: the recoverer's swap has nothing to undo
     view.segment.words[at] = word | (DEAD + 1)
     entry(protocol.free)(view.address, page)
     again = StoreWriter(view)
     assert again.turn() == page
     again.write(3)
-    state = int(view.pages()[page, PAGE_STATE // 8])
-    assert side(view, page, SIDE_CLAIM) >> TAG_SHIFT == state >> 16 & TAG_MASK
+    state = int(view.pages()[page, w.PAGE_STATE // 8])
+    assert side(view, page, w.SIDE_CLAIM) >> w.TAG_SHIFT == state >> 16 & w.TAG_MASK
     entry(recovery.recover)(view.address, DEAD)
-    assert int(view.pages()[page, PAGE_COMMITTED // 8]) == 3
+    assert int(view.pages()[page, w.PAGE_COMMITTED // 8]) == 3
     assert drained(engine) == [1000, 1001, 1002]
-    assert int(again.words[W_PAGE // 8]) == page
-    assert int(again.words[W_OWNER // 8]) == seat.number
+    assert int(again.words[w.WRITER_PAGE // 8]) == page
+    assert int(again.words[w.WRITER_OWNER // 8]) == seat.number

@@ -16,45 +16,8 @@ from conduit.plane.client import Client
 from conduit.plane.engine import Engine
 from conduit.sampling import sum_tree
 from conduit.sampling.marks import empty_marks
+from conduit.store.format import words as w
 from conduit.store.format.layout import HAZARDS_PER_PARTICIPANT
-from conduit.store.format.words import (
-    FREE,
-    GENERATION_SHIFT,
-    INIT,
-    KEPT,
-    KIND_MASK,
-    LINE,
-    LINK_SHIFT,
-    OPEN,
-    PAGE_COMMITTED,
-    PAGE_ENDED,
-    PAGE_STATE,
-    PAGE_STREAM,
-    PAGE_TICK,
-    PAGE_UPDATES,
-    SEALED,
-    STARTING,
-    T_COLUMNS,
-    T_HAZARDS,
-    TABLE_DATA,
-    TABLE_SPACE,
-    W_ARENA_COUNT,
-    W_ARENAS,
-    W_BASE,
-    W_COUNTER,
-    W_ENV_STATE,
-    W_ENVS,
-    W_FIRST_TICK,
-    W_LOCAL,
-    W_OWNER,
-    W_PAGE,
-    W_PUBLISH_EVERY,
-    W_RESERVE,
-    W_SEAT,
-    W_STREAM,
-    W_TABLE,
-    W_TICK,
-)
 from conduit.store.ingest import commit as committing
 from conduit.store.ingest import final_rows, first_page, next_page
 from conduit.store.ingest.report_episodes import WRITER_WORDS
@@ -100,9 +63,13 @@ ENGINE, CHILD, DEAD = 0, 1, 2
 @kernel("int64(int64)")
 def store_observation(writer):
     """Write the observation of a writer's next row: four times its number in the table, stream * 1000 + tick."""
-    row = peek_i64(writer + W_BASE) + peek_i64(writer + W_LOCAL)
-    number = peek_i64(writer + W_STREAM) * 1000 + peek_i64(writer + W_FIRST_TICK) + peek_i64(writer + W_TICK)
-    column = peek_i64(peek_i64(peek_i64(writer + W_TABLE) + T_COLUMNS))
+    row = peek_i64(writer + w.WRITER_BASE) + peek_i64(writer + w.WRITER_LOCAL)
+    number = (
+        peek_i64(writer + w.WRITER_STREAM) * 1000
+        + peek_i64(writer + w.WRITER_FIRST_TICK)
+        + peek_i64(writer + w.WRITER_TICK)
+    )
+    column = peek_i64(peek_i64(peek_i64(writer + w.WRITER_TABLE) + w.VIEW_COLUMNS))
     for i in range(WORDS):
         poke_i64(column + 8 * (WORDS * row + i), number)
     return row
@@ -128,7 +95,7 @@ def write(at):
 def store_ragged(put, writer, scratch):
     """Write a writer's next row: its observation, and as many tokens as its number says, all of them that number."""
     row = store_observation(writer)
-    number = peek_i64(peek_i64(peek_i64(peek_i64(writer + W_TABLE) + T_COLUMNS)) + 8 * WORDS * row)
+    number = peek_i64(peek_i64(peek_i64(peek_i64(writer + w.WRITER_TABLE) + w.VIEW_COLUMNS)) + 8 * WORDS * row)
     count = number % (LONGEST + 1)
     for i in range(count):
         poke_i64(scratch + 8 * i, number)
@@ -171,7 +138,7 @@ def go_on(at):
         else:
             store_observation(writer)
         call_native_2(commit, writer, 1)
-    call_native_3(seal, table, peek_i64(writer + W_PAGE), 1)
+    call_native_3(seal, table, peek_i64(writer + w.WRITER_PAGE), 1)
     finish()
     return row
 
@@ -180,7 +147,7 @@ def go_on(at):
 def claim_carelessly(at):
     """Claim without a look at the leases before the swap: the first page is given back; then write into what was got."""
     claim, table, owner = peek_i64(at), peek_i64(at + 8), peek_i64(at + 16)
-    column = peek_i64(peek_i64(table + T_COLUMNS))
+    column = peek_i64(peek_i64(table + w.VIEW_COLUMNS))
     begin()
     page = call_native_3(claim, table, owner, 1)
     for row in range(PAGE_ROWS):
@@ -264,7 +231,7 @@ class StoreWriter:
         seat = view.check_open()
         self.view = view
         self.stream = view.new_stream()
-        self.states = np.array([[STARTING, 0, 0]], np.int64)
+        self.states = np.array([[w.STARTING, 0, 0]], np.int64)
         self.words = np.zeros(WRITER_WORDS, np.int64)
         self.address = self.words.ctypes.data
         values = view.arenas.get("tokens")
@@ -274,17 +241,17 @@ class StoreWriter:
             else [(view.columns["tokens"].ctypes.data, values.ctypes.data, *values.strides[:2], values.shape[1])]
         )
         for offset, value in (
-            (W_TABLE, view.address),
-            (W_PAGE, -1),
-            (W_ENVS, 1),
-            (W_RESERVE, 1),
-            (W_ENV_STATE, self.states.ctypes.data),
-            (W_STREAM, self.stream),
-            (W_OWNER, seat.number),
-            (W_COUNTER, seat.counter),
-            (W_PUBLISH_EVERY, 1),
-            (W_ARENAS, self.arenas.ctypes.data),
-            (W_ARENA_COUNT, len(self.arenas)),
+            (w.WRITER_TABLE, view.address),
+            (w.WRITER_PAGE, -1),
+            (w.WRITER_ENVS, 1),
+            (w.WRITER_RESERVE, 1),
+            (w.WRITER_ENV_STATE, self.states.ctypes.data),
+            (w.WRITER_STREAM, self.stream),
+            (w.WRITER_OWNER, seat.number),
+            (w.WRITER_COUNTER, seat.counter),
+            (w.WRITER_PUBLISH_EVERY, 1),
+            (w.WRITER_ARENAS, self.arenas.ctypes.data),
+            (w.WRITER_ARENA_COUNT, len(self.arenas)),
         ):
             self.words[offset // 8] = value
 
@@ -295,7 +262,7 @@ class StoreWriter:
             assert entry(ragged_values.put_value)(self.address, 0, row, tokens.ctypes.data, len(tokens)) == 0
 
     def turn(self) -> int:
-        page = entry(protocol.claim)(self.view.address, int(self.words[W_OWNER // 8]), 0)
+        page = entry(protocol.claim)(self.view.address, int(self.words[w.WRITER_OWNER // 8]), 0)
         entry(next_page.turn)(self.address, page)
         return page
 
@@ -313,24 +280,24 @@ class StoreWriter:
             entry(committing.commit)(self.address, 1)
 
     def seal(self, *, ended: bool) -> None:
-        entry(protocol.seal)(self.view.address, int(self.words[W_PAGE // 8]), ended)
+        entry(protocol.seal)(self.view.address, int(self.words[w.WRITER_PAGE // 8]), ended)
 
 
 def check_rows(view: TableView) -> None:
     """Every committed row is whole and stands where its stream's tick says, with the final observation it links to."""
     obs = view.columns["obs"]
     for page, words in enumerate(view.pages().tolist()):
-        if words[PAGE_STATE // 8] & KIND_MASK not in (OPEN, SEALED):
+        if words[w.PAGE_STATE // 8] & w.KIND_MASK not in (w.OPEN, w.SEALED):
             continue
-        start, count = page * PAGE_ROWS, words[PAGE_COMMITTED // 8]
+        start, count = page * PAGE_ROWS, words[w.PAGE_COMMITTED // 8]
         assert 0 < count <= PAGE_ROWS
-        numbers = words[PAGE_STREAM // 8] * 1000 + words[PAGE_TICK // 8] + np.arange(count)
+        numbers = words[w.PAGE_STREAM // 8] * 1000 + words[w.PAGE_TICK // 8] + np.arange(count)
         assert (obs[start : start + count] == numbers[:, None]).all(), f"page {page}: {obs[start : start + count]}"
         links = view.meta["link"][start : start + count]
         assert (links != 0).all(), f"page {page}: rows without their meta"
         check_tokens(view, page, range(start, start + count), numbers)
-        for row in np.flatnonzero(links & KEPT) + start:
-            kept = row + (int(view.meta["link"][row]) >> LINK_SHIFT)
+        for row in np.flatnonzero(links & w.KEPT) + start:
+            kept = row + (int(view.meta["link"][row]) >> w.LINK_SHIFT)
             assert (obs[kept] == -obs[row]).all(), f"final of row {row}"
             check_tokens(view, page, [kept], -obs[row, :1])
 
@@ -357,7 +324,7 @@ class Scene:
         segment = engine._segment
         self._bytes = segment.root[segment.layout.participants :]
         # as if somebody waited for rows and for space, so that the system call to wake them is on the path
-        for event in (TABLE_DATA, TABLE_SPACE):
+        for event in (w.TABLE_DATA, w.TABLE_SPACE):
             segment.words[(self.view.layout.control + event + 8) // 8] = 1
         writer = StoreWriter(self.view)
         for _ in range(3):
@@ -388,7 +355,7 @@ class Scene:
         found = kinds(self.view)
         leased = " leased" if np.count_nonzero(hazards(self.view)) else ""
         return (
-            "+".join(name for kind, name in ((INIT, "init"), (OPEN, "open")) for _ in range((found == kind).sum()))
+            "+".join(name for kind, name in ((w.INIT, "init"), (w.OPEN, "open")) for _ in range((found == kind).sum()))
             + leased
         )
 
@@ -431,8 +398,8 @@ class Writing(Scene):
         check_counts(view, inserted)
         check_each_row_is_drawn_from_one_page(view)
         pages = view.pages()
-        mine = pages[(pages[:, PAGE_STREAM // 8] == 1) & (kinds(view) == SEALED)]
-        written = int((mine[:, PAGE_TICK // 8] + mine[:, PAGE_COMMITTED // 8]).max())
+        mine = pages[(pages[:, w.PAGE_STREAM // 8] == 1) & (kinds(view) == w.SEALED)]
+        written = int((mine[:, w.PAGE_TICK // 8] + mine[:, w.PAGE_COMMITTED // 8]).max())
         # all that was committed is drawn, each row from one page, up to the last row since the stream has ended
         ranges = anchor_ranges(view)[1]
         assert [tick for first, end, _ in ranges for tick in range(first, end)] == list(range(written))
@@ -474,9 +441,9 @@ class Reopening(Scene):
         other.seal(ended=True)
         row = 3 * PAGE_ROWS + 2
         self.view.terminated[row] = self.view.truncated[row] = True
-        self.view.meta["link"][row] = 3 << LINK_SHIFT
+        self.view.meta["link"][row] = 3 << w.LINK_SHIFT
         self.keep()
-        self.generation = int(self.view.pages()[3, PAGE_STATE // 8]) >> GENERATION_SHIFT
+        self.generation = int(self.view.pages()[3, w.PAGE_STATE // 8]) >> w.GENERATION_SHIFT
 
     def program(self) -> None:
         client, view = self.attach()
@@ -502,7 +469,7 @@ class Reopening(Scene):
         self.written = written
         # the page is of its generation still, has the rows of both in one run, and ends its stream
         words = view.pages()[3]
-        assert words[PAGE_STATE // 8] >> GENERATION_SHIFT == self.generation
+        assert words[w.PAGE_STATE // 8] >> w.GENERATION_SHIFT == self.generation
         assert anchor_ranges(view)[1] == [(0, 2 + written, 3)]
         rows = slice(3 * PAGE_ROWS, 3 * PAGE_ROWS + 2 + written)
         assert view.meta["episode"][rows].tolist() == [0, 0, 1, 1, 1][: 2 + written]
@@ -552,8 +519,8 @@ class GivingBack(Scene):
         self.engine.recover()
         check_counts(view, self.inserted)
         found = kinds(view)
-        assert found[3] == OPEN
-        assert np.isin(found[:3], (FREE, SEALED)).all()
+        assert found[3] == w.OPEN
+        assert np.isin(found[:3], (w.FREE, w.SEALED)).all()
         assert np.count_nonzero(hazards(view)) == 1
         assert hazards(view)[ENGINE].max() == 1
         claimed = [entry(protocol.claim)(view.address, seat.number, 0) for _ in range(3)]
@@ -572,7 +539,7 @@ class Leasing(Scene):
     def program(self) -> None:
         _, view = self.attach()
         functions = [native(one) for one in (protocol.lease, protocol.end_lease)]
-        generation = int(view.pages()[1, PAGE_STATE // 8]) >> GENERATION_SHIFT
+        generation = int(view.pages()[1, w.PAGE_STATE // 8]) >> w.GENERATION_SHIFT
         self.run(hold_and_let_go, *functions, view.address, 1, generation, hazard(view))
 
     def check(self) -> None:
@@ -603,7 +570,7 @@ class Recovering(Scene):
                     os._exit(1)
             _, status = os.waitpid(pid, 0)
             assert os.waitstatus_to_exitcode(status) == 0
-        assert (kinds(self.view) == [OPEN, INIT, SEALED, OPEN]).all()
+        assert (kinds(self.view) == [w.OPEN, w.INIT, w.SEALED, w.OPEN]).all()
         assert np.count_nonzero(hazards(self.view)[DEAD]) == 2
         self.keep()
         self.outcome: list[int] | None = None
@@ -616,15 +583,15 @@ class Recovering(Scene):
         assert writer.stream == stream
         assert writer.turn() == 3
         writer.write(4)
-        block = view.layout.blocks + 3 * LINE
+        block = view.layout.blocks + 3 * w.LINE
         before = client._segment.words[block // 8]
         writer.turn()
         # the old page as it was before its seal: what a death between the two leaves
         client._segment.words[block // 8] = before
-        client._segment.words[(block + PAGE_ENDED) // 8] = 0
+        client._segment.words[(block + w.PAGE_ENDED) // 8] = 0
         assert entry(protocol.claim)(view.address, seat.number, 0) == 1
         for page in (2, 3):
-            generation = int(view.pages()[page, PAGE_STATE // 8]) >> GENERATION_SHIFT
+            generation = int(view.pages()[page, w.PAGE_STATE // 8]) >> w.GENERATION_SHIFT
             entry(protocol.lease)(view.address, page, generation, hazard(view, page))
         os._exit(0)
 
@@ -633,7 +600,7 @@ class Recovering(Scene):
         assert client._participants.number == CHILD
         assert try_lock(client._segment.lock_fd, DEAD)
         functions = [native(one) for one in (recovery.recover, recovery.clear_hazards)]
-        slots = int(view.descriptor[T_HAZARDS // 8]) + 8 * HAZARDS_PER_PARTICIPANT * DEAD
+        slots = int(view.descriptor[w.VIEW_HAZARDS // 8]) + 8 * HAZARDS_PER_PARTICIPANT * DEAD
         self.run(recover_dead, *functions, view.address, DEAD, slots, HAZARDS_PER_PARTICIPANT)
 
     def check(self) -> None:
@@ -643,7 +610,7 @@ class Recovering(Scene):
         check_counts(view, self.inserted)
         check_nothing_leaked(view)
         check_rows(view)
-        assert (kinds(view) == [FREE, FREE, SEALED, SEALED]).all()
+        assert (kinds(view) == [w.FREE, w.FREE, w.SEALED, w.SEALED]).all()
         # as if nobody had died over it: the stream ends in its old page, and its four rows are drawn from there
         assert anchor_ranges(view)[1] == [(0, 4, 3)]
         check_every_page_can_be_claimed(view)
@@ -676,7 +643,7 @@ class PassingTheGates(Scene):
         _, view = self.attach()
         writer = StoreWriter(view)
         writer.turn()
-        writer.words[W_SEAT // 8] = seat_line(view)
+        writer.words[w.WRITER_SEAT // 8] = seat_line(view)
         gate = Gate(view, 1, 1)
         functions = [
             native(one) for one in (rate_limiter.grant, committing.commit, rate_limiter.reserve, rate_limiter.deliver)
@@ -778,7 +745,7 @@ class Updating(Scene):
 
     def at_death(self) -> str:
         stored = self.view.priorities[self.ids & (1 << 40) - 1] != self._leaves
-        counted = int(self.view.pages()[:, PAGE_UPDATES // 8].sum())
+        counted = int(self.view.pages()[:, w.PAGE_UPDATES // 8].sum())
         if counted:
             return "all counts" if counted == len(self.ids) else "some counts"
         return f"{'all' if stored.all() else 'some'} leaves, no count" if stored.any() else ""

@@ -12,17 +12,7 @@ import pytest
 import conduit
 from conduit.native.jit import entry, kernel
 from conduit.native.memory import load_acquire, peek_i64, poke_i64, store_relaxed
-from conduit.store.format.words import (
-    GENERATION_SHIFT,
-    KIND_MASK,
-    OPEN,
-    OWNER_MASK,
-    OWNER_SHIFT,
-    PAGE_COMMITTED,
-    PAGE_STATE,
-    SEALED,
-    T_COLUMNS,
-)
+from conduit.store.format import words as w
 from conduit.store.pages import protocol
 from conduit.testing import rows
 from conduit.testing.invariants import check_nothing_leaked, check_proving_rows, hazard, hazards, kinds
@@ -64,7 +54,7 @@ def engine(engine_name):
 
 
 def owner_of(word: int) -> int:
-    return word >> OWNER_SHIFT & OWNER_MASK
+    return word >> w.OWNER_SHIFT & w.OWNER_MASK
 
 
 def test_a_stopped_writer_keeps_its_page_and_goes_on_where_it_was(engine):
@@ -72,8 +62,8 @@ def test_a_stopped_writer_keeps_its_page_and_goes_on_where_it_was(engine):
     with Puppet() as stopped, Puppet() as busy:
         number = stopped.do(attach, engine.name)
         stopped.do(write_rows, 7, 1)
-        (page,) = np.flatnonzero(kinds(view) == OPEN)
-        word = int(view.pages()[page, PAGE_STATE // 8])
+        (page,) = np.flatnonzero(kinds(view) == w.OPEN)
+        word = int(view.pages()[page, w.PAGE_STATE // 8])
         assert owner_of(word) == number
         stopped.stop()
         busy.do(attach, engine.name)
@@ -82,7 +72,7 @@ def test_a_stopped_writer_keeps_its_page_and_goes_on_where_it_was(engine):
         while time.monotonic() < end:
             busy.do(write_rows, 2 * view.layout.rows, 2)
             assert engine.recover() == 0
-        assert view.pages()[page, PAGE_STATE // 8] == word
+        assert view.pages()[page, w.PAGE_STATE // 8] == word
         assert view.pages_recovered == 0
         stopped.go_on()
         assert stopped.do(write_rows, 5, 1) == 12
@@ -117,7 +107,7 @@ def test_a_killed_writers_committed_rows_stay_and_its_stream_ends(engine):
         assert view.rows_visible() == 20
         writer.kill()
     assert engine.recover() == 1
-    assert kinds(view).tolist().count(SEALED) == 1
+    assert kinds(view).tolist().count(w.SEALED) == 1
     assert view.rows_visible() == 20
     assert check_proving_rows(view) == 20
     with engine.loader("replay", batch_size=16, format="numpy", timeout=0) as loader:
@@ -135,14 +125,14 @@ def test_a_killed_lease_holders_page_is_claimed_again(engine):
             generation = holder.do(lease, 0)
             before = view.columns["obs"][:40].copy()
             writer.do(write_rows, 3 * view.layout.rows)
-            assert view.pages()[0, PAGE_STATE // 8] >> GENERATION_SHIFT == generation
+            assert view.pages()[0, w.PAGE_STATE // 8] >> w.GENERATION_SHIFT == generation
             assert (view.columns["obs"][:40] == before).all()
             holder.kill()
         assert hazards(view)[number].max() == 1
         engine.recover()
         assert not hazards(view).any()
         writer.do(write_rows, 3 * view.layout.rows)
-        assert view.pages()[0, PAGE_STATE // 8] >> GENERATION_SHIFT > generation
+        assert view.pages()[0, w.PAGE_STATE // 8] >> w.GENERATION_SHIFT > generation
 
 
 LOOKS = 10
@@ -152,7 +142,7 @@ LOOKS = 10
 def claim_and_write(table, owner, tries):
     """Claim the only page there is, write one number all over its first row, seal it; returns how often."""
     got = 0
-    column = peek_i64(peek_i64(table + T_COLUMNS))
+    column = peek_i64(peek_i64(table + w.VIEW_COLUMNS))
     for number in range(tries):
         page = protocol.claim(table, owner, 1)
         if page < 0:
@@ -160,7 +150,7 @@ def claim_and_write(table, owner, tries):
         got += 1
         for i in range(rows.WORDS):
             poke_i64(column + 8 * i, number)
-        store_relaxed(protocol.block_of(table, page) + PAGE_COMMITTED, 1)
+        store_relaxed(protocol.block_of(table, page) + w.PAGE_COMMITTED, 1)
         protocol.publish_open(table, page)
         protocol.seal(table, page, 1)
     return got
@@ -170,9 +160,9 @@ def claim_and_write(table, owner, tries):
 def lease_and_look(table, hazard, tries, leases):
     """Lease that page and see whether its row is, and stays, of one number; returns how often it was not."""
     changed = 0
-    column = peek_i64(peek_i64(table + T_COLUMNS))
+    column = peek_i64(peek_i64(table + w.VIEW_COLUMNS))
     for _ in range(tries):
-        generation = load_acquire(protocol.block_of(table, 0) + PAGE_STATE) >> GENERATION_SHIFT
+        generation = load_acquire(protocol.block_of(table, 0) + w.PAGE_STATE) >> w.GENERATION_SHIFT
         if protocol.lease(table, 0, generation, hazard) < 0:
             continue
         poke_i64(leases, peek_i64(leases) + 1)
@@ -192,7 +182,7 @@ def test_a_claim_and_a_lease_at_the_same_instant_never_both_succeed(engine_name)
         seat = engine._participants
         pages = [entry(protocol.claim)(view.address, seat.number, 0) for _ in range(view.layout.pages)]
         view.columns["obs"][0] = 0
-        view.segment.words[(view.layout.blocks + PAGE_COMMITTED) // 8] = 1
+        view.segment.words[(view.layout.blocks + w.PAGE_COMMITTED) // 8] = 1
         entry(protocol.seal)(view.address, pages[0], 1)
         leases = np.zeros(1, np.int64)
         entry(claim_and_write)(view.address, seat.number, 0)
@@ -222,7 +212,7 @@ def test_writers_wait_for_a_page_that_a_dead_holder_leased_only_until_it_is_noti
         for _ in range(32):
             writer.append(obs=obs, action=0, reward=0.0)
         holder.do(attach, engine_name)
-        for page in np.flatnonzero(kinds(view) == SEALED).tolist():
+        for page in np.flatnonzero(kinds(view) == w.SEALED).tolist():
             # one lease after another; none is ended
             holder.do(_lease_more, page)
         with pytest.raises(conduit.errors.Busy):
@@ -249,5 +239,5 @@ def test_each_page_names_its_owner_while_it_is_written(engine):
         numbers = {one.do(attach, engine.name), other.do(attach, engine.name)}
         one.do(write_rows, 5, 1)
         other.do(write_rows, 5, 2)
-        states = view.pages()[:, PAGE_STATE // 8]
-        assert {owner_of(int(word)) for word in states if word & KIND_MASK == OPEN} == numbers
+        states = view.pages()[:, w.PAGE_STATE // 8]
+        assert {owner_of(int(word)) for word in states if word & w.KIND_MASK == w.OPEN} == numbers

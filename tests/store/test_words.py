@@ -5,12 +5,11 @@ import itertools
 import pytest
 
 from conduit.store.format import layout, words
-from conduit.store.format.words import HAZARDS_PER_PARTICIPANT, LIMITS_BYTES, LINE, WEIGHING_MARKS
 from conduit.store.ingest import report_episodes
 from conduit.store.segment import participants
 from conduit.store.tables import loader_cursors
 
-NO_WORDS = {"TABLE_CONTROL_BYTES", "A_BYTES", "HEADER_BYTES", "LOADER_BYTES", "S_BYTES"}
+NO_WORDS = {"TABLE_CONTROL_BYTES", "ARENA_BYTES", "HEADER_BYTES", "LOADER_BYTES", "REWARD_BYTES"}
 """Constants that are sizes, beside those that end in _WORDS."""
 
 BYTES = {
@@ -19,31 +18,31 @@ BYTES = {
     "POLICY_EVENT": 16,
     "TABLE_RECENT_LEAF": 24,
     "TABLE_CLIPPED": 16,
-    "TABLE_LIMITS": 8 + 2 * LIMITS_BYTES,
-    "SEAT_WEIGHING": 8 * WEIGHING_MARKS,
-    "P_SLOTS": 8 * HAZARDS_PER_PARTICIPANT,
+    "TABLE_LIMITS": 8 + 2 * words.LIMITS_BYTES,
+    "SEAT_WEIGHING": 8 * words.WEIGHING_MARKS,
+    "PROCESS_SLOTS": 8 * words.HAZARDS_PER_PARTICIPANT,
     "HEADER_UUID": 16,
-    "LINE_NAME": LINE - 8 * participants.LINE_NAME,  # the rest of the line
+    "LINE_NAME": words.LINE - 8 * participants.LINE_NAME,  # the rest of the line
 }
 """Bytes of the words that are more than one."""
 
 FAMILIES = {
-    "page block": (words, "PAGE_", 1, LINE),
-    "side line": (words, "SIDE_", 1, LINE),
+    "page block": (words, "PAGE_", 1, words.LINE),
+    "side line": (words, "SIDE_", 1, words.LINE),
     "table control": (words, "TABLE_", 1, words.TABLE_CONTROL_BYTES),
-    "policy control": (words, "POLICY_", 1, LINE),
-    "seat line": (words, "SEAT_", 1, LINE),
-    "table descriptor": (words, "T_", 1, 8 * words.T_WORDS),
-    "writer": (words, "W_", 1, 8 * words.W_WORDS),
-    "arena": (words, "A_", 1, words.A_BYTES),
-    "process seat": (words, "P_", 1, 8 * words.P_WORDS),
-    "hold": (words, "H_", 1, 8 * words.H_WORDS),
+    "policy control": (words, "POLICY_", 1, words.LINE),
+    "seat line": (words, "SEAT_", 1, words.LINE),
+    "table descriptor": (words, "T_", 1, 8 * words.VIEW_WORDS),
+    "writer": (words, "W_", 1, 8 * words.WRITER_WORDS),
+    "arena": (words, "A_", 1, words.ARENA_BYTES),
+    "process seat": (words, "P_", 1, 8 * words.PROCESS_WORDS),
+    "hold": (words, "H_", 1, 8 * words.HOLD_WORDS),
     "header": (layout, "HEADER_", 1, layout.HEADER_BYTES),
-    "named loader": (loader_cursors, "LOADER_", 8, LINE),
+    "named loader": (loader_cursors, "LOADER_", 8, words.LINE),
     "participant line": (participants, "LINE_", 8, layout.PARTICIPANT_BYTES),
     "episode": (report_episodes, "E_", 1, 56),
-    "reports of a writer": (report_episodes, "R_", 1, 8 * report_episodes.R_WORDS),
-    "source of a reward": (report_episodes, "S_", 1, report_episodes.S_BYTES),
+    "reports of a writer": (report_episodes, "R_", 1, 8 * report_episodes.REPORT_WORDS),
+    "source of a reward": (report_episodes, "S_", 1, report_episodes.REWARD_BYTES),
 }
 """Where the names are, what they begin with, bytes of their unit, and bytes that there are for them."""
 
@@ -77,7 +76,7 @@ def test_a_descriptor_has_as_many_words_as_have_names(family):
 
 
 def test_the_copies_of_the_limits_lie_in_their_line():
-    assert words.TABLE_LIMITS % LINE + BYTES["TABLE_LIMITS"] <= LINE
+    assert words.TABLE_LIMITS % words.LINE + BYTES["TABLE_LIMITS"] <= words.LINE
 
 
 def test_every_word_that_is_said_to_be_longer_is_there():

@@ -21,29 +21,29 @@ from conduit.kernels.cpu.gather import (
     _READ,
     _SIGNATURE,
     _WRITE,
-    D_CLASSES,
-    D_ELEMENTS,
-    D_FACTOR,
-    D_HEIGHT,
-    D_HIGH,
-    D_INDEX,
-    D_INNER,
-    D_INVERSE,
-    D_LANES,
-    D_LOW,
-    D_MEAN,
-    D_OFFSET,
-    D_OUT,
-    D_OUT_STRIDE,
-    D_OUTER,
-    D_PAD,
-    D_PICK,
-    D_RANDOM,
-    D_REFUSED,
-    D_SOURCE,
-    D_START,
-    D_STRIDE,
-    D_WIDTH,
+    OP_CLASSES,
+    OP_ELEMENTS,
+    OP_FACTOR,
+    OP_HEIGHT,
+    OP_HIGH,
+    OP_INDEX,
+    OP_INNER,
+    OP_INVERSE,
+    OP_LANES,
+    OP_LOW,
+    OP_MEAN,
+    OP_OFFSET,
+    OP_OUT,
+    OP_OUT_STRIDE,
+    OP_OUTER,
+    OP_PAD,
+    OP_PICK,
+    OP_RANDOM,
+    OP_REFUSED,
+    OP_SOURCE,
+    OP_START,
+    OP_STRIDE,
+    OP_WIDTH,
     _as_is,
 )
 from conduit.kernels.spec.plan import NEXT, Output
@@ -97,16 +97,16 @@ def _converter(
     source_pointer, out_pointer, real = _POINTERS[source_dtype], _POINTERS[dtype], _POINTERS["float64"]
 
     def convert_rows(descriptor, slots, count, unused):
-        source = peek_i64(descriptor + D_SOURCE)
-        stride = peek_i64(descriptor + D_STRIDE)
-        out = peek_i64(descriptor + D_OUT)
-        out_stride = peek_i64(descriptor + D_OUT_STRIDE)
-        elements = peek_i64(descriptor + D_ELEMENTS)
-        factor, offset = work(peek_f64(descriptor + D_FACTOR)), work(peek_f64(descriptor + D_OFFSET))
-        low, high = work(bound(descriptor + D_LOW)), work(bound(descriptor + D_HIGH))
-        mean, inverse = real(peek_i64(descriptor + D_MEAN)), real(peek_i64(descriptor + D_INVERSE))
-        index = peek_i64(descriptor + D_INDEX)
-        lanes = peek_i64(descriptor + D_LANES)
+        source = peek_i64(descriptor + OP_SOURCE)
+        stride = peek_i64(descriptor + OP_STRIDE)
+        out = peek_i64(descriptor + OP_OUT)
+        out_stride = peek_i64(descriptor + OP_OUT_STRIDE)
+        elements = peek_i64(descriptor + OP_ELEMENTS)
+        factor, offset = work(peek_f64(descriptor + OP_FACTOR)), work(peek_f64(descriptor + OP_OFFSET))
+        low, high = work(bound(descriptor + OP_LOW)), work(bound(descriptor + OP_HIGH))
+        mean, inverse = real(peek_i64(descriptor + OP_MEAN)), real(peek_i64(descriptor + OP_INVERSE))
+        index = peek_i64(descriptor + OP_INDEX)
+        lanes = peek_i64(descriptor + OP_LANES)
         for i in range(count):
             slot = peek_i64(slots + 8 * i) * lanes
             for lane in range(slot, slot + lanes):
@@ -152,19 +152,19 @@ def _mover(
                 out[j] = convert(values[j], 0.0, 1.0, factor, offset, low, high)
 
     def move_rows(descriptor, slots, count, unused):
-        source = peek_i64(descriptor + D_SOURCE)
-        stride = peek_i64(descriptor + D_STRIDE)
-        out = peek_i64(descriptor + D_OUT)
-        out_stride = peek_i64(descriptor + D_OUT_STRIDE)
-        factor, offset = work(peek_f64(descriptor + D_FACTOR)), work(peek_f64(descriptor + D_OFFSET))
-        low, high = work(bound(descriptor + D_LOW)), work(bound(descriptor + D_HIGH))
-        mean, inverse = peek_i64(descriptor + D_MEAN), peek_i64(descriptor + D_INVERSE)
-        index = peek_i64(descriptor + D_INDEX)
-        lanes = peek_i64(descriptor + D_LANES)
-        outer, height = peek_i64(descriptor + D_OUTER), peek_i64(descriptor + D_HEIGHT)
-        width, depth = peek_i64(descriptor + D_WIDTH), peek_i64(descriptor + D_INNER)
-        pad, pick = peek_i64(descriptor + D_PAD), peek_i64(descriptor + D_PICK)
-        random = peek_i64(descriptor + D_RANDOM)
+        source = peek_i64(descriptor + OP_SOURCE)
+        stride = peek_i64(descriptor + OP_STRIDE)
+        out = peek_i64(descriptor + OP_OUT)
+        out_stride = peek_i64(descriptor + OP_OUT_STRIDE)
+        factor, offset = work(peek_f64(descriptor + OP_FACTOR)), work(peek_f64(descriptor + OP_OFFSET))
+        low, high = work(bound(descriptor + OP_LOW)), work(bound(descriptor + OP_HIGH))
+        mean, inverse = peek_i64(descriptor + OP_MEAN), peek_i64(descriptor + OP_INVERSE)
+        index = peek_i64(descriptor + OP_INDEX)
+        lanes = peek_i64(descriptor + OP_LANES)
+        outer, height = peek_i64(descriptor + OP_OUTER), peek_i64(descriptor + OP_HEIGHT)
+        width, depth = peek_i64(descriptor + OP_WIDTH), peek_i64(descriptor + OP_INNER)
+        pad, pick = peek_i64(descriptor + OP_PAD), peek_i64(descriptor + OP_PICK)
+        random = peek_i64(descriptor + OP_RANDOM)
         seed, batch = peek_i64(random), peek_i64(random + 8)
         line = width * depth
         for i in range(count):
@@ -218,16 +218,16 @@ def _indicator(source_dtype: str, dtype: str) -> Callable[..., int]:
     source_pointer, out_pointer, write = _POINTERS[source_dtype], _POINTERS[dtype], _WRITE[dtype]
 
     def indicate_rows(descriptor, slots, count, unused):
-        source = peek_i64(descriptor + D_SOURCE)
-        stride = peek_i64(descriptor + D_STRIDE)
-        out = peek_i64(descriptor + D_OUT)
-        out_stride = peek_i64(descriptor + D_OUT_STRIDE)
-        elements = peek_i64(descriptor + D_ELEMENTS)
-        classes = peek_i64(descriptor + D_CLASSES)
-        start = np.uint64(peek_i64(descriptor + D_START))
-        off, on = write(peek_f64(descriptor + D_LOW)), write(peek_f64(descriptor + D_HIGH))
-        index = peek_i64(descriptor + D_INDEX)
-        lanes = peek_i64(descriptor + D_LANES)
+        source = peek_i64(descriptor + OP_SOURCE)
+        stride = peek_i64(descriptor + OP_STRIDE)
+        out = peek_i64(descriptor + OP_OUT)
+        out_stride = peek_i64(descriptor + OP_OUT_STRIDE)
+        elements = peek_i64(descriptor + OP_ELEMENTS)
+        classes = peek_i64(descriptor + OP_CLASSES)
+        start = np.uint64(peek_i64(descriptor + OP_START))
+        off, on = write(peek_f64(descriptor + OP_LOW)), write(peek_f64(descriptor + OP_HIGH))
+        index = peek_i64(descriptor + OP_INDEX)
+        lanes = peek_i64(descriptor + OP_LANES)
         for i in range(count):
             slot = peek_i64(slots + 8 * i) * lanes
             for lane in range(slot, slot + lanes):
@@ -245,7 +245,7 @@ def _indicator(source_dtype: str, dtype: str) -> Callable[..., int]:
                     if value < np.uint64(classes):
                         y[j * classes + np.int64(value)] = on
                     else:
-                        poke_i64(descriptor + D_REFUSED, peek_i64(descriptor + D_REFUSED) + 1)
+                        poke_i64(descriptor + OP_REFUSED, peek_i64(descriptor + OP_REFUSED) + 1)
         return 0
 
     return indicate_rows
@@ -298,7 +298,7 @@ def _to_floats() -> Iterator[tuple[str, str, bool, bool]]:
 
 
 def _bounds(output: Output) -> np.ndarray[Any, Any]:
-    """The words D_LOW and D_HIGH."""
+    """The words OP_LOW and OP_HIGH."""
     wanted = output.transform
     if output.field.dtype in FLOATS or wanted.dtype in FLOATS or output.classes:
         return np.array([wanted.low, wanted.high]).view(np.int64)
@@ -344,8 +344,8 @@ def describe(
     wanted = output.transform
     if output.classes:
         words[0] = _address(_indicator, output.field.dtype, wanted.dtype)
-        words[D_CLASSES // 8], words[D_START // 8] = output.classes, output.start
-        words[D_LOW // 8 : D_HIGH // 8 + 1] = np.array(indicators(output)).view(np.int64)
+        words[OP_CLASSES // 8], words[OP_START // 8] = output.classes, output.start
+        words[OP_LOW // 8 : OP_HIGH // 8 + 1] = np.array(indicators(output)).view(np.int64)
         return words
     kind = _converter if output.shift is None else _mover
     words[0] = _address(
@@ -357,11 +357,11 @@ def describe(
         wanted.is_clipped,
         is_narrow(wanted, output.field.dtype),
     )
-    words[D_LOW // 8 : D_HIGH // 8 + 1] = _bounds(output)
-    words[D_MEAN // 8], words[D_INVERSE // 8] = statistics
+    words[OP_LOW // 8 : OP_HIGH // 8 + 1] = _bounds(output)
+    words[OP_MEAN // 8], words[OP_INVERSE // 8] = statistics
     if output.shift is not None:
-        words[D_PAD // 8], words[D_PICK // 8], words[D_RANDOM // 8] = output.shift.pad, pick, random
-        words[D_OUTER // 8 : D_INNER // 8 + 1] = output.shift.extents(output.field.shape)
+        words[OP_PAD // 8], words[OP_PICK // 8], words[OP_RANDOM // 8] = output.shift.pad, pick, random
+        words[OP_OUTER // 8 : OP_INNER // 8 + 1] = output.shift.extents(output.field.shape)
     return words
 
 

@@ -6,7 +6,7 @@ called through its address, so that one delivery kernel serves every plan withou
 
     for slot in slots: for lane in range(lanes): out[slot, lane] = f(column[index[slot, lane]])
 
-`descriptor` is int64 [D_WORDS]. The row size is a constant of the compiled copy where rows are short and of a usual size: they become a
+`descriptor` is int64 [OP_WORDS]. The row size is a constant of the compiled copy where rows are short and of a usual size: they become a
 few vector moves. All others are a call of the C library's copy, which is as fast as memory.
 """
 
@@ -24,13 +24,27 @@ from conduit.kernels.spec.transforms import FLOATS, Transform, is_narrow
 from conduit.native.jit import address, inner, intrinsic, ir, types
 from conduit.native.memory import copy_bytes, fence_full, peek_f64, peek_i64, prefetch, zero_bytes
 
-D_FUNCTION, D_SOURCE, D_STRIDE, D_OUT, D_OUT_STRIDE, D_ELEMENTS, D_FACTOR, D_OFFSET, D_INDEX, D_LANES = range(0, 80, 8)
-D_LOW, D_HIGH, D_MEAN, D_INVERSE, D_CLASSES, D_REFUSED, D_PAD, D_PICK, D_OUTER, D_HEIGHT, D_WIDTH, D_INNER, D_RANDOM = (
-    range(80, 184, 8)
+OP_FUNCTION, OP_SOURCE, OP_STRIDE, OP_OUT, OP_OUT_STRIDE, OP_ELEMENTS, OP_FACTOR, OP_OFFSET, OP_INDEX, OP_LANES = range(
+    0, 80, 8
 )
-D_START = D_PAD  # no output has both classes and a move
+(
+    OP_LOW,
+    OP_HIGH,
+    OP_MEAN,
+    OP_INVERSE,
+    OP_CLASSES,
+    OP_REFUSED,
+    OP_PAD,
+    OP_PICK,
+    OP_OUTER,
+    OP_HEIGHT,
+    OP_WIDTH,
+    OP_INNER,
+    OP_RANDOM,
+) = range(80, 184, 8)
+OP_START = OP_PAD  # no output has both classes and a move
 """Words of a descriptor; the second group is conduit.kernels.cpu.augment's."""
-D_WORDS = 23
+OP_WORDS = 23
 
 _SIGNATURE = "int64(int64, int64, int64, int64)"
 _LANES = 16
@@ -155,11 +169,11 @@ _WRITE = {
 
 def _copier(row_bytes: int) -> Callable[..., int]:
     def copy_rows(descriptor, slots, count, unused):
-        source = peek_i64(descriptor + D_SOURCE)
-        stride = peek_i64(descriptor + D_STRIDE)
-        out = peek_i64(descriptor + D_OUT)
-        index = peek_i64(descriptor + D_INDEX)
-        lanes = peek_i64(descriptor + D_LANES)
+        source = peek_i64(descriptor + OP_SOURCE)
+        stride = peek_i64(descriptor + OP_STRIDE)
+        out = peek_i64(descriptor + OP_OUT)
+        index = peek_i64(descriptor + OP_INDEX)
+        lanes = peek_i64(descriptor + OP_LANES)
         for i in range(count):
             slot = peek_i64(slots + 8 * i) * lanes
             for lane in range(lanes):
@@ -175,12 +189,12 @@ def _copier(row_bytes: int) -> Callable[..., int]:
 
 
 def _copy_any_rows(descriptor, slots, count, unused):
-    source = peek_i64(descriptor + D_SOURCE)
-    stride = peek_i64(descriptor + D_STRIDE)
-    out = peek_i64(descriptor + D_OUT)
-    row_bytes = peek_i64(descriptor + D_OUT_STRIDE)
-    index = peek_i64(descriptor + D_INDEX)
-    lanes = peek_i64(descriptor + D_LANES)
+    source = peek_i64(descriptor + OP_SOURCE)
+    stride = peek_i64(descriptor + OP_STRIDE)
+    out = peek_i64(descriptor + OP_OUT)
+    row_bytes = peek_i64(descriptor + OP_OUT_STRIDE)
+    index = peek_i64(descriptor + OP_INDEX)
+    lanes = peek_i64(descriptor + OP_LANES)
     for i in range(count):
         slot = peek_i64(slots + 8 * i) * lanes
         for lane in range(lanes):
@@ -199,15 +213,15 @@ def _converter(source_dtype: str, dtype: str, affine: bool, narrow: bool) -> Cal
     work = np.float32 if narrow else np.float64
 
     def convert_rows(descriptor, slots, count, unused):
-        source = peek_i64(descriptor + D_SOURCE)
-        stride = peek_i64(descriptor + D_STRIDE)
-        out = peek_i64(descriptor + D_OUT)
-        out_stride = peek_i64(descriptor + D_OUT_STRIDE)
-        elements = peek_i64(descriptor + D_ELEMENTS)
-        factor = work(peek_f64(descriptor + D_FACTOR))
-        offset = work(peek_f64(descriptor + D_OFFSET))
-        index = peek_i64(descriptor + D_INDEX)
-        lanes = peek_i64(descriptor + D_LANES)
+        source = peek_i64(descriptor + OP_SOURCE)
+        stride = peek_i64(descriptor + OP_STRIDE)
+        out = peek_i64(descriptor + OP_OUT)
+        out_stride = peek_i64(descriptor + OP_OUT_STRIDE)
+        elements = peek_i64(descriptor + OP_ELEMENTS)
+        factor = work(peek_f64(descriptor + OP_FACTOR))
+        offset = work(peek_f64(descriptor + OP_OFFSET))
+        index = peek_i64(descriptor + OP_INDEX)
+        lanes = peek_i64(descriptor + OP_LANES)
         for i in range(count):
             slot = peek_i64(slots + 8 * i) * lanes
             for lane in range(slot, slot + lanes):
@@ -230,14 +244,14 @@ def _converter(source_dtype: str, dtype: str, affine: bool, narrow: bool) -> Cal
 
 def _stream_rows(descriptor, slots, count, unused):
     """Scaled bytes to float32, stored past the caches; rows must be a multiple of 16 elements and outputs 64-byte aligned."""
-    source = peek_i64(descriptor + D_SOURCE)
-    stride = peek_i64(descriptor + D_STRIDE)
-    out = peek_i64(descriptor + D_OUT)
-    elements = peek_i64(descriptor + D_ELEMENTS)
-    factor = np.float32(peek_f64(descriptor + D_FACTOR))
-    offset = np.float32(peek_f64(descriptor + D_OFFSET))
-    index = peek_i64(descriptor + D_INDEX)
-    lanes = peek_i64(descriptor + D_LANES)
+    source = peek_i64(descriptor + OP_SOURCE)
+    stride = peek_i64(descriptor + OP_STRIDE)
+    out = peek_i64(descriptor + OP_OUT)
+    elements = peek_i64(descriptor + OP_ELEMENTS)
+    factor = np.float32(peek_f64(descriptor + OP_FACTOR))
+    offset = np.float32(peek_f64(descriptor + OP_OFFSET))
+    index = peek_i64(descriptor + OP_INDEX)
+    lanes = peek_i64(descriptor + OP_LANES)
     for i in range(count):
         slot = peek_i64(slots + 8 * i) * lanes
         for lane in range(slot, slot + lanes):
@@ -335,7 +349,7 @@ def describe(output: Output, source: int, stride: int, out: int, index: int, bat
         narrow = is_narrow(transform, output.field.dtype)
         function = _convert_address(output.field.dtype, transform.dtype, transform.is_affine, narrow)
     elements = int(np.prod(output.field.shape, dtype=np.int64))
-    words = np.zeros(D_WORDS, np.int64)
+    words = np.zeros(OP_WORDS, np.int64)
     words[:6] = function, source, stride, out, output.row_bytes, elements
     words[6:8].view(np.float64)[:] = transform.factor, transform.offset
     words[8:10] = index, output.lane_count

@@ -11,30 +11,38 @@ from __future__ import annotations
 import numpy as np
 
 from conduit.kernels.cpu.augment import PICK, PICK_SHIFT
-from conduit.kernels.cpu.deliver import J_GENERATIONS, J_ROWS
+from conduit.kernels.cpu.deliver import JOB_GENERATIONS, JOB_ROWS
 from conduit.kernels.cpu.sequences import _following
-from conduit.kernels.cpu.windows import E_ENVS, E_LIMIT, E_OVER, E_PAGE, V_GOALS, V_TABLE, put_flag
+from conduit.kernels.cpu.windows import (
+    ENTRY_ENVS,
+    ENTRY_LIMIT,
+    ENTRY_OVER,
+    ENTRY_PAGE,
+    WINDOW_GOALS,
+    WINDOW_TABLE,
+    put_flag,
+)
 from conduit.native.jit import inner
 from conduit.native.memory import call_5, peek_i32, peek_i64, peek_u32, poke_i64
 from conduit.native.philox import random_pair, scale_to
-from conduit.store.format.words import META_BYTES, T_META, T_ROWS, TERMINATED, TRUNCATED
+from conduit.store.format import words as w
 
 (
-    K_RESOLVE,
-    K_ANCHORS,
-    K_ROWS,
-    K_FLAGS,
-    K_STRATEGY,
-    K_THRESHOLD,
-    K_LONGEST,
-    K_SAME,
-    K_SEED,
-    K_BATCH_AT,
+    GOAL_RESOLVE,
+    GOAL_ANCHORS,
+    GOAL_ROWS,
+    GOAL_FLAGS,
+    GOAL_STRATEGY,
+    GOAL_THRESHOLD,
+    GOAL_LONGEST,
+    GOAL_SAME,
+    GOAL_SEED,
+    GOAL_BATCH_AT,
 ) = range(0, 80, 8)
 """Words of goals: the transition's resolver, and what tells its anchors; int64 [batch] for the goals' rows, -1 for none, and bool [batch] for whether there is
 one; number of the strategy; a step is relabelled when 62 random bits are below the threshold; the longest episode; whether what a
 step achieved is stored in its own row; the loader's seed, and the address of the number of the batch."""
-K_WORDS = 10
+GOAL_WORDS = 10
 
 PICK_GOALS = 1 << 30
 """Number of what is drawn, behind those of a schema's images."""
@@ -43,18 +51,18 @@ PICK_GOALS = 1 << 30
 @inner
 def _known_steps(goals, row, entry, table):
     """How many steps of a row's episode are known to have achieved something; -1 where it is not a whole episode."""
-    metas = peek_i64(table + T_META)
-    envs, limit, over = peek_i64(entry + E_ENVS), peek_i64(entry + E_LIMIT), peek_i64(entry + E_OVER)
-    end = (peek_i64(entry + E_PAGE) + 1) * peek_i64(table + T_ROWS)
-    last = peek_i32(metas + META_BYTES * row + 4)
-    longest = peek_i64(goals + K_LONGEST)
-    same = peek_i64(goals + K_SAME) != 0
+    metas = peek_i64(table + w.VIEW_META)
+    envs, limit, over = peek_i64(entry + ENTRY_ENVS), peek_i64(entry + ENTRY_LIMIT), peek_i64(entry + ENTRY_OVER)
+    end = (peek_i64(entry + ENTRY_PAGE) + 1) * peek_i64(table + w.VIEW_ROWS)
+    last = peek_i32(metas + w.META_BYTES * row + 4)
+    longest = peek_i64(goals + GOAL_LONGEST)
+    same = peek_i64(goals + GOAL_SAME) != 0
     at = row
     while True:
         # a row that is being overwritten may say anything
         if not 0 <= last < longest or at >= limit:
             return -1
-        ended = peek_u32(metas + META_BYTES * at + 12) & (TERMINATED | TRUNCATED)
+        ended = peek_u32(metas + w.META_BYTES * at + 12) & (w.TERMINATED | w.TRUNCATED)
         after = _following(metas, at, limit, end, over)
         if after < 0 and (ended == 0 or not same):
             return -1
@@ -71,18 +79,18 @@ def _choose(goals, slot, row, entry, table):
     known = _known_steps(goals, row, entry, table)
     if known < 0:
         return False
-    metas = peek_i64(table + T_META)
-    envs, limit, over = peek_i64(entry + E_ENVS), peek_i64(entry + E_LIMIT), peek_i64(entry + E_OVER)
-    start = peek_i64(entry + E_PAGE) * peek_i64(table + T_ROWS)
-    end = start + peek_i64(table + T_ROWS)
-    step = peek_i32(metas + META_BYTES * row + 4)
-    same = peek_i64(goals + K_SAME) != 0
+    metas = peek_i64(table + w.VIEW_META)
+    envs, limit, over = peek_i64(entry + ENTRY_ENVS), peek_i64(entry + ENTRY_LIMIT), peek_i64(entry + ENTRY_OVER)
+    start = peek_i64(entry + ENTRY_PAGE) * peek_i64(table + w.VIEW_ROWS)
+    end = start + peek_i64(table + w.VIEW_ROWS)
+    step = peek_i32(metas + w.META_BYTES * row + 4)
+    same = peek_i64(goals + GOAL_SAME) != 0
     goal = -1
     first, second = random_pair(
-        peek_i64(goals + K_SEED), peek_i64(peek_i64(goals + K_BATCH_AT)), PICK | (PICK_GOALS << PICK_SHIFT) | slot
+        peek_i64(goals + GOAL_SEED), peek_i64(peek_i64(goals + GOAL_BATCH_AT)), PICK | (PICK_GOALS << PICK_SHIFT) | slot
     )
-    if step < known and np.int64(first >> np.uint64(2)) < peek_i64(goals + K_THRESHOLD):
-        strategy = peek_i64(goals + K_STRATEGY)
+    if step < known and np.int64(first >> np.uint64(2)) < peek_i64(goals + GOAL_THRESHOLD):
+        strategy = peek_i64(goals + GOAL_STRATEGY)
         place = known - 1
         if strategy == 0:
             place = step + scale_to(second, known - step)
@@ -94,27 +102,27 @@ def _choose(goals, slot, row, entry, table):
         goal = chosen if same else _following(metas, chosen, limit, end, over)
         if goal < 0:
             return False
-    poke_i64(peek_i64(goals + K_ROWS) + 8 * slot, goal)
-    put_flag(peek_i64(goals + K_FLAGS), slot, goal >= 0)
+    poke_i64(peek_i64(goals + GOAL_ROWS) + 8 * slot, goal)
+    put_flag(peek_i64(goals + GOAL_FLAGS), slot, goal >= 0)
     return True
 
 
 def resolve_goals(window, job, slots, count, unused):
     """Transitions with goals."""
-    goals, table = peek_i64(window + V_GOALS), peek_i64(window + V_TABLE)
-    done = call_5(peek_i64(goals + K_RESOLVE), window, job, slots, count, 0)
+    goals, table = peek_i64(window + WINDOW_GOALS), peek_i64(window + WINDOW_TABLE)
+    done = call_5(peek_i64(goals + GOAL_RESOLVE), window, job, slots, count, 0)
     for i in range(done):
         slot = peek_i64(slots + 8 * i)
-        row = peek_i64(peek_i64(job + J_ROWS) + 8 * slot)
-        if not _choose(goals, slot, row, peek_i64(peek_i64(job + J_GENERATIONS) + 8 * slot), table):
+        row = peek_i64(peek_i64(job + JOB_ROWS) + 8 * slot)
+        if not _choose(goals, slot, row, peek_i64(peek_i64(job + JOB_GENERATIONS) + 8 * slot), table):
             return i
     return done
 
 
 def goal_anchors(window, entry, row, wanted, unused):
     """Which rows anchor a transition with a goal (kernels.cpu.windows)."""
-    goals, table = peek_i64(window + V_GOALS), peek_i64(window + V_TABLE)
-    bits = call_5(peek_i64(goals + K_ANCHORS), window, entry, row, wanted, 0)
+    goals, table = peek_i64(window + WINDOW_GOALS), peek_i64(window + WINDOW_TABLE)
+    bits = call_5(peek_i64(goals + GOAL_ANCHORS), window, entry, row, wanted, 0)
     for i in range(32):
         if (bits >> i) & 1 and _known_steps(goals, row + i, entry, table) < 0:
             bits ^= 1 << i

@@ -7,8 +7,16 @@ into pinned memory. Both are row numbers in some column: -1 stands for zeros, an
 
 from __future__ import annotations
 
-from conduit.kernels.cpu.deliver import J_DRAW, J_DRAW_STATE, J_GENERATIONS, J_PAGES, J_REDRAWN, overwritten, write_meta
-from conduit.kernels.cpu.gather import D_FUNCTION, D_WORDS
+from conduit.kernels.cpu.deliver import (
+    JOB_DRAW,
+    JOB_DRAW_STATE,
+    JOB_GENERATIONS,
+    JOB_PAGES,
+    JOB_REDRAWN,
+    overwritten,
+    write_meta,
+)
+from conduit.kernels.cpu.gather import OP_FUNCTION, OP_WORDS
 from conduit.native.jit import inner, kernel
 from conduit.native.memory import call_4, call_5, peek_i64, poke_i64, poke_u32
 
@@ -20,33 +28,33 @@ PL_BASE, PL_GENERATION, PL_ROWS, PL_TAIL = range(0, 32, 8)
 the first one on, and the first one of those that are there up to the page's end (local)."""
 PL_BYTES = 32
 
-X_ROWS, X_LANES, X_NEAR, X_FAR, X_LISTED = range(0, 40, 8)
+INDEX_ROWS, INDEX_LANES, INDEX_NEAR, INDEX_FAR, INDEX_LISTED = range(0, 40, 8)
 """An index array: the table's rows it holds, int64 [batch, lanes]; the same as near and far rows; and the far ones' rows of the
 table, int64 [batch, lanes], in the order of their copies."""
-X_WORDS = 5
+INDEX_WORDS = 5
 
 (
-    G_JOB,
-    G_PLACES,
-    G_PAGE_ROWS,
-    G_INDICES,
-    G_INDEX_COUNT,
-    G_COPIES,
-    G_COPY_COUNT,
-    G_NUMBERS,
-    G_FAR,
-    G_USED,
-    G_STACK,
-    G_FOLLOWING_STACK,
-    G_STACK_SIZE,
-    G_SHIFT,
-    G_NEAR,
+    SPLIT_JOB,
+    SPLIT_PLACES,
+    SPLIT_PAGE_ROWS,
+    SPLIT_INDICES,
+    SPLIT_INDEX_COUNT,
+    SPLIT_COPIES,
+    SPLIT_COPY_COUNT,
+    SPLIT_NUMBERS,
+    SPLIT_FAR,
+    SPLIT_USED,
+    SPLIT_STACK,
+    SPLIT_FOLLOWING_STACK,
+    SPLIT_STACK_SIZE,
+    SPLIT_SHIFT,
+    SPLIT_NEAR,
 ) = range(0, 120, 8)
-"""Words of a staging: the delivery's job; places of pages; rows per page; index arrays (X_*), back to back; operations that copy far
+"""Words of a staging: the delivery's job; places of pages; rows per page; index arrays (INDEX_*), back to back; operations that copy far
 rows, back to back; number of each slot's copy, int64 [batch], -1 for none; scratch for numbers, int64 [batch]; copies so far; the
 table's rows of both stacks, their size, and int32 [batch] for how far the second lies behind the first (0: not wanted);
 int64 [batch], 1 for each slot that is near."""
-G_WORDS = 15
+SPLIT_WORDS = 15
 
 
 @inner
@@ -55,26 +63,26 @@ def _is_near(staging, place, slot, generation, first):
     if peek_i64(place + PL_BASE) < 0 or peek_i64(place + PL_GENERATION) != generation:
         return False
     rows, tail = peek_i64(place + PL_ROWS), peek_i64(place + PL_TAIL)
-    index = peek_i64(staging + G_INDICES)
-    for _ in range(peek_i64(staging + G_INDEX_COUNT)):
-        lanes = peek_i64(index + X_LANES)
-        at = peek_i64(index + X_ROWS) + 8 * lanes * slot
+    index = peek_i64(staging + SPLIT_INDICES)
+    for _ in range(peek_i64(staging + SPLIT_INDEX_COUNT)):
+        lanes = peek_i64(index + INDEX_LANES)
+        at = peek_i64(index + INDEX_ROWS) + 8 * lanes * slot
         for lane in range(lanes):
             row = peek_i64(at + 8 * lane)
             if row >= 0 and rows <= row - first < tail:
                 return False
-        index += 8 * X_WORDS
+        index += 8 * INDEX_WORDS
     return True
 
 
 @inner
 def _number(staging, slot):
     """The number of a slot's copy; it keeps the one it has."""
-    at = peek_i64(staging + G_NUMBERS) + 8 * slot
+    at = peek_i64(staging + SPLIT_NUMBERS) + 8 * slot
     number = peek_i64(at)
     if number < 0:
-        number = peek_i64(staging + G_USED)
-        poke_i64(staging + G_USED, number + 1)
+        number = peek_i64(staging + SPLIT_USED)
+        poke_i64(staging + SPLIT_USED, number + 1)
         poke_i64(at, number)
     return number
 
@@ -82,26 +90,26 @@ def _number(staging, slot):
 @inner
 def _translate(staging, slot, near, number, shift):
     """Write a slot's near and far rows; `shift` leads from the table's rows to near ones."""
-    index = peek_i64(staging + G_INDICES)
-    for _ in range(peek_i64(staging + G_INDEX_COUNT)):
-        lanes = peek_i64(index + X_LANES)
+    index = peek_i64(staging + SPLIT_INDICES)
+    for _ in range(peek_i64(staging + SPLIT_INDEX_COUNT)):
+        lanes = peek_i64(index + INDEX_LANES)
         for lane in range(lanes):
             at = 8 * (lanes * slot + lane)
-            row = peek_i64(peek_i64(index + X_ROWS) + at)
+            row = peek_i64(peek_i64(index + INDEX_ROWS) + at)
             copy = lanes * number + lane
-            poke_i64(peek_i64(index + X_NEAR) + at, (row + shift if row >= 0 else -1) if near else SKIP)
-            poke_i64(peek_i64(index + X_FAR) + at, SKIP if near else (copy if row >= 0 else -1))
+            poke_i64(peek_i64(index + INDEX_NEAR) + at, (row + shift if row >= 0 else -1) if near else SKIP)
+            poke_i64(peek_i64(index + INDEX_FAR) + at, SKIP if near else (copy if row >= 0 else -1))
             if not near:
-                poke_i64(peek_i64(index + X_LISTED) + 8 * copy, row)
-        index += 8 * X_WORDS
+                poke_i64(peek_i64(index + INDEX_LISTED) + 8 * copy, row)
+        index += 8 * INDEX_WORDS
 
 
 @inner
 def _shift(staging, slot):
     """How far a slot's second stack lies behind its first: the least number of frames that fits."""
-    size = peek_i64(staging + G_STACK_SIZE)
-    first = peek_i64(staging + G_STACK) + 8 * size * slot
-    second = peek_i64(staging + G_FOLLOWING_STACK) + 8 * size * slot
+    size = peek_i64(staging + SPLIT_STACK_SIZE)
+    first = peek_i64(staging + SPLIT_STACK) + 8 * size * slot
+    second = peek_i64(staging + SPLIT_FOLLOWING_STACK) + 8 * size * slot
     for shift in range(size):
         same = True
         for k in range(size - shift):
@@ -125,15 +133,15 @@ def stage(staging, slots, count, lost):
     Returns:
         How many were lost.
     """
-    job = peek_i64(staging + G_JOB)
-    pages, generations = peek_i64(job + J_PAGES), peek_i64(job + J_GENERATIONS)
-    page_rows = peek_i64(staging + G_PAGE_ROWS)
-    numbers = peek_i64(staging + G_FAR)
+    job = peek_i64(staging + SPLIT_JOB)
+    pages, generations = peek_i64(job + JOB_PAGES), peek_i64(job + JOB_GENERATIONS)
+    page_rows = peek_i64(staging + SPLIT_PAGE_ROWS)
+    numbers = peek_i64(staging + SPLIT_FAR)
     far = 0
     for i in range(count):
         slot = peek_i64(slots + 8 * i)
         page = peek_i64(pages + 8 * slot)
-        place = peek_i64(staging + G_PLACES) + PL_BYTES * page
+        place = peek_i64(staging + SPLIT_PLACES) + PL_BYTES * page
         first = page * page_rows
         near = _is_near(staging, place, slot, peek_i64(generations + 8 * slot), first)
         number = -1
@@ -142,14 +150,14 @@ def stage(staging, slots, count, lost):
             poke_i64(numbers + 8 * far, number)
             poke_i64(lost + 8 * far, slot)
             far += 1
-        poke_i64(peek_i64(staging + G_NEAR) + 8 * slot, near)
+        poke_i64(peek_i64(staging + SPLIT_NEAR) + 8 * slot, near)
         _translate(staging, slot, near, number, peek_i64(place + PL_BASE) - first)
-        if peek_i64(staging + G_SHIFT) != 0:
-            poke_u32(peek_i64(staging + G_SHIFT) + 4 * slot, _shift(staging, slot))
-    copies = peek_i64(staging + G_COPIES)
-    for k in range(peek_i64(staging + G_COPY_COUNT)):
-        copy = copies + 8 * D_WORDS * k
-        call_4(peek_i64(copy + D_FUNCTION), copy, numbers, far, 1)
+        if peek_i64(staging + SPLIT_SHIFT) != 0:
+            poke_u32(peek_i64(staging + SPLIT_SHIFT) + 4 * slot, _shift(staging, slot))
+    copies = peek_i64(staging + SPLIT_COPIES)
+    for k in range(peek_i64(staging + SPLIT_COPY_COUNT)):
+        copy = copies + 8 * OP_WORDS * k
+        call_4(peek_i64(copy + OP_FUNCTION), copy, numbers, far, 1)
     return overwritten(job, lost, far)
 
 
@@ -171,8 +179,8 @@ def draw_again(job, slots, count, attempt, scratch):
     for i in range(count):
         poke_i64(scratch + 8 * i, peek_i64(slots + 8 * i))
     while left > 0:
-        poke_i64(job + J_REDRAWN, peek_i64(job + J_REDRAWN) + left)
-        if call_5(peek_i64(job + J_DRAW), peek_i64(job + J_DRAW_STATE), job, scratch, left, attempt) < 0:
+        poke_i64(job + JOB_REDRAWN, peek_i64(job + JOB_REDRAWN) + left)
+        if call_5(peek_i64(job + JOB_DRAW), peek_i64(job + JOB_DRAW_STATE), job, scratch, left, attempt) < 0:
             return -1
         write_meta(job, scratch, left)
         left = overwritten(job, scratch, left)

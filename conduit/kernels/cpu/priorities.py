@@ -17,8 +17,8 @@ from conduit.errors import FieldError
 from conduit.native.jit import entry, inner, intrinsic, ir, kernel, types
 from conduit.native.memory import fetch_add, peek_i64, poke_i64
 from conduit.numbers import within
+from conduit.store.format import words as w
 from conduit.store.format.table_spec import Priorities
-from conduit.store.format.words import TABLE_CLIPPED
 
 Array = np.ndarray[Any, Any]
 
@@ -185,7 +185,7 @@ def to_leaves(priorities, count, alpha, eps, unit, largest, clipped, out):
 def count_clipped(control, clipped):
     """Add a count of clipped priorities (RAISED, LOWERED) to the table's, by the address of its control words."""
     for word in (RAISED, LOWERED):
-        fetch_add(control + TABLE_CLIPPED + word, peek_i64(clipped + word))
+        fetch_add(control + w.TABLE_CLIPPED + word, peek_i64(clipped + word))
     return 0
 
 

@@ -15,12 +15,23 @@ from conduit.kernels.spec.batch_transforms import Array, as_numpy, checked_array
 from conduit.native.jit import inner, kernel
 from conduit.native.memory import peek_f32, peek_f64, peek_i64, peek_u8, poke_f32, poke_u8
 
-G_BATCH, G_TICKS, G_ENVS, G_REWARD, G_VALUES, G_TERMINATED, G_TRUNCATED, G_MASK, G_FIRST, G_LENGTHS = range(0, 80, 8)
-G_BOOTSTRAP, G_FINALS, G_RATIOS, G_ADVANTAGES, G_RETURNS, G_USED = range(80, 128, 8)
+(
+    TRACE_BATCH,
+    TRACE_TICKS,
+    TRACE_ENVS,
+    TRACE_REWARD,
+    TRACE_VALUES,
+    TRACE_TERMINATED,
+    TRACE_TRUNCATED,
+    TRACE_MASK,
+    TRACE_FIRST,
+    TRACE_LENGTHS,
+) = range(0, 80, 8)
+TRACE_BOOTSTRAP, TRACE_FINALS, TRACE_RATIOS, TRACE_ADVANTAGES, TRACE_RETURNS, TRACE_USED = range(80, 128, 8)
 """Words of a job: sizes, then addresses (0: not given): real [B, T, N] rewards, values, final values, log ratios; float32 advantages,
 returns; bool [B, T, N] flags, mask, firsts, used steps; int64 [B] lengths; real [B, N] bootstrap.
 Reals are float32, or all float64 for the kernels called wide: what is subtracted or summed up is never rounded before."""
-G_WORDS = 16
+TRACE_WORDS = 16
 
 _ENDED, _NEXT, _KNOWN, _UNKNOWN = 0, 1, 2, 3
 
@@ -34,7 +45,7 @@ def _flag(job, word, at):
 def _continues(job, at, t, length, envs):
     """True when the cell behind in time is the next step of the same episode."""
     after = at + envs
-    return t + 1 < length and _flag(job, G_MASK, after) and not _flag(job, G_FIRST, after)
+    return t + 1 < length and _flag(job, TRACE_MASK, after) and not _flag(job, TRACE_FIRST, after)
 
 
 @inner(forceinline=True)
@@ -45,17 +56,17 @@ def _real(base, at, wide):
 @inner(forceinline=True)
 def _successor(job, at, t, length, envs, column, wide):
     """How a step goes on, and the value of its successor."""
-    if _flag(job, G_TERMINATED, at):
+    if _flag(job, TRACE_TERMINATED, at):
         return _ENDED, 0.0
-    if _flag(job, G_TRUNCATED, at):
-        finals = peek_i64(job + G_FINALS)
+    if _flag(job, TRACE_TRUNCATED, at):
+        finals = peek_i64(job + TRACE_FINALS)
         if finals != 0:
             return _KNOWN, _real(finals, at, wide)
-        if t + 1 < length and not _flag(job, G_MASK, at + envs):
-            return _KNOWN, _real(peek_i64(job + G_VALUES), at + envs, wide)
+        if t + 1 < length and not _flag(job, TRACE_MASK, at + envs):
+            return _KNOWN, _real(peek_i64(job + TRACE_VALUES), at + envs, wide)
     elif _continues(job, at, t, length, envs):
-        return _NEXT, _real(peek_i64(job + G_VALUES), at + envs, wide)
-    bootstrap = peek_i64(job + G_BOOTSTRAP)
+        return _NEXT, _real(peek_i64(job + TRACE_VALUES), at + envs, wide)
+    bootstrap = peek_i64(job + TRACE_BOOTSTRAP)
     if t == length - 1 and bootstrap != 0:
         return _KNOWN, _real(bootstrap, column, wide)
     return _UNKNOWN, 0.0
@@ -63,31 +74,31 @@ def _successor(job, at, t, length, envs, column, wide):
 
 @inner
 def _length(job, sample, ticks):
-    lengths = peek_i64(job + G_LENGTHS)
+    lengths = peek_i64(job + TRACE_LENGTHS)
     return ticks if lengths == 0 else min(peek_i64(lengths + 8 * sample), ticks)
 
 
 @inner
 def _skip(job, at):
-    poke_f32(peek_i64(job + G_ADVANTAGES) + 4 * at, 0.0)
-    poke_f32(peek_i64(job + G_RETURNS) + 4 * at, 0.0)
-    poke_u8(peek_i64(job + G_USED) + at, 0)
+    poke_f32(peek_i64(job + TRACE_ADVANTAGES) + 4 * at, 0.0)
+    poke_f32(peek_i64(job + TRACE_RETURNS) + 4 * at, 0.0)
+    poke_u8(peek_i64(job + TRACE_USED) + at, 0)
 
 
 @inner(forceinline=True)
 def _trace(job, gamma, lam, rho_bar, c_bar, pg_rho_bar, corrected, wide):
     """GAE (corrected = 0) or V-trace (corrected = 1) of a batch."""
-    ticks, envs = peek_i64(job + G_TICKS), peek_i64(job + G_ENVS)
-    rewards, values = peek_i64(job + G_REWARD), peek_i64(job + G_VALUES)
-    ratios = peek_i64(job + G_RATIOS)
-    for sample in range(peek_i64(job + G_BATCH)):
+    ticks, envs = peek_i64(job + TRACE_TICKS), peek_i64(job + TRACE_ENVS)
+    rewards, values = peek_i64(job + TRACE_REWARD), peek_i64(job + TRACE_VALUES)
+    ratios = peek_i64(job + TRACE_RATIOS)
+    for sample in range(peek_i64(job + TRACE_BATCH)):
         length = _length(job, sample, ticks)
         for env in range(envs):
             carried = 0.0
             for back in range(ticks):
                 t = ticks - 1 - back
                 at = (sample * ticks + t) * envs + env
-                if t >= length or not _flag(job, G_MASK, at):
+                if t >= length or not _flag(job, TRACE_MASK, at):
                     _skip(job, at)
                     carried = 0.0
                     continue
@@ -95,7 +106,7 @@ def _trace(job, gamma, lam, rho_bar, c_bar, pg_rho_bar, corrected, wide):
                 value = _real(values, at, wide)
                 if kind == _UNKNOWN:
                     _skip(job, at)
-                    poke_f32(peek_i64(job + G_RETURNS) + 4 * at, value)
+                    poke_f32(peek_i64(job + TRACE_RETURNS) + 4 * at, value)
                     carried = 0.0
                     continue
                 if kind != _NEXT:
@@ -108,9 +119,9 @@ def _trace(job, gamma, lam, rho_bar, c_bar, pg_rho_bar, corrected, wide):
                     ratio = 1.0 if ratios == 0 else np.exp(_real(ratios, at, wide))
                     advantage = min(pg_rho_bar, ratio) * (delta + gamma * carried)
                     carried = min(rho_bar, ratio) * delta + gamma * lam * min(c_bar, ratio) * carried
-                poke_f32(peek_i64(job + G_ADVANTAGES) + 4 * at, advantage)
-                poke_f32(peek_i64(job + G_RETURNS) + 4 * at, carried + value)
-                poke_u8(peek_i64(job + G_USED) + at, 1)
+                poke_f32(peek_i64(job + TRACE_ADVANTAGES) + 4 * at, advantage)
+                poke_f32(peek_i64(job + TRACE_RETURNS) + 4 * at, carried + value)
+                poke_u8(peek_i64(job + TRACE_USED) + at, 1)
     return 0
 
 
@@ -131,23 +142,23 @@ def trace_wide(job, gamma, lam, rho_bar, c_bar, pg_rho_bar, corrected):
 
 @inner(forceinline=True)
 def _sum_up(job, gamma, wide):
-    """Returns-to-go of a batch, into G_RETURNS."""
-    ticks, envs = peek_i64(job + G_TICKS), peek_i64(job + G_ENVS)
-    for sample in range(peek_i64(job + G_BATCH)):
+    """Returns-to-go of a batch, into TRACE_RETURNS."""
+    ticks, envs = peek_i64(job + TRACE_TICKS), peek_i64(job + TRACE_ENVS)
+    for sample in range(peek_i64(job + TRACE_BATCH)):
         length = _length(job, sample, ticks)
         for env in range(envs):
             carried = 0.0
             for back in range(ticks):
                 t = ticks - 1 - back
                 at = (sample * ticks + t) * envs + env
-                if t >= length or not _flag(job, G_MASK, at):
+                if t >= length or not _flag(job, TRACE_MASK, at):
                     carried = 0.0
                 else:
-                    ended = _flag(job, G_TERMINATED, at) or _flag(job, G_TRUNCATED, at)
+                    ended = _flag(job, TRACE_TERMINATED, at) or _flag(job, TRACE_TRUNCATED, at)
                     if ended or not _continues(job, at, t, length, envs):
                         carried = 0.0
-                    carried = _real(peek_i64(job + G_REWARD), at, wide) + gamma * carried
-                poke_f32(peek_i64(job + G_RETURNS) + 4 * at, carried)
+                    carried = _real(peek_i64(job + TRACE_REWARD), at, wide) + gamma * carried
+                poke_f32(peek_i64(job + TRACE_RETURNS) + 4 * at, carried)
     return 0
 
 
@@ -213,24 +224,26 @@ class Job:
         if rewards.ndim not in (2, 3):
             raise FieldError(f"Expected shape [B, T] or [B, T, N], got {rewards.shape}", at=reward)
         self.shape = rewards.shape
-        self.words = np.zeros(G_WORDS, np.int64)
+        self.words = np.zeros(TRACE_WORDS, np.int64)
         self._kept: list[Array] = []
         batch, ticks = self.shape[:2]
-        self.words[: G_REWARD // 8] = batch, ticks, self.shape[2] if rewards.ndim == 3 else 1
-        self.put(G_REWARD, rewards)
+        self.words[: TRACE_REWARD // 8] = batch, ticks, self.shape[2] if rewards.ndim == 3 else 1
+        self.put(TRACE_REWARD, rewards)
         ended = []
-        for word, name in ((G_TERMINATED, "terminated"), (G_TRUNCATED, "truncated")):
+        for word, name in ((TRACE_TERMINATED, "terminated"), (TRACE_TRUNCATED, "truncated")):
             ended.append(as_numpy(values, name, bool, self.shape))
             self.put(word, ended[-1])
-        self.put(G_MASK, as_numpy(values, "mask", bool, self.shape) if "mask" in values else np.ones(self.shape, bool))
+        self.put(
+            TRACE_MASK, as_numpy(values, "mask", bool, self.shape) if "mask" in values else np.ones(self.shape, bool)
+        )
         if "is_first" in values:
-            self.put(G_FIRST, as_numpy(values, "is_first", bool, self.shape))
+            self.put(TRACE_FIRST, as_numpy(values, "is_first", bool, self.shape))
         else:
             first = np.zeros(self.shape, bool)
             first[:, 1:] = (ended[0] | ended[1])[:, :-1]
-            self.put(G_FIRST, first)
+            self.put(TRACE_FIRST, first)
         if has_lengths(values, self.shape):
-            self.put(G_LENGTHS, as_numpy(values, "lengths", np.int64, (batch,)))
+            self.put(TRACE_LENGTHS, as_numpy(values, "lengths", np.int64, (batch,)))
 
     def put(self, word: int, array: Array) -> Array:
         """Point a word at an array."""

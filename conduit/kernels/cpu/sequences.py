@@ -4,33 +4,33 @@ from __future__ import annotations
 
 from typing import Any
 
-from conduit.kernels.cpu.deliver import J_GENERATIONS, J_ROWS
+from conduit.kernels.cpu.deliver import JOB_GENERATIONS, JOB_ROWS
 from conduit.kernels.cpu.windows import (
-    E_ENVS,
-    E_LIMIT,
-    E_OVER,
-    E_PAGE,
-    V_ACROSS,
-    V_BURN_IN,
-    V_FOLLOWING_LANES,
-    V_FROM_FIRST,
-    V_IS_FIRST,
-    V_LANES,
-    V_LENGTH,
-    V_LOSS_MASK,
-    V_MASK,
-    V_TABLE,
-    V_TERMINATED,
-    V_TRUNCATED,
-    V_USED,
-    V_WHOLE,
+    ENTRY_ENVS,
+    ENTRY_LIMIT,
+    ENTRY_OVER,
+    ENTRY_PAGE,
+    WINDOW_ACROSS,
+    WINDOW_BURN_IN,
+    WINDOW_FOLLOWING_LANES,
+    WINDOW_FROM_FIRST,
+    WINDOW_IS_FIRST,
+    WINDOW_LANES,
+    WINDOW_LENGTH,
+    WINDOW_LOSS_MASK,
+    WINDOW_MASK,
+    WINDOW_TABLE,
+    WINDOW_TERMINATED,
+    WINDOW_TRUNCATED,
+    WINDOW_USED,
+    WINDOW_WHOLE,
     may_anchor,
     put_flag,
     too_old,
 )
 from conduit.native.jit import inner
 from conduit.native.memory import peek_i64, peek_u32, poke_i64
-from conduit.store.format.words import FINAL, FIRST, KEPT, LINK_SHIFT, META_BYTES, T_META, T_ROWS, TERMINATED, TRUNCATED
+from conduit.store.format import words as w
 
 
 @inner
@@ -39,17 +39,17 @@ def _following(metas, row, limit, end, over):
 
     `limit` is the row behind the last committed one, behind which nothing will come if `over`; `end` the row behind the page.
     """
-    word = peek_u32(metas + META_BYTES * row + 12)
-    after = row + (word >> LINK_SHIFT)
-    if word & KEPT:
+    word = peek_u32(metas + w.META_BYTES * row + 12)
+    after = row + (word >> w.LINK_SHIFT)
+    if word & w.KEPT:
         return after if after < end else -1
     if after != row:
         if after >= limit:
             if over == 0:
                 return -1
-        elif peek_u32(metas + META_BYTES * after + 12) & FIRST == 0:
+        elif peek_u32(metas + w.META_BYTES * after + 12) & w.FIRST == 0:
             return after
-    return row if word & TERMINATED else -1
+    return row if word & w.TERMINATED else -1
 
 
 def _sequences(writes: bool) -> Any:
@@ -57,26 +57,28 @@ def _sequences(writes: bool) -> Any:
 
     @inner
     def sequence(window, job, slot, row, entry):
-        table = peek_i64(window + V_TABLE)
-        metas = peek_i64(table + T_META)
-        envs = peek_i64(entry + E_ENVS)
-        limit = peek_i64(entry + E_LIMIT)
-        over = peek_i64(entry + E_OVER)
-        length = peek_i64(window + V_LENGTH)
-        meta = metas + META_BYTES * row
-        across = peek_i64(window + V_ACROSS) != 0
-        page = peek_i64(entry + E_PAGE)
-        if not may_anchor(window, table, page, row - page * peek_i64(table + T_ROWS), envs) or too_old(window, meta):
+        table = peek_i64(window + WINDOW_TABLE)
+        metas = peek_i64(table + w.VIEW_META)
+        envs = peek_i64(entry + ENTRY_ENVS)
+        limit = peek_i64(entry + ENTRY_LIMIT)
+        over = peek_i64(entry + ENTRY_OVER)
+        length = peek_i64(window + WINDOW_LENGTH)
+        meta = metas + w.META_BYTES * row
+        across = peek_i64(window + WINDOW_ACROSS) != 0
+        page = peek_i64(entry + ENTRY_PAGE)
+        if not may_anchor(window, table, page, row - page * peek_i64(table + w.VIEW_ROWS), envs) or too_old(
+            window, meta
+        ):
             return -1
-        whole = peek_i64(window + V_WHOLE) != 0
-        index = peek_i64(window + V_LANES) + 8 * length * slot
-        next_index = peek_i64(window + V_FOLLOWING_LANES)
+        whole = peek_i64(window + WINDOW_WHOLE) != 0
+        index = peek_i64(window + WINDOW_LANES) + 8 * length * slot
+        next_index = peek_i64(window + WINDOW_FOLLOWING_LANES)
         wants_next = next_index != 0
         if not writes and not wants_next and (across or not whole) and row + (length - 1) * envs < limit:
             # it may be shorter, and has all of its rows
             return 0
         next_index += 8 * length * slot
-        end = (page + 1) * peek_i64(table + T_ROWS)
+        end = (page + 1) * peek_i64(table + w.VIEW_ROWS)
         at = row
         used = 0
         ended = 0
@@ -86,10 +88,10 @@ def _sequences(writes: bool) -> Any:
                     return -1
                 # the stream ended in the episode's middle
                 break
-            word = peek_u32(metas + META_BYTES * at + 12)
-            if used > 0 and word & FIRST and not across:
+            word = peek_u32(metas + w.META_BYTES * at + 12)
+            if used > 0 and word & w.FIRST and not across:
                 break
-            final = (word & FINAL) != 0
+            final = (word & w.FINAL) != 0
             if wants_next:
                 after = -1 if final else _following(metas, at, limit, end, over)
                 if after < 0 and not final:
@@ -99,25 +101,27 @@ def _sequences(writes: bool) -> Any:
             if writes:
                 poke_i64(index + 8 * used, at)
                 lane = length * slot + used
-                put_flag(peek_i64(window + V_TERMINATED), lane, word & TERMINATED)
-                put_flag(peek_i64(window + V_TRUNCATED), lane, (word >> 1) & 1)
-                put_flag(peek_i64(window + V_IS_FIRST), lane, (word & FIRST) != 0)
-                put_flag(peek_i64(window + V_MASK), lane, not final)
-                put_flag(peek_i64(window + V_LOSS_MASK), lane, not final and used >= peek_i64(window + V_BURN_IN))
+                put_flag(peek_i64(window + WINDOW_TERMINATED), lane, word & w.TERMINATED)
+                put_flag(peek_i64(window + WINDOW_TRUNCATED), lane, (word >> 1) & 1)
+                put_flag(peek_i64(window + WINDOW_IS_FIRST), lane, (word & w.FIRST) != 0)
+                put_flag(peek_i64(window + WINDOW_MASK), lane, not final)
+                put_flag(
+                    peek_i64(window + WINDOW_LOSS_MASK), lane, not final and used >= peek_i64(window + WINDOW_BURN_IN)
+                )
             used += 1
             at += envs
             if not across:
-                ended = word & (TERMINATED | TRUNCATED)
-        if whole and (ended == 0 if peek_i64(window + V_FROM_FIRST) != 0 else used < length):
+                ended = word & (w.TERMINATED | w.TRUNCATED)
+        if whole and (ended == 0 if peek_i64(window + WINDOW_FROM_FIRST) != 0 else used < length):
             return -1
         if writes:
-            if peek_i64(window + V_USED) != 0:
-                poke_i64(peek_i64(window + V_USED) + 8 * slot, used)
+            if peek_i64(window + WINDOW_USED) != 0:
+                poke_i64(peek_i64(window + WINDOW_USED) + 8 * slot, used)
             for lane in range(used, length):
                 poke_i64(index + 8 * lane, -1)
                 if wants_next:
                     poke_i64(next_index + 8 * lane, -1)
-                for flag in (V_TERMINATED, V_TRUNCATED, V_IS_FIRST, V_MASK, V_LOSS_MASK):
+                for flag in (WINDOW_TERMINATED, WINDOW_TRUNCATED, WINDOW_IS_FIRST, WINDOW_MASK, WINDOW_LOSS_MASK):
                     put_flag(peek_i64(window + flag), length * slot + lane, 0)
         return 0
 
@@ -129,41 +133,41 @@ def _rollouts(writes: bool) -> Any:
 
     @inner
     def rollout(window, job, slot, row, entry):
-        table = peek_i64(window + V_TABLE)
-        metas = peek_i64(table + T_META)
-        envs = peek_i64(entry + E_ENVS)
-        page = peek_i64(entry + E_PAGE)
-        local = row - page * peek_i64(table + T_ROWS)
-        limit = peek_i64(entry + E_LIMIT)
-        over = peek_i64(entry + E_OVER)
-        count = peek_i64(window + V_LENGTH) * envs
+        table = peek_i64(window + WINDOW_TABLE)
+        metas = peek_i64(table + w.VIEW_META)
+        envs = peek_i64(entry + ENTRY_ENVS)
+        page = peek_i64(entry + ENTRY_PAGE)
+        local = row - page * peek_i64(table + w.VIEW_ROWS)
+        limit = peek_i64(entry + ENTRY_LIMIT)
+        over = peek_i64(entry + ENTRY_OVER)
+        count = peek_i64(window + WINDOW_LENGTH) * envs
         if not may_anchor(window, table, page, local, envs) or row + count > limit:
             return -1
-        if too_old(window, metas + META_BYTES * row):
+        if too_old(window, metas + w.META_BYTES * row):
             return -1
-        index = peek_i64(window + V_LANES) + 8 * count * slot
-        next_index = peek_i64(window + V_FOLLOWING_LANES)
+        index = peek_i64(window + WINDOW_LANES) + 8 * count * slot
+        next_index = peek_i64(window + WINDOW_FOLLOWING_LANES)
         wants_next = next_index != 0
         if not writes and not wants_next:
             return 0
         next_index += 8 * count * slot
-        end = (page + 1) * peek_i64(table + T_ROWS)
+        end = (page + 1) * peek_i64(table + w.VIEW_ROWS)
         for lane in range(count):
-            word = peek_u32(metas + META_BYTES * (row + lane) + 12)
+            word = peek_u32(metas + w.META_BYTES * (row + lane) + 12)
             if wants_next:
-                after = -1 if word & FINAL else _following(metas, row + lane, limit, end, over)
-                if after < 0 and word & FINAL == 0:
+                after = -1 if word & w.FINAL else _following(metas, row + lane, limit, end, over)
+                if after < 0 and word & w.FINAL == 0:
                     return -1
                 if writes:
                     poke_i64(next_index + 8 * lane, after)
             if writes:
                 poke_i64(index + 8 * lane, row + lane)
                 at = count * slot + lane
-                put_flag(peek_i64(window + V_TERMINATED), at, word & TERMINATED)
-                put_flag(peek_i64(window + V_TRUNCATED), at, (word >> 1) & 1)
-                put_flag(peek_i64(window + V_IS_FIRST), at, (word & FIRST) != 0)
-                put_flag(peek_i64(window + V_MASK), at, (word & FINAL) == 0)
-                put_flag(peek_i64(window + V_LOSS_MASK), at, (word & FINAL) == 0)
+                put_flag(peek_i64(window + WINDOW_TERMINATED), at, word & w.TERMINATED)
+                put_flag(peek_i64(window + WINDOW_TRUNCATED), at, (word >> 1) & 1)
+                put_flag(peek_i64(window + WINDOW_IS_FIRST), at, (word & w.FIRST) != 0)
+                put_flag(peek_i64(window + WINDOW_MASK), at, (word & w.FINAL) == 0)
+                put_flag(peek_i64(window + WINDOW_LOSS_MASK), at, (word & w.FINAL) == 0)
         return 0
 
     return rollout
@@ -175,8 +179,8 @@ def _in_turn(one: Any) -> Any:
     def resolve(window, job, slots, count, unused):
         for i in range(count):
             slot = peek_i64(slots + 8 * i)
-            row = peek_i64(peek_i64(job + J_ROWS) + 8 * slot)
-            if one(window, job, slot, row, peek_i64(peek_i64(job + J_GENERATIONS) + 8 * slot)) < 0:
+            row = peek_i64(peek_i64(job + JOB_ROWS) + 8 * slot)
+            if one(window, job, slot, row, peek_i64(peek_i64(job + JOB_GENERATIONS) + 8 * slot)) < 0:
                 return i
         return count
 

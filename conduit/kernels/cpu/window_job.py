@@ -1,4 +1,4 @@
-"""The words of a window (kernels.cpu.windows.V_*): what a plan asks of its resolver, and which resolver that is."""
+"""The words of a window (kernels.cpu.windows.WINDOW_*): what a plan asks of its resolver, and which resolver that is."""
 
 from __future__ import annotations
 
@@ -10,46 +10,46 @@ from typing import Any
 
 import numpy as np
 
-from conduit.kernels.cpu.hindsight import K_ANCHORS, K_RESOLVE, K_WORDS, goal_anchors, resolve_goals
+from conduit.kernels.cpu.hindsight import GOAL_ANCHORS, GOAL_RESOLVE, GOAL_WORDS, goal_anchors, resolve_goals
 from conduit.kernels.cpu.sequences import ROLLOUT_ANCHORS, ROLLOUTS, SEQUENCE_ANCHORS, SEQUENCES
 from conduit.kernels.cpu.transitions import TRANSITIONS, transition_anchors
 from conduit.kernels.cpu.windows import (
-    S_WORDS,
     SIGNATURE,
-    V_ACROSS,
-    V_ANCHORS,
-    V_BOOTSTRAP,
-    V_BURN_IN,
-    V_ENVS,
-    V_EVERY,
-    V_FROM_FIRST,
-    V_GAMMA,
-    V_GOALS,
-    V_LENGTH,
-    V_MAX_SAMPLED,
-    V_N,
-    V_NEED,
-    V_REACH,
-    V_REPEAT,
-    V_RESOLVE,
-    V_RETURN,
-    V_RETURN_DOUBLE,
-    V_REWARD,
-    V_REWARD_DOUBLE,
-    V_REWARD_FACTOR,
-    V_REWARD_HIGH,
-    V_REWARD_LOW,
-    V_REWARD_OFFSET,
-    V_REWARD_STRIDE,
-    V_SAMPLED,
-    V_SHORT,
-    V_STACK,
-    V_SUM_COUNT,
-    V_SUMS,
-    V_TABLE,
-    V_UNCOUNTED,
-    V_WHOLE,
-    V_WORDS,
+    SUM_WORDS,
+    WINDOW_ACROSS,
+    WINDOW_ANCHORS,
+    WINDOW_BOOTSTRAP,
+    WINDOW_BURN_IN,
+    WINDOW_ENVS,
+    WINDOW_EVERY,
+    WINDOW_FROM_FIRST,
+    WINDOW_GAMMA,
+    WINDOW_GOALS,
+    WINDOW_LENGTH,
+    WINDOW_MAX_SAMPLED,
+    WINDOW_N,
+    WINDOW_NEED,
+    WINDOW_REACH,
+    WINDOW_REPEAT,
+    WINDOW_RESOLVE,
+    WINDOW_RETURN,
+    WINDOW_RETURN_DOUBLE,
+    WINDOW_REWARD,
+    WINDOW_REWARD_DOUBLE,
+    WINDOW_REWARD_FACTOR,
+    WINDOW_REWARD_HIGH,
+    WINDOW_REWARD_LOW,
+    WINDOW_REWARD_OFFSET,
+    WINDOW_REWARD_STRIDE,
+    WINDOW_SAMPLED,
+    WINDOW_SHORT,
+    WINDOW_STACK,
+    WINDOW_SUM_COUNT,
+    WINDOW_SUMS,
+    WINDOW_TABLE,
+    WINDOW_UNCOUNTED,
+    WINDOW_WHOLE,
+    WINDOW_WORDS,
     resolve_counted,
 )
 from conduit.kernels.spec.plan import Plan, Return
@@ -112,39 +112,42 @@ def describe_window(
         table: Table descriptor.
         sampled: Address of how often each row was delivered, and how often it may be; zeros where nothing limits that.
         rewards: The plan's returns.
-        addresses: {V_*: address} of index arrays and outputs.
+        addresses: {WINDOW_*: address} of index arrays and outputs.
 
     Returns:
-        int64 [V_WORDS], and what its V_SUMS points to.
+        int64 [WINDOW_WORDS], and what its WINDOW_SUMS points to.
     """
     window = plan.window
-    words = np.zeros(V_WORDS, np.int64)
+    words = np.zeros(WINDOW_WORDS, np.int64)
     reals = words.view(np.float64)
     lone = rewards[0] if plan.lone_return is not None else None
-    sums = np.zeros((0 if lone is not None else len(rewards), S_WORDS), np.int64)
-    values = {V_TABLE: table, V_NEED: need(window)[1], V_EVERY: 1, V_STACK: 1, **addresses}
+    sums = np.zeros((0 if lone is not None else len(rewards), SUM_WORDS), np.int64)
+    values = {WINDOW_TABLE: table, WINDOW_NEED: need(window)[1], WINDOW_EVERY: 1, WINDOW_STACK: 1, **addresses}
     item = 0 if lone is None else lone.plan.field.itemsize
-    values[V_RESOLVE] = resolver(window, item, lone is not None and not lone.plan.transform.is_cast)
-    values[V_ANCHORS] = anchors_of(window)
-    if addresses.get(V_GOALS):
-        goals = np.ctypeslib.as_array((ctypes.c_int64 * K_WORDS).from_address(addresses[V_GOALS]))
-        goals[K_RESOLVE // 8], goals[K_ANCHORS // 8] = values[V_RESOLVE], values[V_ANCHORS]
-        values[V_RESOLVE], values[V_ANCHORS] = address(resolve_goals, SIGNATURE), address(goal_anchors, SIGNATURE)
+    values[WINDOW_RESOLVE] = resolver(window, item, lone is not None and not lone.plan.transform.is_cast)
+    values[WINDOW_ANCHORS] = anchors_of(window)
+    if addresses.get(WINDOW_GOALS):
+        goals = np.ctypeslib.as_array((ctypes.c_int64 * GOAL_WORDS).from_address(addresses[WINDOW_GOALS]))
+        goals[GOAL_RESOLVE // 8], goals[GOAL_ANCHORS // 8] = values[WINDOW_RESOLVE], values[WINDOW_ANCHORS]
+        values[WINDOW_RESOLVE], values[WINDOW_ANCHORS] = (
+            address(resolve_goals, SIGNATURE),
+            address(goal_anchors, SIGNATURE),
+        )
     if sampled[0] != 0:
-        values |= {V_SAMPLED: sampled[0], V_MAX_SAMPLED: sampled[1], V_UNCOUNTED: values[V_RESOLVE]}
-        values[V_RESOLVE] = address(resolve_counted, SIGNATURE)
+        values |= {WINDOW_SAMPLED: sampled[0], WINDOW_MAX_SAMPLED: sampled[1], WINDOW_UNCOUNTED: values[WINDOW_RESOLVE]}
+        values[WINDOW_RESOLVE] = address(resolve_counted, SIGNATURE)
     if isinstance(window, Transition):
         values |= {
-            V_N: window.n_step,
-            V_BOOTSTRAP: window.newest == "bootstrap",
-            V_NEED: 1 if window.newest == "bootstrap" else window.n_step,
-            V_SHORT: 1,
-            V_STACK: window.stack,
-            V_REPEAT: window.padding == "repeat",
-            V_SUMS: sums.ctypes.data,
-            V_SUM_COUNT: len(sums),
+            WINDOW_N: window.n_step,
+            WINDOW_BOOTSTRAP: window.newest == "bootstrap",
+            WINDOW_NEED: 1 if window.newest == "bootstrap" else window.n_step,
+            WINDOW_SHORT: 1,
+            WINDOW_STACK: window.stack,
+            WINDOW_REPEAT: window.padding == "repeat",
+            WINDOW_SUMS: sums.ctypes.data,
+            WINDOW_SUM_COUNT: len(sums),
         }
-        reals[V_GAMMA // 8] = window.gamma
+        reals[WINDOW_GAMMA // 8] = window.gamma
         for one, made in zip(sums, rewards, strict=False):
             transform = made.plan.transform
             one[:4] = made.source, made.stride, made.plan.elements, made.plan.field.itemsize == 8
@@ -153,28 +156,32 @@ def describe_window(
         if lone is not None:
             transform = lone.plan.transform
             values |= {
-                V_REWARD: lone.source,
-                V_REWARD_STRIDE: lone.stride,
-                V_REWARD_DOUBLE: item == 8,
-                V_RETURN: lone.out,
-                V_RETURN_DOUBLE: transform.dtype == "float64",
+                WINDOW_REWARD: lone.source,
+                WINDOW_REWARD_STRIDE: lone.stride,
+                WINDOW_REWARD_DOUBLE: item == 8,
+                WINDOW_RETURN: lone.out,
+                WINDOW_RETURN_DOUBLE: transform.dtype == "float64",
             }
-            reals[V_REWARD_FACTOR // 8], reals[V_REWARD_OFFSET // 8] = transform.factor, transform.offset
-            reals[V_REWARD_LOW // 8], reals[V_REWARD_HIGH // 8] = transform.low, transform.high
+            reals[WINDOW_REWARD_FACTOR // 8], reals[WINDOW_REWARD_OFFSET // 8] = transform.factor, transform.offset
+            reals[WINDOW_REWARD_LOW // 8], reals[WINDOW_REWARD_HIGH // 8] = transform.low, transform.high
     elif isinstance(window, Sequence):
         values |= {
-            V_LENGTH: window.length,
-            V_ACROSS: window.across,
-            V_WHOLE: not window.pad,
-            V_BURN_IN: window.burn_in,
-            V_SHORT: window.pad and not window.across,
-            V_EVERY: 1 if window.overlap is None else window.length - window.overlap,
+            WINDOW_LENGTH: window.length,
+            WINDOW_ACROSS: window.across,
+            WINDOW_WHOLE: not window.pad,
+            WINDOW_BURN_IN: window.burn_in,
+            WINDOW_SHORT: window.pad and not window.across,
+            WINDOW_EVERY: 1 if window.overlap is None else window.length - window.overlap,
         }
     elif isinstance(window, Episode):
-        values |= {V_LENGTH: window.max_length, V_WHOLE: 1, V_FROM_FIRST: 1, V_SHORT: 1}
+        values |= {WINDOW_LENGTH: window.max_length, WINDOW_WHOLE: 1, WINDOW_FROM_FIRST: 1, WINDOW_SHORT: 1}
     else:
-        values |= {V_LENGTH: window.ticks, V_ENVS: window.num_envs, V_EVERY: window.stride or window.ticks}
-    values[V_REACH] = values[V_NEED] if plan.goals is None else plan.reach[1]
+        values |= {
+            WINDOW_LENGTH: window.ticks,
+            WINDOW_ENVS: window.num_envs,
+            WINDOW_EVERY: window.stride or window.ticks,
+        }
+    values[WINDOW_REACH] = values[WINDOW_NEED] if plan.goals is None else plan.reach[1]
     for offset, value in values.items():
         words[offset // 8] = value
     return words, sums

@@ -1,7 +1,7 @@
 """From an anchor row to the rows its window reads: what resolvers are told, and what they have in common.
 
 A resolver is a C function `resolve(window, job, slots, count, 0) -> done`, called through its address by samplers. For each
-listed slot it takes the job's row and, in place of the generation, the address of the sampler's description of the page (E_*).
+listed slot it takes the job's row and, in place of the generation, the address of the sampler's description of the page (ENTRY_*).
 It writes the window's row numbers (and what follows from meta alone: returns, discounts, flags, masks), and stops at the first
 row that anchors no such window: `done` slots are resolved. Rows may change under it; the page's generation is checked when
 all has been copied. Numbers that could lead out of the page are refused.
@@ -14,78 +14,80 @@ kernels.cpu.transitions and kernels.cpu.sequences are the resolvers; kernels.cpu
 
 from __future__ import annotations
 
-from conduit.kernels.cpu.deliver import J_ROWS
+from conduit.kernels.cpu.deliver import JOB_ROWS
 from conduit.native.jit import inner
 from conduit.native.memory import call_5, load_relaxed, peek_i32, peek_i64, peek_u32, poke_i64, poke_u8
-from conduit.store.format.words import DELETED, FINAL, FIRST, META_BYTES, PAGE_TICK, T_META, T_ROWS
+from conduit.store.format import words as w
 from conduit.store.pages.protocol import block_of
 from conduit.store.pages.row_counts import may_be_taken
 
-E_START, E_PAGE, E_FIRST, E_LIMIT, E_GENERATION, E_ENVS, E_OVER = range(0, 56, 8)
+ENTRY_START, ENTRY_PAGE, ENTRY_FIRST, ENTRY_LIMIT, ENTRY_GENERATION, ENTRY_ENVS, ENTRY_OVER = range(0, 56, 8)
 """A page as samplers list it: candidates before it, page, first candidate row, row behind the last committed one, generation,
 rows per tick, 1 if nothing will ever come behind the last committed row (its stream has ended)."""
-E_BYTES = 56
+ENTRY_BYTES = 56
 
 (
-    V_RESOLVE,
-    V_TABLE,
-    V_NEED,
-    V_N,
-    V_GAMMA,
-    V_BOOTSTRAP,
-    V_STACK,
-    V_REPEAT,
-    V_REWARD,
-    V_REWARD_STRIDE,
-    V_REWARD_DOUBLE,
-    V_REWARD_FACTOR,
-    V_REWARD_OFFSET,
-    V_REWARD_LOW,
-    V_REWARD_HIGH,
-    V_LENGTH,
-    V_ENVS,
-    V_EVERY,
-    V_ACROSS,
-    V_WHOLE,
-    V_FROM_FIRST,
-    V_BURN_IN,
-    V_CURRENT,
-    V_OLDEST,
-    V_AGES,
-    V_FOLLOWING,
-    V_STACKED,
-    V_FOLLOWING_STACKED,
-    V_LANES,
-    V_RETURN,
-    V_DISCOUNT,
-    V_USED,
-    V_TERMINATED,
-    V_TRUNCATED,
-    V_IS_FIRST,
-    V_MASK,
-    V_LOSS_MASK,
-    V_RETURN_DOUBLE,
-    V_FOLLOWING_LANES,
-    V_SAMPLED,
-    V_MAX_SAMPLED,
-    V_UNCOUNTED,
-    V_SUMS,
-    V_SUM_COUNT,
-    V_SHORT,
-    V_GOALS,
-    V_ANCHORS,
-    V_REACH,
+    WINDOW_RESOLVE,
+    WINDOW_TABLE,
+    WINDOW_NEED,
+    WINDOW_N,
+    WINDOW_GAMMA,
+    WINDOW_BOOTSTRAP,
+    WINDOW_STACK,
+    WINDOW_REPEAT,
+    WINDOW_REWARD,
+    WINDOW_REWARD_STRIDE,
+    WINDOW_REWARD_DOUBLE,
+    WINDOW_REWARD_FACTOR,
+    WINDOW_REWARD_OFFSET,
+    WINDOW_REWARD_LOW,
+    WINDOW_REWARD_HIGH,
+    WINDOW_LENGTH,
+    WINDOW_ENVS,
+    WINDOW_EVERY,
+    WINDOW_ACROSS,
+    WINDOW_WHOLE,
+    WINDOW_FROM_FIRST,
+    WINDOW_BURN_IN,
+    WINDOW_CURRENT,
+    WINDOW_OLDEST,
+    WINDOW_AGES,
+    WINDOW_FOLLOWING,
+    WINDOW_STACKED,
+    WINDOW_FOLLOWING_STACKED,
+    WINDOW_LANES,
+    WINDOW_RETURN,
+    WINDOW_DISCOUNT,
+    WINDOW_USED,
+    WINDOW_TERMINATED,
+    WINDOW_TRUNCATED,
+    WINDOW_IS_FIRST,
+    WINDOW_MASK,
+    WINDOW_LOSS_MASK,
+    WINDOW_RETURN_DOUBLE,
+    WINDOW_FOLLOWING_LANES,
+    WINDOW_SAMPLED,
+    WINDOW_MAX_SAMPLED,
+    WINDOW_UNCOUNTED,
+    WINDOW_SUMS,
+    WINDOW_SUM_COUNT,
+    WINDOW_SHORT,
+    WINDOW_GOALS,
+    WINDOW_ANCHORS,
+    WINDOW_REACH,
 ) = range(0, 384, 8)
 """Words of a window: what it asks for (first half), and addresses of index arrays and outputs (0: not wanted), how
-often rows have been delivered and may be, the resolver for rows that may; rewards that are summed up one after the other (S_*, back
+often rows have been delivered and may be, the resolver for rows that may; rewards that are summed up one after the other (SUM_*, back
 to back), and how many they are; 1 where a window ends with its episode; goals of single
 transitions (kernels.cpu.hindsight), or 0; the function that tells which rows anchor the window, and how many ticks behind a row say whether it does."""
-V_WORDS = 48
+WINDOW_WORDS = 48
 
-S_SOURCE, S_STRIDE, S_ELEMENTS, S_DOUBLE, S_FACTOR, S_OFFSET, S_LOW, S_HIGH, S_OUT, S_OUT_DOUBLE = range(0, 80, 8)
+SUM_SOURCE, SUM_STRIDE, SUM_ELEMENTS, SUM_DOUBLE, SUM_FACTOR, SUM_OFFSET, SUM_LOW, SUM_HIGH, SUM_OUT, SUM_OUT_DOUBLE = (
+    range(0, 80, 8)
+)
 """A reward of several, or of several elements, that is summed up: address of row 0 and bytes from row to row, elements, whether they are
 float64; the transform of each; address of the sums [batch, elements], and whether they are float64."""
-S_WORDS = 10
+SUM_WORDS = 10
 
 AGES = 64
 """Bins of the count of rows that were too old, by age in versions; the last one takes all older ones."""
@@ -104,10 +106,10 @@ def put_flag(address, at, value):
 def too_old(window, meta):
     """Count (by age) and refuse a row whose policy version is below the oldest wanted."""
     version = peek_i32(meta)
-    if version >= peek_i64(window + V_OLDEST):
+    if version >= peek_i64(window + WINDOW_OLDEST):
         return False
-    age = min(max(peek_i64(window + V_CURRENT) - version, 0), AGES - 1)
-    bin_ = peek_i64(window + V_AGES) + 8 * age
+    age = min(max(peek_i64(window + WINDOW_CURRENT) - version, 0), AGES - 1)
+    bin_ = peek_i64(window + WINDOW_AGES) + 8 * age
     poke_i64(bin_, peek_i64(bin_) + 1)
     return True
 
@@ -115,31 +117,31 @@ def too_old(window, meta):
 @inner
 def may_anchor(window, table, page, local, envs):
     """True when a sequence, episode or rollout may start at a local row, by the row's place alone."""
-    meta = peek_i64(table + T_META) + META_BYTES * (page * peek_i64(table + T_ROWS) + local)
+    meta = peek_i64(table + w.VIEW_META) + w.META_BYTES * (page * peek_i64(table + w.VIEW_ROWS) + local)
     word = peek_u32(meta + 12)
-    across = peek_i64(window + V_ACROSS) != 0
+    across = peek_i64(window + WINDOW_ACROSS) != 0
     position = peek_i32(meta + 4)
-    if word & DELETED:
+    if word & w.DELETED:
         return False
-    if peek_i64(window + V_ENVS) != 0:
-        if envs != peek_i64(window + V_ENVS) or local % envs != 0:
+    if peek_i64(window + WINDOW_ENVS) != 0:
+        if envs != peek_i64(window + WINDOW_ENVS) or local % envs != 0:
             return False
         across = True
-    elif (word & FINAL and not across) or (peek_i64(window + V_FROM_FIRST) != 0 and word & FIRST == 0):
+    elif (word & w.FINAL and not across) or (peek_i64(window + WINDOW_FROM_FIRST) != 0 and word & w.FIRST == 0):
         return False
-    every = peek_i64(window + V_EVERY)
+    every = peek_i64(window + WINDOW_EVERY)
     if across and every > 1:
-        position = load_relaxed(block_of(table, page) + PAGE_TICK) + local // envs
+        position = load_relaxed(block_of(table, page) + w.PAGE_TICK) + local // envs
     return every <= 1 or position % every == 0
 
 
 def resolve_counted(window, job, slots, count, unused):
     """Any window, in a table whose rows may be delivered so often only."""
-    sampled, limit = peek_i64(window + V_SAMPLED), peek_i64(window + V_MAX_SAMPLED)
+    sampled, limit = peek_i64(window + WINDOW_SAMPLED), peek_i64(window + WINDOW_MAX_SAMPLED)
     fresh = 0
     while fresh < count:
-        row = peek_i64(peek_i64(job + J_ROWS) + 8 * peek_i64(slots + 8 * fresh))
+        row = peek_i64(peek_i64(job + JOB_ROWS) + 8 * peek_i64(slots + 8 * fresh))
         if not may_be_taken(peek_i64(sampled + 8 * row), limit):
             break
         fresh += 1
-    return call_5(peek_i64(window + V_UNCOUNTED), window, job, slots, fresh, 0)
+    return call_5(peek_i64(window + WINDOW_UNCOUNTED), window, job, slots, fresh, 0)

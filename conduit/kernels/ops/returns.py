@@ -26,13 +26,13 @@ import numpy as np
 
 from conduit.errors import ConfigError, FieldError
 from conduit.kernels.cpu.returns import (
-    G_ADVANTAGES,
-    G_BOOTSTRAP,
-    G_FINALS,
-    G_RATIOS,
-    G_RETURNS,
-    G_USED,
-    G_VALUES,
+    TRACE_ADVANTAGES,
+    TRACE_BOOTSTRAP,
+    TRACE_FINALS,
+    TRACE_RATIOS,
+    TRACE_RETURNS,
+    TRACE_USED,
+    TRACE_VALUES,
     Job,
     standardise,
     sum_up,
@@ -138,15 +138,15 @@ class _Advantages(BatchTransform):
     ) -> dict[str, Array]:
         job = Job(batch, reward_in(batch, self.reward), given.values())
         shape = job.shape
-        job.put_real(G_VALUES, given["values"], self.values)
-        job.put_real(G_BOOTSTRAP, given["bootstrap"], "bootstrap", (shape[0], *shape[2:]))
-        job.put_real(G_FINALS, given["final_values"], "final_values")
-        job.put_real(G_RATIOS, given["log_ratios"], "log_ratios")
+        job.put_real(TRACE_VALUES, given["values"], self.values)
+        job.put_real(TRACE_BOOTSTRAP, given["bootstrap"], "bootstrap", (shape[0], *shape[2:]))
+        job.put_real(TRACE_FINALS, given["final_values"], "final_values")
+        job.put_real(TRACE_RATIOS, given["log_ratios"], "log_ratios")
         out: dict[str, Array] = {}
         for word, name, dtype in (
-            (G_ADVANTAGES, "advantages", np.float32),
-            (G_RETURNS, self._target, np.float32),
-            (G_USED, "advantage_mask", np.bool_),
+            (TRACE_ADVANTAGES, "advantages", np.float32),
+            (TRACE_RETURNS, self._target, np.float32),
+            (TRACE_USED, "advantage_mask", np.bool_),
         ):
             out[name] = job.put(word, np.empty(shape, dtype) if made is None else made[name])
         entry(trace_wide if job.is_wide else trace)(job.words.ctypes.data, *map(float, self.rates))
@@ -320,7 +320,7 @@ class ReturnsToGo(BatchTransform):
     def run(self, values: dict[str, Any], arrays: Mapping[str, Array], draw: tuple[int, int]) -> None:
         """Fill them in."""
         job = Job(values, reward_in(values, self.reward))
-        job.put(G_RETURNS, arrays["returns_to_go"])
+        job.put(TRACE_RETURNS, arrays["returns_to_go"])
         entry(sum_up_wide if job.is_wide else sum_up)(job.words.ctypes.data, self.gamma)
 
     def check_device(self, place: str) -> None:

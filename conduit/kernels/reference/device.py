@@ -17,7 +17,7 @@ from conduit.kernels.reference import gather
 from conduit.kernels.spec.plan import Output
 from conduit.kernels.spec.transforms import Transform
 from conduit.kernels.spec.windows import Transition
-from conduit.store.format.words import DELETED, FINAL, FIRST, KEPT, LINK_SHIFT, TERMINATED, TRUNCATED
+from conduit.store.format import words as w
 
 Array = np.ndarray[Any, Any]
 
@@ -75,13 +75,13 @@ def resolved(
     flags = 0
     while True:
         word = int(meta["link"][at])
-        ahead, kept = at + (word >> LINK_SHIFT), bool(word & KEPT)
-        if word & FINAL or (kept and ahead >= end) or (used == 0 and word & DELETED):
+        ahead, kept = at + (word >> w.LINK_SHIFT), bool(word & w.KEPT)
+        if word & w.FINAL or (kept and ahead >= end) or (used == 0 and word & w.DELETED):
             return None
-        lacks = ahead == at and not word & TERMINATED
+        lacks = ahead == at and not word & w.TERMINATED
         waits = ahead != at and not kept and ahead >= limit
-        cut = ahead != at and not kept and not waits and bool(int(meta["link"][ahead]) & FIRST)
-        if (cut or (waits and over)) and word & TERMINATED:
+        cut = ahead != at and not kept and not waits and bool(int(meta["link"][ahead]) & w.FIRST)
+        if (cut or (waits and over)) and word & w.TERMINATED:
             ahead = at
         elif lacks or waits or cut:
             if used == 0 or (waits and not over and window.newest != "bootstrap"):
@@ -90,7 +90,7 @@ def resolved(
             break
         total += discount * float(reward[at])
         discount *= window.gamma
-        used, last, after, flags = used + 1, at, ahead, word & (TERMINATED | TRUNCATED)
+        used, last, after, flags = used + 1, at, ahead, word & (w.TERMINATED | w.TRUNCATED)
         if flags or used == window.n_step:
             break
         at = ahead
@@ -98,7 +98,9 @@ def resolved(
     stack = _frames([row - back * envs for back in range(ticks + 1)], window)
     behind = [last - back * envs for back in range(int(meta["step"][last]) + 1)]
     following = _frames(behind if after == last else [after, *behind], window)
-    return Resolved(after, total, discount, used, bool(flags & TERMINATED), bool(flags & TRUNCATED), stack, following)
+    return Resolved(
+        after, total, discount, used, bool(flags & w.TERMINATED), bool(flags & w.TRUNCATED), stack, following
+    )
 
 
 def _frames(newest_first: list[int], window: Transition) -> list[int]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from conduit.kernels.spec.plan import Output
 from conduit.kernels.spec.transforms import FLOATS, is_narrow
-from conduit.store.format.words import FINAL, FIRST, FLAG_MASK, KEPT, LINK_SHIFT, TERMINATED
+from conduit.store.format import words as w
 from conduit.store.tables.statistics import Moments
 
 Array = np.ndarray[Any, Any]
@@ -118,18 +118,18 @@ def following_row(local: int, meta: Array, committed: int, *, over: bool = False
         belongs to another episode, or a truncated row without its final observation.
     """
     word = int(meta["link"][local])
-    flags, link = word & FLAG_MASK, word >> LINK_SHIFT
-    if flags & FINAL:
+    flags, link = word & w.FLAG_MASK, word >> w.LINK_SHIFT
+    if flags & w.FINAL:
         return None
     if link == 0:
-        return local if flags & TERMINATED else None
-    if flags & KEPT:
+        return local if flags & w.TERMINATED else None
+    if flags & w.KEPT:
         return local + link
     after = local + link
     if after >= committed and not over:
         return None
-    if after >= committed or int(meta["link"][after]) & FLAG_MASK & FIRST:
-        return local if flags & TERMINATED else None
+    if after >= committed or int(meta["link"][after]) & w.FLAG_MASK & w.FIRST:
+        return local if flags & w.TERMINATED else None
     return after
 
 

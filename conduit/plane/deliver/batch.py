@@ -12,7 +12,7 @@ import numpy as np
 from conduit.arrays import import_torch
 from conduit.errors import ConfigError, ReadOnly
 from conduit.kernels.cpu import counted_deliveries, deliver, hindsight, windows
-from conduit.kernels.cpu.gather import D_WORDS
+from conduit.kernels.cpu.gather import OP_WORDS
 from conduit.kernels.cpu.ragged import describe_ragged
 from conduit.kernels.cpu.window_job import Summed, describe_window
 from conduit.kernels.ops.hindsight import RELABELLED
@@ -22,8 +22,8 @@ from conduit.native.jit import entry
 from conduit.plane.deliver.transform_state import Transforming
 from conduit.plane.views import Arrays
 from conduit.schema import Schema
+from conduit.store.format import words as w
 from conduit.store.format.table_spec import align
-from conduit.store.format.words import T_MAX_SAMPLED, T_SAMPLED
 from conduit.store.tables.appearance import never_raises
 from conduit.store.tables.view import TableView
 
@@ -234,7 +234,7 @@ class Scratch:
 
     Attributes:
         index: {rows of an output: int64 [batch_size, *lanes]}.
-        addresses: Addresses of the index arrays that a window fills, by its words (kernels.cpu.windows.V_*).
+        addresses: Addresses of the index arrays that a window fills, by its words (kernels.cpu.windows.WINDOW_*).
         ages: int64 [AGES], rows refused as too old, by age.
         counted: What is counted of the batch being made (kernels.cpu.counted_deliveries), where deliveries are.
     """
@@ -255,24 +255,24 @@ class Scratch:
         self.ages = np.zeros(windows.AGES, np.int64) if ages is None else ages
         self.counted = np.zeros(counted_deliveries.words_needed(size), np.int64)
         self.addresses = {
-            windows.V_FOLLOWING: self.index["following"].ctypes.data,
-            windows.V_STACKED: self.index["stack"].ctypes.data,
-            windows.V_FOLLOWING_STACKED: self.index["following_stack"].ctypes.data,
-            windows.V_LANES: self.index["lanes"].ctypes.data,
-            windows.V_AGES: self.ages.ctypes.data,
-            windows.V_FOLLOWING_LANES: self.index["following_lanes"].ctypes.data if has_next(plan.window) else 0,
+            windows.WINDOW_FOLLOWING: self.index["following"].ctypes.data,
+            windows.WINDOW_STACKED: self.index["stack"].ctypes.data,
+            windows.WINDOW_FOLLOWING_STACKED: self.index["following_stack"].ctypes.data,
+            windows.WINDOW_LANES: self.index["lanes"].ctypes.data,
+            windows.WINDOW_AGES: self.ages.ctypes.data,
+            windows.WINDOW_FOLLOWING_LANES: self.index["following_lanes"].ctypes.data if has_next(plan.window) else 0,
         }
 
 
 _MADE = {
-    "discount": windows.V_DISCOUNT,
-    "n_steps": windows.V_USED,
-    "lengths": windows.V_USED,
-    "terminated": windows.V_TERMINATED,
-    "truncated": windows.V_TRUNCATED,
-    "is_first": windows.V_IS_FIRST,
-    "mask": windows.V_MASK,
-    "loss_mask": windows.V_LOSS_MASK,
+    "discount": windows.WINDOW_DISCOUNT,
+    "n_steps": windows.WINDOW_USED,
+    "lengths": windows.WINDOW_USED,
+    "terminated": windows.WINDOW_TERMINATED,
+    "truncated": windows.WINDOW_TRUNCATED,
+    "is_first": windows.WINDOW_IS_FIRST,
+    "mask": windows.WINDOW_MASK,
+    "loss_mask": windows.WINDOW_LOSS_MASK,
 }
 
 
@@ -292,16 +292,16 @@ def _rewards(table: TableView, plan: Plan, at: dict[str, int]) -> list[Summed]:
 
 def _goals(wanted: Goals, scratch: Scratch, flags: int, seed: int, batch_at: int) -> Array:
     """The words of a plan's goals, but for the resolver."""
-    words = np.zeros(hindsight.K_WORDS, np.int64)
+    words = np.zeros(hindsight.GOAL_WORDS, np.int64)
     for offset, value in (
-        (hindsight.K_ROWS, scratch.index["goal"].ctypes.data),
-        (hindsight.K_FLAGS, flags),
-        (hindsight.K_STRATEGY, wanted.strategy),
-        (hindsight.K_THRESHOLD, wanted.threshold),
-        (hindsight.K_LONGEST, wanted.longest),
-        (hindsight.K_SAME, wanted.same),
-        (hindsight.K_SEED, seed),
-        (hindsight.K_BATCH_AT, batch_at),
+        (hindsight.GOAL_ROWS, scratch.index["goal"].ctypes.data),
+        (hindsight.GOAL_FLAGS, flags),
+        (hindsight.GOAL_STRATEGY, wanted.strategy),
+        (hindsight.GOAL_THRESHOLD, wanted.threshold),
+        (hindsight.GOAL_LONGEST, wanted.longest),
+        (hindsight.GOAL_SAME, wanted.same),
+        (hindsight.GOAL_SEED, seed),
+        (hindsight.GOAL_BATCH_AT, batch_at),
     ):
         words[offset // 8] = value
     return words
@@ -386,7 +386,7 @@ class Buffer:
         self.turn = 0
         at = {name: array.ctypes.data for name, array in self.arrays.items()}
         count = len(plan.outputs) + len(plan.ragged)
-        self._operations = np.zeros((max(1, count), D_WORDS), np.int64)
+        self._operations = np.zeros((max(1, count), OP_WORDS), np.int64)
         for i, output in enumerate(plan.outputs):
             column = table.columns[output.field.name]
             index = scratch.index[output.rows].ctypes.data
@@ -398,32 +398,32 @@ class Buffer:
             self._operations[i], kept = describe_ragged(item, spans_at, arenas, table.layout.page_rows, at, index)
             self._kept += kept
         self.narrowed = [(item.narrowed, self.arrays[item.parts[1]]) for item in plan.ragged if item.narrowed]
-        sampled = int(table.descriptor[T_SAMPLED // 8]), int(table.descriptor[T_MAX_SAMPLED // 8])
+        sampled = int(table.descriptor[w.VIEW_SAMPLED // 8]), int(table.descriptor[w.VIEW_MAX_SAMPLED // 8])
         addresses = scratch.addresses | _made(plan, at)
         if plan.goals is not None:
             self._kept.append(_goals(plan.goals, scratch, at[RELABELLED], transforming.seed, sampler.batch_at))
-            addresses[windows.V_GOALS] = self._kept[-1].ctypes.data
+            addresses[windows.WINDOW_GOALS] = self._kept[-1].ctypes.data
         self.window, summed = describe_window(plan, table.address, sampled, _rewards(table, plan, at), addresses)
         self._kept.append(summed)
-        self.job = np.zeros(deliver.J_WORDS, np.int64)
+        self.job = np.zeros(deliver.JOB_WORDS, np.int64)
         for offset, value in (
-            (deliver.J_TABLE, table.address),
-            (deliver.J_BATCH, size),
-            (deliver.J_BLOCK, block),
-            (deliver.J_DRAW, sampler.function),
-            (deliver.J_DRAW_STATE, sampler.state),
-            (deliver.J_WINDOW, self.window.ctypes.data),
-            (deliver.J_OPERATIONS, self._operations.ctypes.data),
-            (deliver.J_OPERATION_COUNT, count),
-            (deliver.J_ROWS, scratch.index["anchor"].ctypes.data),
-            (deliver.J_FOLLOWING, scratch.index["following"].ctypes.data),
-            (deliver.J_PAGES, scratch.pages.ctypes.data),
-            (deliver.J_GENERATIONS, scratch.generations.ctypes.data),
-            (deliver.J_SLOTS, scratch.slots.ctypes.data),
-            (deliver.J_IDS, at[IDS]),
-            (deliver.J_VERSIONS, at[VERSIONS]),
-            (deliver.J_EPISODES, at[EPISODES]),
-            (deliver.J_STEPS, at[STEPS]),
+            (deliver.JOB_TABLE, table.address),
+            (deliver.JOB_BATCH, size),
+            (deliver.JOB_BLOCK, block),
+            (deliver.JOB_DRAW, sampler.function),
+            (deliver.JOB_DRAW_STATE, sampler.state),
+            (deliver.JOB_WINDOW, self.window.ctypes.data),
+            (deliver.JOB_OPERATIONS, self._operations.ctypes.data),
+            (deliver.JOB_OPERATION_COUNT, count),
+            (deliver.JOB_ROWS, scratch.index["anchor"].ctypes.data),
+            (deliver.JOB_FOLLOWING, scratch.index["following"].ctypes.data),
+            (deliver.JOB_PAGES, scratch.pages.ctypes.data),
+            (deliver.JOB_GENERATIONS, scratch.generations.ctypes.data),
+            (deliver.JOB_SLOTS, scratch.slots.ctypes.data),
+            (deliver.JOB_IDS, at[IDS]),
+            (deliver.JOB_VERSIONS, at[VERSIONS]),
+            (deliver.JOB_EPISODES, at[EPISODES]),
+            (deliver.JOB_STEPS, at[STEPS]),
         ):
             self.job[offset // 8] = value
         self.job_address = self.job.ctypes.data
@@ -438,8 +438,8 @@ class Buffer:
         self._is_counted = sampled[0] != 0
         if self._is_counted:
             self._fill = entry(counted_deliveries.deliver_counted)
-            self.job[deliver.J_COUNTED // 8] = scratch.counted.ctypes.data
-            self.job[deliver.J_SEAT // 8] = table.seat_line()
+            self.job[deliver.JOB_COUNTED // 8] = scratch.counted.ctypes.data
+            self.job[deliver.JOB_SEAT // 8] = table.seat_line()
         self.settles = self._is_counted or transforming.inspects
         self._finish = sampler.finish
         self._every = list(self.arrays.values())
@@ -452,8 +452,8 @@ class Buffer:
 
     def narrow(self, first: int, end: int) -> None:
         """Fill only the slots [first, end) from now on."""
-        self.job[deliver.J_FIRST // 8] = first
-        self.job[deliver.J_BATCH // 8] = end
+        self.job[deliver.JOB_FIRST // 8] = first
+        self.job[deliver.JOB_BATCH // 8] = end
         self._part = first, end
 
     def _counts(self) -> list[int]:
@@ -511,4 +511,4 @@ class Buffer:
     @property
     def redrawn(self) -> int:
         """Rows drawn again because a writer overwrote them, over this buffer's life."""
-        return int(self.job[deliver.J_REDRAWN // 8])
+        return int(self.job[deliver.JOB_REDRAWN // 8])

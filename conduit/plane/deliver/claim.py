@@ -20,22 +20,22 @@ from conduit.native.jit import entry
 from conduit.plane.deliver.batch import Maker, as_bfloat16
 from conduit.plane.deliver.convert import Converting, Reading
 from conduit.plane.views import Arrays
+from conduit.store.format import words as w
 from conduit.store.format.soundness import check_links, check_spans
-from conduit.store.format.words import FINAL, FIRST, GENERATION_MASK, KEPT, LINK_SHIFT, ROW_BITS
 from conduit.store.tables import queue
 from conduit.store.tables.appearance import never_raises, place_of
 from conduit.store.tables.queue import (
-    Q_AGAIN,
-    Q_BOOTSTRAP,
-    Q_ENVS,
-    Q_GENERATION,
-    Q_PAGE,
-    Q_START,
-    Q_STATE,
-    Q_STOP,
-    Q_STREAM,
-    Q_TICK,
-    Q_WORDS,
+    CLAIM_AGAIN,
+    CLAIM_BOOTSTRAP,
+    CLAIM_ENVS,
+    CLAIM_GENERATION,
+    CLAIM_PAGE,
+    CLAIM_START,
+    CLAIM_STATE,
+    CLAIM_STOP,
+    CLAIM_STREAM,
+    CLAIM_TICK,
+    CLAIM_WORDS,
 )
 from conduit.store.tables.view import META_DTYPE, TableView
 
@@ -57,7 +57,7 @@ class Record:
         counts: The consumer's counts.
 
     Attributes:
-        array, words: int64 (store.tables.queue.Q_*).
+        array, words: int64 (store.tables.queue.CLAIM_*).
     """
 
     __slots__ = ("__weakref__", "_counts", "_seat", "_table", "array", "words")
@@ -66,14 +66,14 @@ class Record:
         self._table = table
         self._seat = seat
         self._counts = counts
-        self.array = np.zeros(Q_WORDS, np.int64)
+        self.array = np.zeros(CLAIM_WORDS, np.int64)
         self.words = self.array.data
         when_gone(self, entry(queue.drop_claim), self.array, seat, counts)
 
     @property
     def ended(self) -> str | None:
         """How it ended, "acknowledged", "given back" or "lost", or None."""
-        return _ENDS.get(self.words[Q_STATE])
+        return _ENDS.get(self.words[CLAIM_STATE])
 
     def acknowledge(self) -> None:
         """Mark the rows as done.
@@ -299,17 +299,17 @@ class Claim(StaysHere, Arrays):
         self._columns = columns
         self._record = record
         self._hold = hold
-        self._row = words[Q_PAGE] * columns.page_rows + words[Q_START]
+        self._row = words[CLAIM_PAGE] * columns.page_rows + words[CLAIM_START]
         self._values: dict[str, Any] = {}
         self._added: tuple[str, ...] = ()
         self._reading: Reading = {}
         self._due: list[tuple[Array, Array]] = []  # what statistics take when the claim is acknowledged
-        self.num_envs: int = words[Q_ENVS]
-        self.ticks: int = (words[Q_STOP] - words[Q_START]) // self.num_envs
-        self.stream: int = words[Q_STREAM]
-        self.first_tick: int = words[Q_TICK]
+        self.num_envs: int = words[CLAIM_ENVS]
+        self.ticks: int = (words[CLAIM_STOP] - words[CLAIM_START]) // self.num_envs
+        self.stream: int = words[CLAIM_STREAM]
+        self.first_tick: int = words[CLAIM_TICK]
         self.complete: bool = not rollout or self.ticks == rollout
-        self.delivered_before: bool = words[Q_AGAIN] != 0
+        self.delivered_before: bool = words[CLAIM_AGAIN] != 0
         self._lead = (self.ticks, self.num_envs)
 
     def _check(self) -> None:
@@ -341,7 +341,7 @@ class Claim(StaysHere, Arrays):
     def ids(self) -> Any:
         """Row ids, int64 [ticks, num_envs]."""
         rows = np.arange(self._row, self._row + self.ticks * self.num_envs).reshape(self._lead)
-        return self._columns.own(rows | (self._record.words[Q_GENERATION] & GENERATION_MASK) << ROW_BITS)
+        return self._columns.own(rows | (self._record.words[CLAIM_GENERATION] & w.GENERATION_MASK) << w.ROW_BITS)
 
     @property
     def versions(self) -> Any:
@@ -361,24 +361,24 @@ class Claim(StaysHere, Arrays):
     @property
     def is_first(self) -> Any:
         """Where an episode begins, bool [ticks, num_envs]."""
-        return self._columns.own((self._meta("link") & FIRST) != 0)
+        return self._columns.own((self._meta("link") & w.FIRST) != 0)
 
     @property
     def mask(self) -> Any:
         """Where a row is a step, bool [ticks, num_envs]; with autoreset "next_step" others are only an observation."""
-        return self._columns.own((self._meta("link") & FINAL) == 0)
+        return self._columns.own((self._meta("link") & w.FINAL) == 0)
 
     @property
     def bootstrap(self) -> dict[str, Any] | None:
         """The observations behind the last tick, {observation name: [num_envs, *shape]}, views; None where none were given."""
         self._check()
-        local = self._record.words[Q_BOOTSTRAP]
+        local = self._record.words[CLAIM_BOOTSTRAP]
         if local < 0:
             return None
-        row, columns = self._record.words[Q_PAGE] * self._columns.page_rows + local, self._columns
+        row, columns = self._record.words[CLAIM_PAGE] * self._columns.page_rows + local, self._columns
         lead, rows = (self.num_envs,), np.arange(row, row + self.num_envs)
         return {
-            name: columns.convert(name, rows, self._record.words[Q_GENERATION], lead, self._reading)
+            name: columns.convert(name, rows, self._record.words[CLAIM_GENERATION], lead, self._reading)
             if name in columns.converted
             else columns.deliver(self._hold, name, row, lead)
             for name in columns.schema.observation_names
@@ -392,15 +392,15 @@ class Claim(StaysHere, Arrays):
             Their places, int64 [K, 2] (tick, environment), and {observation name: [K, *shape]}, copies; a ragged one is a list.
         """
         link = self._meta("link").reshape(-1)
-        places = np.flatnonzero(link & KEPT)
-        rows = self._row + places + (link[places] >> LINK_SHIFT).astype(np.int64)
+        places = np.flatnonzero(link & w.KEPT)
+        rows = self._row + places + (link[places] >> w.LINK_SHIFT).astype(np.int64)
         columns = self._columns
         page = self._row // columns.page_rows
         check_links(columns.table.layout, page, rows - page * columns.page_rows)
         found: dict[str, Any] = {}
         for name in columns.schema.observation_names:
             if name in columns.converted:
-                generation = self._record.words[Q_GENERATION]
+                generation = self._record.words[CLAIM_GENERATION]
                 found[name] = columns.convert(name, rows, generation, (len(rows),), self._reading)
             elif columns.schema[name].ragged:
                 found[name] = [columns.deliver(self._hold, name, row, (1,))[0] for row in rows.tolist()]
@@ -433,10 +433,10 @@ class Claim(StaysHere, Arrays):
         Raises:
             FieldError: A row that one of them refuses.
         """
-        columns, generation = self._columns, self._record.words[Q_GENERATION]
+        columns, generation = self._columns, self._record.words[CLAIM_GENERATION]
         self._reading = columns.converting.read()
         rows = np.arange(self._row, self._row + self.ticks * self.num_envs)
-        is_step = ((self._meta("link") & FINAL) == 0).reshape(-1)
+        is_step = ((self._meta("link") & w.FINAL) == 0).reshape(-1)
         for name, field in columns.converted.items():
             columns.converting.check(field, rows, generation, is_step)
             self._values[name] = columns.convert(name, rows, generation, self._lead, self._reading, is_step)

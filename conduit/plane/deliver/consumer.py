@@ -27,8 +27,8 @@ from conduit.plane.deliver.batch import Format, torch_maker
 from conduit.plane.deliver.claim import Claim, Columns, Record
 from conduit.plane.deliver.convert import Converting
 from conduit.plane.deliver.lacking import who_writes
+from conduit.store.format import words as w
 from conduit.store.format.soundness import damaged_page
-from conduit.store.format.words import HAZARDS_PER_PARTICIPANT
 from conduit.store.tables import queue
 from conduit.store.tables.appearance import filling_of, never_raises, place_of, state_of
 from conduit.store.tables.queue import QueueView
@@ -108,7 +108,7 @@ class Consumer(StaysHere):
         self._passes = on_refused == "drop"
         # one object for each claim stands behind its arrays; its death says that nobody can look any more
         self._hold_type = type("_Hold", (ctypes.c_char * table.segment.layout.size,), {})
-        self._counts = np.zeros(queue.C_WORDS, np.int64)
+        self._counts = np.zeros(queue.CONSUMER_WORDS, np.int64)
         self._open: list[Array] = []
         self._spare: tuple[Record, Any] | None = None
         self._dropped = self._refused = 0
@@ -178,7 +178,7 @@ class Consumer(StaysHere):
             if self._converts:
                 claim.convert()
             if self._columns.steps:
-                claim.transform(int(self._counts[queue.C_CLAIMS]))
+                claim.transform(int(self._counts[queue.CONSUMER_CLAIMS]))
         except FieldError as error:
             # what is no row's fault would pass everything over
             self._refused += error.row_id is not None
@@ -219,8 +219,8 @@ class Consumer(StaysHere):
         hold = self._hold_type.from_address(self._table.segment.base)  # type: ignore[attr-defined]
         hold.table = self._table
         when_gone(hold, entry(queue.drop_hold), record.array, seat)
-        if len(self._open) >= 2 * HAZARDS_PER_PARTICIPANT:
-            self._open = [words for words in self._open if words[queue.Q_STATE] <= queue.HELD]
+        if len(self._open) >= 2 * w.HAZARDS_PER_PARTICIPANT:
+            self._open = [words for words in self._open if words[queue.CLAIM_STATE] <= queue.HELD]
         self._open.append(record.array)
         return record, hold
 

@@ -16,11 +16,11 @@ import numpy as np
 from conduit.arrays import from_bfloat16
 from conduit.errors import ConfigError, FieldError
 from conduit.kernels.cpu import augment
-from conduit.kernels.cpu.gather import D_REFUSED
+from conduit.kernels.cpu.gather import OP_REFUSED
 from conduit.kernels.spec.plan import Output, conversions
 from conduit.kernels.spec.transforms import Pipeline
 from conduit.plane.deliver.transform_state import Array
-from conduit.store.format.words import GENERATION_MASK, ROW_BITS
+from conduit.store.format import words as w
 from conduit.store.tables.statistics import Statistics
 from conduit.store.tables.view import TableView
 
@@ -132,7 +132,7 @@ class Converting:
             statistics=at,
         )
         _operation(int(words[0]))(words.ctypes.data, slots.ctypes.data, len(rows), 0)
-        if words[D_REFUSED // 8]:
+        if words[OP_REFUSED // 8]:
             values = column[rows]
             bad = (values < output.start) | (values > output.start + (output.classes - 1))
             what = f"classes from {output.start} to {output.start + output.classes - 1}"
@@ -176,7 +176,7 @@ class Converting:
         place = tuple(np.argwhere(bad)[0].tolist())
         row = int(rows[place[0]])
         value = self._values(output, rows[place[0] : place[0] + 1])[0][place[1:]].item()
-        row_id = (generation & GENERATION_MASK) << ROW_BITS | row
+        row_id = (generation & w.GENERATION_MASK) << w.ROW_BITS | row
         where = f"{place[1:]} of " if place[1:] else ""
         raise FieldError(
             f"Expected {what}, got {value!r} in {where}{output.field.name!r} of row {row_id}, the first of {int(bad.sum())} such values "

@@ -47,7 +47,7 @@ class Episodes:
         self.numbers = self.streams << 32 | columns["_episode"] >> 32 & 0xFFFFFFFF
         self.versions = columns["_episode"] & 0xFFFFFFFF
         self.times = columns["_time"] / 1e9
-        start = episode_records.E_RETURNS // 8
+        start = episode_records.RECORD_RETURNS // 8
         self._returns = words[:, start : start + len(self.reward_names)].copy().view(np.float64)
 
     def __len__(self) -> int:

@@ -18,7 +18,7 @@ from conduit.clock import Deadline
 from conduit.errors import Closed, ConfigError, DataTimeout, DeviceError, FieldError
 from conduit.forking import StaysHere
 from conduit.kernels.cpu import deliver
-from conduit.kernels.cpu.windows import V_CURRENT, V_OLDEST
+from conduit.kernels.cpu.windows import WINDOW_CURRENT, WINDOW_OLDEST
 from conduit.kernels.spec.batch_transforms import BatchTransform, with_batch_transforms
 from conduit.kernels.spec.names import shown
 from conduit.kernels.spec.plan import Plan, make_plan
@@ -35,7 +35,7 @@ from conduit.plane.deliver.transform_state import Transforming
 from conduit.sampling.prioritized import WEIGHTS, Prioritised, PrioritisedSampler
 from conduit.sampling.shuffled import ShuffledSampler
 from conduit.sampling.uniform import Uniform
-from conduit.store.format.words import LAST_VERSION
+from conduit.store.format import words as w
 from conduit.store.pages.row_ids import as_ids
 from conduit.store.tables.appearance import filling_of, never_raises, place_of, state_of
 from conduit.store.tables.limit_checks import Gate
@@ -275,7 +275,7 @@ class Loader(StaysHere, Delivery):
 
     def _redrawn_so_far(self) -> int:
         """Rows drawn again, but for those of the loader's own buffers."""
-        return self._redrawn + (0 if self._last_job is None else int(self._last_job[deliver.J_REDRAWN // 8]))
+        return self._redrawn + (0 if self._last_job is None else int(self._last_job[deliver.JOB_REDRAWN // 8]))
 
     def _hand_out(self, buffer: Buffer) -> Batch:
         buffer.take()
@@ -284,9 +284,9 @@ class Loader(StaysHere, Delivery):
     def _fill(self, buffer: Buffer) -> bool:
         """Draw a batch; staleness is counted from the version that is published now, however long rows were waited for."""
         if self._policy is not None:
-            current = min(self._policy.version, LAST_VERSION)
-            buffer.window[V_CURRENT // 8] = current
-            buffer.window[V_OLDEST // 8] = current - self._max_staleness
+            current = min(self._policy.version, w.LAST_VERSION)
+            buffer.window[WINDOW_CURRENT // 8] = current
+            buffer.window[WINDOW_OLDEST // 8] = current - self._max_staleness
         return buffer.fill()
 
     def _free_buffer(self, timeout: float | None) -> Buffer:

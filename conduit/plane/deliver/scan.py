@@ -20,27 +20,8 @@ from conduit.errors import Overwritten
 from conduit.forking import StaysHere
 from conduit.plane.deliver.steps import Array, Steps
 from conduit.schema import Schema
+from conduit.store.format import words as w
 from conduit.store.format.soundness import check_links, check_pages, check_spans
-from conduit.store.format.words import (
-    DELETED,
-    FINAL,
-    GENERATION_SHIFT,
-    HAS_GONE,
-    KEPT,
-    KIND_MASK,
-    LINK_SHIFT,
-    OPEN,
-    PAGE_COMMITTED,
-    PAGE_ENVS,
-    PAGE_EPOCH,
-    PAGE_FIRST,
-    PAGE_STATE,
-    PAGE_STREAM,
-    PAGE_TICK,
-    SEALED,
-    TERMINATED,
-    TRUNCATED,
-)
 from conduit.store.tables.appearance import never_raises, place_of, state_of
 from conduit.store.tables.view import Lease, TableView
 
@@ -103,9 +84,9 @@ class Scan(StaysHere):
         every = slice(part.begin * envs + env, part.end * envs, envs)
         meta = self._page(self._table.meta, part.page)
         flags = meta["link"][every]
-        here = (flags & (FINAL | DELETED)) == 0
+        here = (flags & (w.FINAL | w.DELETED)) == 0
         if self._table.sampled is not None:
-            here &= (self._page(self._table.sampled, part.page)[every] & HAS_GONE) == 0
+            here &= (self._page(self._table.sampled, part.page)[every] & w.HAS_GONE) == 0
         rows = np.arange(every.start, every.stop, envs)[here]
         flags = meta["link"][rows]
         episodes = (np.int64(stream) << 32) | meta["episode"][rows].astype(np.int64)
@@ -113,17 +94,17 @@ class Scan(StaysHere):
         starts[1:] = (episodes[1:] != episodes[:-1]) | (rows[1:] != rows[:-1] + envs)
         if len(rows) and part.tick + rows[0] // envs == known[0]:
             starts[0] = episodes[0] != known[1]
-        ended = np.flatnonzero(flags & (TERMINATED | TRUNCATED))
-        links = rows[ended] + (flags[ended] >> LINK_SHIFT)
+        ended = np.flatnonzero(flags & (w.TERMINATED | w.TRUNCATED))
+        links = rows[ended] + (flags[ended] >> w.LINK_SHIFT)
         # a final observation is kept in the tail, or is the environment's next row
         inside = np.minimum(links, lease.rows - 1)
-        follows = (links > rows[ended]) & (links < lease.rows) & ((meta["link"][inside] & FINAL) != 0)
-        has = ((flags[ended] & KEPT) != 0) | follows
+        follows = (links > rows[ended]) & (links < lease.rows) & ((meta["link"][inside] & w.FINAL) != 0)
+        has = ((flags[ended] & w.KEPT) != 0) | follows
         check_links(self._table.layout, part.page, links[has])
         steps = Steps(
             {name: self._values(name, part.page, rows) for name in self.schema.names},
-            (flags & TERMINATED) != 0,
-            (flags & TRUNCATED) != 0,
+            (flags & w.TERMINATED) != 0,
+            (flags & w.TRUNCATED) != 0,
             starts,
             ended[has],
             {name: self._values(name, part.page, links[has]) for name in self.schema.observation_names},
@@ -154,26 +135,26 @@ def _take_stock(table: TableView) -> dict[tuple[int, int], list[_Part]]:
     found = table.pages()
     # a page that has a successor in the first look is complete, which its words may only say in a later one
     later = table.pages()
-    generations = found[:, PAGE_STATE // 8] >> GENERATION_SHIFT
-    same = generations == later[:, PAGE_STATE // 8] >> GENERATION_SHIFT
-    present = found[:, PAGE_EPOCH // 8] == table.epoch if table.epoch else same
-    live = np.flatnonzero(same & present & np.isin(found[:, PAGE_STATE // 8] & KIND_MASK, (OPEN, SEALED)))
+    generations = found[:, w.PAGE_STATE // 8] >> w.GENERATION_SHIFT
+    same = generations == later[:, w.PAGE_STATE // 8] >> w.GENERATION_SHIFT
+    present = found[:, w.PAGE_EPOCH // 8] == table.epoch if table.epoch else same
+    live = np.flatnonzero(same & present & np.isin(found[:, w.PAGE_STATE // 8] & w.KIND_MASK, (w.OPEN, w.SEALED)))
     for look in (found, later):
         check_pages(table.layout, live, look[live])
     pages: dict[tuple[int, int], list[int]] = {}
-    for page in live[np.argsort(found[live, PAGE_TICK // 8], kind="stable")].tolist():
+    for page in live[np.argsort(found[live, w.PAGE_TICK // 8], kind="stable")].tolist():
         words = found[page]
-        pages.setdefault((int(words[PAGE_STREAM // 8]), int(words[PAGE_ENVS // 8])), []).append(page)
+        pages.setdefault((int(words[w.PAGE_STREAM // 8]), int(words[w.PAGE_ENVS // 8])), []).append(page)
     streams: dict[tuple[int, int], list[_Part]] = {}
     for (stream, envs), chain in sorted(pages.items()):
         for place, page in enumerate(chain):
             words = found[page]
-            tick, begin = int(words[PAGE_TICK // 8]), int(words[PAGE_FIRST // 8]) // envs
-            end = int(words[PAGE_COMMITTED // 8]) // envs
+            tick, begin = int(words[w.PAGE_TICK // 8]), int(words[w.PAGE_FIRST // 8]) // envs
+            end = int(words[w.PAGE_COMMITTED // 8]) // envs
             if place + 1 < len(chain):
                 behind = found[chain[place + 1]]
-                limit = int(behind[PAGE_TICK // 8] + behind[PAGE_FIRST // 8] // envs) - tick
-                end = min(int(later[page, PAGE_COMMITTED // 8]) // envs, limit)
+                limit = int(behind[w.PAGE_TICK // 8] + behind[w.PAGE_FIRST // 8] // envs) - tick
+                end = min(int(later[page, w.PAGE_COMMITTED // 8]) // envs, limit)
             if end > begin:
                 part = _Part(page, int(generations[page]), begin, end, tick)
                 streams.setdefault((stream, envs), []).append(part)

@@ -10,7 +10,7 @@ import numpy as np
 
 from conduit.errors import ConfigError, FieldError
 from conduit.kernels.cpu import augment
-from conduit.kernels.cpu.gather import D_REFUSED
+from conduit.kernels.cpu.gather import OP_REFUSED
 from conduit.kernels.reference import gather
 from conduit.kernels.spec.batch_transforms import BatchTransform
 from conduit.kernels.spec.plan import IDS, STORED, Output, Plan
@@ -113,8 +113,8 @@ class Transforming:
         """
         self._pending = {}
         for i, output in self._indicators:
-            if operations[i, D_REFUSED // 8]:
-                operations[i, D_REFUSED // 8] = 0
+            if operations[i, OP_REFUSED // 8]:
+                operations[i, OP_REFUSED // 8] = 0
                 self._check_classes(output, arrays, index[output.rows][slots], slots)
         pending = {}
         for output in self._updates:

@@ -180,7 +180,7 @@ class DeviceBuffer(Buffer):
         self._state = self._array(memory, _STATE)
         if self._moves:
             self._state[0] = np.uint64(seed % 2**64).astype(np.int64)
-        indices = np.zeros((len(self._kinds), near_far.X_WORDS), np.int64)
+        indices = np.zeros((len(self._kinds), near_far.INDEX_WORDS), np.int64)
         listed: dict[str, Array] = {}
         for words, kind in zip(indices, self._kinds, strict=True):
             index = self.scratch.index[kind]
@@ -199,7 +199,7 @@ class DeviceBuffer(Buffer):
         self._far_at, far_bytes = offsets_of(spans)
         self._far_pinned = self._device.pinned(far_bytes)
         far = self._far_pinned.numpy().ctypes.data
-        copies = np.zeros((len(plan.outputs), rows.D_WORDS), np.int64)
+        copies = np.zeros((len(plan.outputs), rows.OP_WORDS), np.int64)
         for words, output in zip(copies, plan.outputs, strict=True):
             column = table.columns[output.field.name]
             raw = Output(output.name, output.field, output.rows, output.lanes, Transform(output.field.dtype))
@@ -210,26 +210,26 @@ class DeviceBuffer(Buffer):
         self._numbers, self._near = np.zeros((2, size), np.int64)
         self._lists = np.zeros((4, size), np.int64)
         self._lists[0] = np.arange(size)
-        self._staging = np.zeros(near_far.G_WORDS, np.int64)
+        self._staging = np.zeros(near_far.SPLIT_WORDS, np.int64)
         for offset, value in (
-            (near_far.G_JOB, self.job_address),
-            (near_far.G_PLACES, residence.places.ctypes.data),
-            (near_far.G_PAGE_ROWS, table.layout.page_rows),
-            (near_far.G_INDICES, indices.ctypes.data),
-            (near_far.G_INDEX_COUNT, len(indices)),
-            (near_far.G_COPIES, copies.ctypes.data),
-            (near_far.G_COPY_COUNT, len(copies)),
-            (near_far.G_NUMBERS, self._numbers.ctypes.data),
-            (near_far.G_FAR, self._lists[1].ctypes.data),
-            (near_far.G_NEAR, self._near.ctypes.data),
+            (near_far.SPLIT_JOB, self.job_address),
+            (near_far.SPLIT_PLACES, residence.places.ctypes.data),
+            (near_far.SPLIT_PAGE_ROWS, table.layout.page_rows),
+            (near_far.SPLIT_INDICES, indices.ctypes.data),
+            (near_far.SPLIT_INDEX_COUNT, len(indices)),
+            (near_far.SPLIT_COPIES, copies.ctypes.data),
+            (near_far.SPLIT_COPY_COUNT, len(copies)),
+            (near_far.SPLIT_NUMBERS, self._numbers.ctypes.data),
+            (near_far.SPLIT_FAR, self._lists[1].ctypes.data),
+            (near_far.SPLIT_NEAR, self._near.ctypes.data),
         ):
             self._staging[offset // 8] = value
         if self._pairs:
             for offset, value in (
-                (near_far.G_STACK, self.scratch.index["stack"].ctypes.data),
-                (near_far.G_FOLLOWING_STACK, self.scratch.index["following_stack"].ctypes.data),
-                (near_far.G_STACK_SIZE, self.scratch.index["stack"].shape[1]),
-                (near_far.G_SHIFT, self._array(memory, _SHIFT).ctypes.data),
+                (near_far.SPLIT_STACK, self.scratch.index["stack"].ctypes.data),
+                (near_far.SPLIT_FOLLOWING_STACK, self.scratch.index["following_stack"].ctypes.data),
+                (near_far.SPLIT_STACK_SIZE, self.scratch.index["stack"].shape[1]),
+                (near_far.SPLIT_SHIFT, self._array(memory, _SHIFT).ctypes.data),
             ):
                 self._staging[offset // 8] = value
         self._own = indices, listed, copies
@@ -252,7 +252,7 @@ class DeviceBuffer(Buffer):
             return False
         residence.settle(self.scratch.pages, self.scratch.generations)
         self._numbers[:] = -1
-        self._staging[near_far.G_USED // 8] = 0
+        self._staging[near_far.SPLIT_USED // 8] = 0
         everyone, _, lost, scratch = (self._lists[i].ctypes.data for i in range(4))
         words = self._staging.ctypes.data
         left = entry(near_far.stage)(words, everyone, len(self._numbers), lost)
@@ -305,7 +305,7 @@ class DeviceBuffer(Buffer):
                 self._gather(self._residence.columns, "near", tensors)
             if far:
                 # some copies may be of samples that were drawn again since, and are near now
-                self._gather_far(int(self._staging[near_far.G_USED // 8]), tensors)
+                self._gather_far(int(self._staging[near_far.SPLIT_USED // 8]), tensors)
         self._event = self._device.record()
         if self._residence is not None:
             self._residence.batched(self._event)

@@ -21,26 +21,7 @@ from conduit.plane.device.buffers import Spans, check_plan, stack_pairs, view_of
 from conduit.plane.device.interface import Device, Event, Tensor
 from conduit.plane.device.mirror import Mirror
 from conduit.plane.device.row_sources import BASE, GENERATION, ROWS
-from conduit.store.format.words import (
-    COMPLETE_SHIFT,
-    CUT,
-    ENDED,
-    GENERATION_MASK,
-    GENERATION_SHIFT,
-    KIND_MASK,
-    OPEN,
-    PAGE_COMMITTED,
-    PAGE_ENDED,
-    PAGE_ENVS,
-    PAGE_EPOCH,
-    PAGE_FIRST,
-    PAGE_PREVIOUS,
-    PAGE_PREVIOUS_GENERATION,
-    PAGE_STATE,
-    PAGE_STREAM,
-    PAGE_TAIL,
-    ROW_BITS,
-)
+from conduit.store.format import words as w
 from conduit.store.pages import deletion, settling
 from conduit.store.tables.view import TableView
 
@@ -192,33 +173,33 @@ class Draws:
         pages = np.flatnonzero(places[:, BASE] >= 0)
         slots = places[pages, BASE] // rows
         block = words[pages]
-        envs, have = block[:, PAGE_ENVS // 8], places[pages, ROWS]
-        growing = (block[:, PAGE_STATE // 8] & KIND_MASK) == OPEN
+        envs, have = block[:, w.PAGE_ENVS // 8], places[pages, ROWS]
+        growing = (block[:, w.PAGE_STATE // 8] & w.KIND_MASK) == w.OPEN
         # what a page that was just opened has is its elder's as long as that is not sealed (sampling.candidates)
-        elder = np.clip(block[:, PAGE_PREVIOUS // 8] - 1, 0, len(words) - 1)
-        state = words[elder, PAGE_STATE // 8]
-        named = (block[:, PAGE_PREVIOUS // 8] > 0) & (
-            (state >> GENERATION_SHIFT) == block[:, PAGE_PREVIOUS_GENERATION // 8]
+        elder = np.clip(block[:, w.PAGE_PREVIOUS // 8] - 1, 0, len(words) - 1)
+        state = words[elder, w.PAGE_STATE // 8]
+        named = (block[:, w.PAGE_PREVIOUS // 8] > 0) & (
+            (state >> w.GENERATION_SHIFT) == block[:, w.PAGE_PREVIOUS_GENERATION // 8]
         )
-        unborn = growing & named & ((state & KIND_MASK) == OPEN)
+        unborn = growing & named & ((state & w.KIND_MASK) == w.OPEN)
         need = 1 if self._window.newest == "bootstrap" else self._window.n_step
-        committed = np.clip(block[:, PAGE_COMMITTED // 8], 0, rows)
-        growing = growing | (block[:, PAGE_ENDED // 8] == CUT)
-        goes_on = ~growing & (block[:, PAGE_ENDED // 8] == 0)
+        committed = np.clip(block[:, w.PAGE_COMMITTED // 8], 0, rows)
+        growing = growing | (block[:, w.PAGE_ENDED // 8] == w.CUT)
+        goes_on = ~growing & (block[:, w.PAGE_ENDED // 8] == 0)
         ends = committed - goes_on * self._table.layout.table.future_ticks * envs
         ends = np.where(growing | (have < committed), np.minimum(ends, have - need * envs), ends)
-        complete = np.minimum(block[:, PAGE_TAIL // 8] >> COMPLETE_SHIFT, committed)
+        complete = np.minimum(block[:, w.PAGE_TAIL // 8] >> w.COMPLETE_SHIFT, committed)
         ends = np.where(growing & (complete <= have), np.maximum(ends, complete), ends)
         ends[unborn | (envs < 1) | (envs > rows) | ~self._look(pages, ~unborn)] = 0
-        begins = np.maximum(block[:, PAGE_FIRST // 8], 0)
+        begins = np.maximum(block[:, w.PAGE_FIRST // 8], 0)
         counts = np.maximum(ends - begins, 0)
         for name in ("firsts", "committed", "over", "envs", "names", "streams", "starts", "gone"):
             heads[name][:] = 0
         heads["gone"][slots] = self._gone[pages]
         heads["committed"][slots], heads["envs"][slots] = have, envs
-        heads["over"][slots] = (block[:, PAGE_ENDED // 8] == ENDED) & ~growing & (have == committed)
-        heads["names"][slots] = ((places[pages, GENERATION] & GENERATION_MASK) << ROW_BITS) | (pages * rows)
-        heads["streams"][slots] = block[:, PAGE_STREAM // 8]
+        heads["over"][slots] = (block[:, w.PAGE_ENDED // 8] == w.ENDED) & ~growing & (have == committed)
+        heads["names"][slots] = ((places[pages, GENERATION] & w.GENERATION_MASK) << w.ROW_BITS) | (pages * rows)
+        heads["streams"][slots] = block[:, w.PAGE_STREAM // 8]
         listed = np.flatnonzero(counts)
         heads["firsts"][: len(listed)] = (places[pages, BASE] + begins)[listed]
         heads["starts"][1 : len(listed) + 1] = np.cumsum(counts[listed])
@@ -233,7 +214,7 @@ class Draws:
         places, epoch = self._mirror.places, self._table.epoch
         there = np.ones(len(pages), bool)
         if epoch:
-            there = self._mirror.words[pages, PAGE_EPOCH // 8] == epoch
+            there = self._mirror.words[pages, w.PAGE_EPOCH // 8] == epoch
         have = places[pages][:, [GENERATION, ROWS]]
         # a page's writer takes deletions over until the page is offered, and begins nothing for it
         stale = there & born & (have != self._looked[pages]).any(1)

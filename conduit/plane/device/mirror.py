@@ -21,19 +21,8 @@ from conduit.numbers import whole
 from conduit.plane.device.interface import Device, Event, Tensor, columns_in
 from conduit.plane.device.registration import Registration
 from conduit.plane.device.row_sources import BASE, GENERATION, ROWS, Residence, column_places, no_places
+from conduit.store.format import words as w
 from conduit.store.format.table_spec import align, parse_bytes
-from conduit.store.format.words import (
-    GENERATION_SHIFT,
-    KIND_MASK,
-    LINE,
-    OPEN,
-    PAGE_AGE,
-    PAGE_COMMITTED,
-    PAGE_STATE,
-    PAGE_TAIL,
-    SEALED,
-    TAIL_MASK,
-)
 from conduit.store.pages import protocol
 from conduit.store.tables.view import TableView
 
@@ -117,9 +106,9 @@ class Mirror(Residence):
         self.refreshed += 1
         entry(protocol.copy_words)(self._table.address, self.words.ctypes.data)
         self._land()
-        states = self.words[:, PAGE_STATE // 8]
-        kinds, generations = states & KIND_MASK, states >> GENERATION_SHIFT
-        lives = (kinds == OPEN) | (kinds == SEALED)
+        states = self.words[:, w.PAGE_STATE // 8]
+        kinds, generations = states & w.KIND_MASK, states >> w.GENERATION_SHIFT
+        lives = (kinds == w.OPEN) | (kinds == w.SEALED)
         gone = (self.places[:, BASE] >= 0) & ~(lives & (generations == self.places[:, GENERATION]))
         under_way = {copy.page for copy in self._flying}
         for page in np.flatnonzero(gone).tolist():
@@ -127,10 +116,10 @@ class Mirror(Residence):
             if page not in under_way:
                 self._free(page)
         # the newest first: those being written, then by age
-        ages = np.where(kinds == OPEN, _NEWEST, self.words[:, PAGE_AGE // 8])
-        committed = np.minimum(self.words[:, PAGE_COMMITTED // 8], self._page_rows)
+        ages = np.where(kinds == w.OPEN, _NEWEST, self.words[:, w.PAGE_AGE // 8])
+        committed = np.minimum(self.words[:, w.PAGE_COMMITTED // 8], self._page_rows)
         have = np.where(self.places[:, BASE] >= 0, self.places[:, ROWS], 0)
-        least = np.where(kinds == OPEN, max(1, self._page_rows // _PARTS), 1)
+        least = np.where(kinds == w.OPEN, max(1, self._page_rows // _PARTS), 1)
         wanted = lives & (committed - have >= least)
         in_place = self.slot_of >= 0
         self._ages[self.slot_of[in_place]] = ages[in_place]
@@ -149,7 +138,7 @@ class Mirror(Residence):
             copy = self._flying.pop(0)
             state = entry(protocol.load_after)(self._state_address(copy.page))
             # relaxed, behind an acquire fence: had a writer touched what was copied, another state would be seen
-            if state >> GENERATION_SHIFT != copy.generation or state & KIND_MASK not in (OPEN, SEALED):
+            if state >> w.GENERATION_SHIFT != copy.generation or state & w.KIND_MASK not in (w.OPEN, w.SEALED):
                 self.dropped += 1
                 self.places[copy.page, BASE] = -1
                 self._free(copy.page)
@@ -158,7 +147,7 @@ class Mirror(Residence):
             self.copied += 1
 
     def _state_address(self, page: int) -> int:
-        return self._table.segment.base + self._table.layout.blocks + page * LINE
+        return self._table.segment.base + self._table.layout.blocks + page * w.LINE
 
     def _free(self, page: int) -> None:
         self._page_of[self.slot_of[page]] = -1
@@ -190,7 +179,7 @@ class Mirror(Residence):
         # kept finals were stored before the commit that was seen, but some may belong to a later one and not be whole: they are
         # copied anew each time, and those of rows that are told of are
         block = self.words[page]
-        tail = max(committed, self._page_rows - (int(block[PAGE_TAIL // 8]) & TAIL_MASK))
+        tail = max(committed, self._page_rows - (int(block[w.PAGE_TAIL // 8]) & w.TAIL_MASK))
         known = self.places[page, BASE] >= 0 and self.places[page, GENERATION] == generation
         parts = ((int(self.places[page, ROWS]) if known else 0, committed), (tail, self._page_rows))
         first, base = page * self._page_rows, slot * self._page_rows

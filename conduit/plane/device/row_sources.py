@@ -13,8 +13,8 @@ from conduit.errors import DeviceError, Overwritten
 from conduit.kernels.cpu.near_far import PL_BASE, PL_BYTES, PL_GENERATION, PL_ROWS, PL_TAIL
 from conduit.plane.device.interface import Event, Tensor, columns_in
 from conduit.plane.device.registration import Registration
+from conduit.store.format import words as w
 from conduit.store.format.table_spec import row_stride
-from conduit.store.format.words import HAZARDS_PER_PARTICIPANT, META_BYTES
 from conduit.store.tables.view import Lease, TableView
 
 Array = np.ndarray[Any, Any]
@@ -70,7 +70,7 @@ def column_places(table: TableView) -> dict[str, tuple[int, int, str, tuple[int,
     layout = table.layout
     fields = [field for field in layout.schema.fields if not field.ragged]
     places = {field.name: (layout.columns[field.name], row_stride(field), field.dtype, field.shape) for field in fields}
-    places["meta"] = layout.meta, META_BYTES, "int32", (META_BYTES // 4,)
+    places["meta"] = layout.meta, w.META_BYTES, "int32", (w.META_BYTES // 4,)
     return places
 
 
@@ -113,7 +113,7 @@ class Registered(Residence):
         self._used: set[int] = set()
         self._table = table
         self._registration = registration
-        self._most = HAZARDS_PER_PARTICIPANT - kept
+        self._most = w.HAZARDS_PER_PARTICIPANT - kept
         self.places = no_places(table.layout.pages)
         self.columns = columns_in(registration.memory(), registration.start, column_places(table), table.layout.rows)
 

@@ -18,7 +18,7 @@ from conduit.native.jit import entry
 from conduit.plane.habits import explained
 from conduit.plane.ingest.stream import Stream
 from conduit.plane.ingest.validate import checked, checked_observation
-from conduit.store.format.words import W_STRICT
+from conduit.store.format import words as w
 from conduit.store.ingest import final_rows, page_writer
 
 Array = np.ndarray[Any, Any]
@@ -83,7 +83,7 @@ class Bulk:
             if not np.isin(self._places, ended).all() or (np.diff(self._places) <= 0).any():
                 raise FieldError("Expected ascending places of steps that end an episode", at="places")
             self._finals = checked_observation(stream.schema, finals, (len(self._places),))
-        if stream.words[W_STRICT // 8] and len(self._places) < len(ended):
+        if stream.words[w.WRITER_STRICT // 8] and len(self._places) < len(ended):
             lacking = int(ended[~np.isin(ended, self._places)][0])
             raise FieldError(
                 "Expected the final observation of every episode that ends: list it in `places` and `finals`, or open the "

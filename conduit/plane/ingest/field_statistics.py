@@ -8,7 +8,7 @@ import numpy as np
 
 from conduit.errors import ConfigError
 from conduit.kernels.reference.gather import from_bfloat16
-from conduit.store.format.words import FINAL, W_BASE, W_LOCAL, W_PAGE, W_TICK
+from conduit.store.format import words as w
 from conduit.store.tables.statistics import count_upto
 from conduit.store.tables.view import TableView
 
@@ -39,15 +39,15 @@ class Tally:
 
     def take(self, words: memoryview[int], envs: int) -> None:
         """Count what the stream of these words has committed since, all of it in its present page; before that page is turned."""
-        ticks = words[W_TICK // 8]
-        if words[W_PAGE // 8] < 0 or self._table.segment.closed:
+        ticks = words[w.WRITER_TICK // 8]
+        if words[w.WRITER_PAGE // 8] < 0 or self._table.segment.closed:
             return
-        end = words[W_BASE // 8] + words[W_LOCAL // 8]
+        end = words[w.WRITER_BASE // 8] + words[w.WRITER_LOCAL // 8]
         for name, counted in zip(self._table.layout.statistics, self._ticks, strict=True):
             rows = slice(end - (ticks - int(counted[0])) * envs, end)
             if rows.start >= end:
                 continue
-            is_step = (self._table.meta["link"][rows] & FINAL) == 0
+            is_step = (self._table.meta["link"][rows] & w.FINAL) == 0
             field = self._table.layout.schema[name]
             array = self._table.columns[name][rows]
             array = array if field.observation else array[is_step]

@@ -18,7 +18,7 @@ from conduit.plane.ingest.stream import Form, Stream
 from conduit.plane.ingest.validate import checked, checked_lengths, checked_observation, checked_values
 from conduit.plane.views import Nested, Put, Views, spread
 from conduit.schema import Schema
-from conduit.store.format.words import W_BASE, W_BEYOND, W_BUSY, W_ENDS, W_LOCAL
+from conduit.store.format import words as w
 from conduit.store.ingest import commit
 from conduit.store.tables.appearance import never_raises, place_of
 
@@ -98,13 +98,13 @@ class _Staged(Views):
         # a rollout of a queue may end with these ticks
         tail += stream.envs if stream.rollout else 0
         self._row = stream.here(rows, tail, stream.largest_tick)
-        stream.words[W_BUSY // 8] = self._number
+        stream.words[w.WRITER_BUSY // 8] = self._number
 
     def _is_open(self) -> bool:
-        return self._stream.words[W_BUSY // 8] == self._number
+        return self._stream.words[w.WRITER_BUSY // 8] == self._number
 
     def _check(self) -> None:
-        if self._stream.words[W_BUSY // 8] != self._number:
+        if self._stream.words[w.WRITER_BUSY // 8] != self._number:
             self._stream.table.check_open()
             raise Closed(
                 "Expected rows that are still being written, these were committed or discarded, or their writer closed"
@@ -356,7 +356,7 @@ class Slab(_Staged):
             FieldError: A step ends an episode and its final observation was not kept, or the autoreset mode has no room for the
                 end; the slab stays open (as a context manager it is discarded).
         """
-        ends = self._stream.words[W_ENDS // 8]
+        ends = self._stream.words[w.WRITER_ENDS // 8]
         place = self._finish(self.ticks)
         if place >= 0:
             if not self._stream.hands_over:
@@ -379,7 +379,7 @@ class Slab(_Staged):
             FieldError: The table is no queue of rollouts, a key or value does not fit, or they are kept already.
         """
         self._check()
-        if self._stream.words[W_ENDS // 8]:
+        if self._stream.words[w.WRITER_ENDS // 8]:
             raise FieldError("Expected the observations behind a rollout once", at="bootstrap")
         self._stream.keep_bootstrap(self.ticks, self._stream.checked_bootstrap(observation))
 
@@ -440,8 +440,8 @@ class Bare(Views):
         # a C-level call: a Python function around it would cost as much again as the commit
         self.commit: Callable[[], int] = functools.partial(entry(commit.commit_and_turn), stream.array)
         self._number = stream.begin(self, "bare handle")
-        stream.words[W_BEYOND // 8] = 1
-        stream.words[W_BUSY // 8] = self._number
+        stream.words[w.WRITER_BEYOND // 8] = 1
+        stream.words[w.WRITER_BUSY // 8] = self._number
 
     @property
     def number(self) -> int:
@@ -468,7 +468,7 @@ class Bare(Views):
             Frozen: The table is frozen.
         """
         stream = self._stream
-        if stream.words[W_BUSY // 8] != self._number:
+        if stream.words[w.WRITER_BUSY // 8] != self._number:
             stream.table.check_open()
             raise Closed("Expected a bare handle that is open, this one was closed, or its writer")
         place = stream.take_refusal()
@@ -483,18 +483,18 @@ class Bare(Views):
         env = _place(env, stream.envs, "an environment")
         # not `self.row`: a page is not turned under values that have been assigned
         words = stream.words
-        row = self.row if words[W_BEYOND // 8] else words[W_BASE // 8] + words[W_LOCAL // 8]
+        row = self.row if words[w.WRITER_BEYOND // 8] else words[w.WRITER_BASE // 8] + words[w.WRITER_LOCAL // 8]
         stream.keep_final(row + env, checked_observation(stream.schema, observation), row + stream.envs)
 
     @never_raises
     def __repr__(self) -> str:
-        state = "open" if self._stream.words[W_BUSY // 8] == self._number else "closed"
+        state = "open" if self._stream.words[w.WRITER_BUSY // 8] == self._number else "closed"
         return f"Bare({place_of(self._stream.table)}, {state}: {', '.join(self._names_)})"
 
     def close(self) -> None:
         """Hand the writer back to its other forms; idempotent."""
         stream = self._stream
-        if stream.words[W_BUSY // 8] == self._number:
+        if stream.words[w.WRITER_BUSY // 8] == self._number:
             stream.discard(stream.envs)
 
     def __enter__(self) -> Self:

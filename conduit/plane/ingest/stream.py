@@ -1,6 +1,6 @@
 """A stream: one writer's ordered chain of pages, and where in it the next tick goes.
 
-Everything that says where a writer stands is in its words (words.W_*), which the kernels change; Python keeps no copy, so the
+Everything that says where a writer stands is in its words (words.WRITER_*), which the kernels change; Python keeps no copy, so the
 forms of writing (append, step, rollout, bare handle) cannot disagree. Only turning a page can wait.
 """
 
@@ -20,47 +20,9 @@ from conduit.numbers import whole
 from conduit.plane.ingest.autoreset import autoreset_of
 from conduit.plane.ingest.field_statistics import Tally
 from conduit.plane.ingest.validate import checked_observation
-from conduit.store.format.words import (
-    AWAITING_FINAL,
-    INIT,
-    KIND_MASK,
-    OPEN,
-    OWNER_MASK,
-    OWNER_SHIFT,
-    PAGE_STATE,
-    SEALED,
-    STARTING,
-    W_ARENA_COUNT,
-    W_ARENAS,
-    W_BASE,
-    W_BEYOND,
-    W_BUSY,
-    W_CLOSED,
-    W_COUNTER,
-    W_ENV_STATE,
-    W_ENVS,
-    W_EPOCH,
-    W_FINISHES,
-    W_FIRST_TICK,
-    W_LOCAL,
-    W_NEXT_STEP,
-    W_OWNER,
-    W_PAGE,
-    W_PRIORITIES_GIVEN,
-    W_PUBLISH_EVERY,
-    W_REFUSED,
-    W_RESERVE,
-    W_ROWS,
-    W_SEAT,
-    W_STREAM,
-    W_STRICT,
-    W_TABLE,
-    W_TAIL,
-    W_TICK,
-    W_TURNS,
-)
+from conduit.store.format import words as w
 from conduit.store.ingest import commit, final_rows, first_page, next_page, page_writer
-from conduit.store.ingest.report_episodes import W_REPORTS, WRITER_WORDS, Reports
+from conduit.store.ingest.report_episodes import WRITER_REPORTS, WRITER_WORDS, Reports
 from conduit.store.pages import ragged_values, rate_limiter
 from conduit.store.segment import writer_counts
 from conduit.store.segment.participants import Participants
@@ -103,7 +65,7 @@ class Stream:
         tally: What adds its rows to the table's statistics, or None.
         largest_tick: Items that a tick's ragged values take at their longest, final observations included, int64 [ragged fields];
             None without such fields. A page that was just turned always has as many (conduit.store.format.arena_sizes).
-        words: int64 words (words.W_*) as a memoryview; `array` is the same as an array, `address` its address.
+        words: int64 words (words.WRITER_*) as a memoryview; `array` is the same as an array, `address` its address.
     """
 
     def __init__(
@@ -147,7 +109,7 @@ class Stream:
         self._closed = False
         self.tally: Tally | None = None
         self._env_states = np.zeros((self.envs, 3), np.int64)
-        self._env_states[:, 0] = STARTING
+        self._env_states[:, 0] = w.STARTING
         self._arenas = ragged_values.arena_words(
             [
                 (
@@ -165,23 +127,23 @@ class Stream:
         self.words = self.array.data
         self.address: int = self.array.ctypes.data
         for offset, value in (
-            (W_TABLE, table.address),
-            (W_PAGE, -1),
-            (W_ENVS, self.envs),
-            (W_RESERVE, self.envs * (keeps + (self.rollout > 0))),
-            (W_NEXT_STEP, not self.hands_over),
-            (W_ENV_STATE, self._env_states.ctypes.data),
-            (W_STREAM, table.new_stream()),
-            (W_OWNER, seat.number),
-            (W_COUNTER, seat.counter),
-            (W_PUBLISH_EVERY, 1),
-            (W_CLOSED, table.segment.closed_address),
-            (W_FINISHES, self.is_queue),
-            (W_STRICT, keeps and keep_final),
-            (W_ARENAS, self._arenas.ctypes.data),
-            (W_ARENA_COUNT, len(self._arenas)),
-            (W_SEAT, self._seat),
-            (W_REPORTS, self._reports.address),
+            (w.WRITER_TABLE, table.address),
+            (w.WRITER_PAGE, -1),
+            (w.WRITER_ENVS, self.envs),
+            (w.WRITER_RESERVE, self.envs * (keeps + (self.rollout > 0))),
+            (w.WRITER_NEXT_STEP, not self.hands_over),
+            (w.WRITER_ENV_STATE, self._env_states.ctypes.data),
+            (w.WRITER_STREAM, table.new_stream()),
+            (w.WRITER_OWNER, seat.number),
+            (w.WRITER_COUNTER, seat.counter),
+            (w.WRITER_PUBLISH_EVERY, 1),
+            (w.WRITER_CLOSED, table.segment.closed_address),
+            (w.WRITER_FINISHES, self.is_queue),
+            (w.WRITER_STRICT, keeps and keep_final),
+            (w.WRITER_ARENAS, self._arenas.ctypes.data),
+            (w.WRITER_ARENA_COUNT, len(self._arenas)),
+            (w.WRITER_SEAT, self._seat),
+            (WRITER_REPORTS, self._reports.address),
         ):
             self.words[offset // 8] = value
         seat.add(self)
@@ -198,7 +160,7 @@ class Stream:
             Forked: The writer came through a fork.
         """
         self._check_open()
-        busy = self.words[W_BUSY // 8]
+        busy = self.words[w.WRITER_BUSY // 8]
         if busy:
             form = None if self._form is None else self._form()
             if form is not None and form.number == busy:
@@ -216,12 +178,12 @@ class Stream:
     @property
     def number(self) -> int:
         """Number of the stream in the table; with its first row a writer may go on in a page, and stream, that ended."""
-        return self.words[W_STREAM // 8]
+        return self.words[w.WRITER_STREAM // 8]
 
     @property
     def ticks(self) -> int:
         """Ticks that this writer has committed."""
-        return self.words[W_TICK // 8] - self.words[W_FIRST_TICK // 8]
+        return self.words[w.WRITER_TICK // 8] - self.words[w.WRITER_FIRST_TICK // 8]
 
     @property
     def closed(self) -> bool:
@@ -229,7 +191,7 @@ class Stream:
         return self._closed
 
     def begin(self, form: Form, name: str) -> int:
-        """Get a number for a form of writing, which keeps others out from when W_BUSY is it, as long as the form is alive.
+        """Get a number for a form of writing, which keeps others out from when WRITER_BUSY is it, as long as the form is alive.
 
         Raises:
             Closed: As `check`.
@@ -244,7 +206,7 @@ class Stream:
 
     def mark(self) -> None:
         """Say that rows are being staged by a call, so that the next one discards them if this one does not come to its end."""
-        self.words[W_BUSY // 8] = 1
+        self.words[w.WRITER_BUSY // 8] = 1
 
     def here(self, rows: int = 0, tail: int = 0, items: Array | None = None) -> int:
         """Physical row of the next tick, after turning the page if it has too little room left, or the table was reset.
@@ -259,20 +221,24 @@ class Stream:
             Frozen: The table is frozen.
         """
         if rows == 0:
-            rows, tail = self.envs, self.words[W_RESERVE // 8]
+            rows, tail = self.envs, self.words[w.WRITER_RESERVE // 8]
         try:
             self.admit(rows)
             fits = entry(page_writer.fits)(self.address, rows, tail) and not entry(page_writer.is_stale)(self.address)
             if not fits or (items is not None and not entry(ragged_values.values_fit)(self.address, items.ctypes.data)):
                 needed = 0 if items is None else items.ctypes.data
-                at = -1 if self.words[W_PAGE // 8] >= 0 else entry(first_page.reopen)(self.address, rows, tail, needed)
+                at = (
+                    -1
+                    if self.words[w.WRITER_PAGE // 8] >= 0
+                    else entry(first_page.reopen)(self.address, rows, tail, needed)
+                )
                 if at < 0:
                     self._turn()
         except BaseException:
             self._give_back()
             raise
-        self.words[W_BEYOND // 8] = 0
-        return self.words[W_BASE // 8] + self.words[W_LOCAL // 8]
+        self.words[w.WRITER_BEYOND // 8] = 0
+        return self.words[w.WRITER_BASE // 8] + self.words[w.WRITER_LOCAL // 8]
 
     def check_grant(self, ticks: int, what: str) -> None:
         """Refuse ticks that the table's limiter can never grant at once.
@@ -325,7 +291,7 @@ class Stream:
             self._explain_full()
         self.table.check_open().look_after_dead()
         if self.tally is None and not self.is_queue and len(self._arenas) == 0:
-            self.words[W_TURNS // 8] = _TURNS_AT_ONCE
+            self.words[w.WRITER_TURNS // 8] = _TURNS_AT_ONCE
 
     def _turn_at_once(self) -> bool | None:
         """Turn to another page; None when all are open or leased."""
@@ -337,11 +303,11 @@ class Stream:
 
     def _explain_full(self) -> None:
         layout = self.table.layout
-        states = self.table.pages()[:, PAGE_STATE // 8]
-        kinds = states & KIND_MASK
-        held = np.isin(kinds, (INIT, OPEN))
-        page_writer, leased = int(held.sum()), int((kinds == SEALED).sum())
-        processes = len(np.unique((states[held] >> OWNER_SHIFT) & OWNER_MASK))
+        states = self.table.pages()[:, w.PAGE_STATE // 8]
+        kinds = states & w.KIND_MASK
+        held = np.isin(kinds, (w.INIT, w.OPEN))
+        page_writer, leased = int(held.sum()), int((kinds == w.SEALED).sum())
+        processes = len(np.unique((states[held] >> w.OWNER_SHIFT) & w.OWNER_MASK))
         message = (
             f"Expected a free page in table {layout.name!r}, but of its {layout.pages} pages of {layout.page_rows} rows {page_writer} "
             f"are being written, by {page_writer} writers in {processes} process{'es' if processes != 1 else ''}, and {leased} are leased by readers: end leases, "
@@ -376,7 +342,7 @@ class Stream:
         priorities = self.table.priorities
         if priorities is not None:
             priorities[row : row + self.envs] = leaves
-            self.words[W_PRIORITIES_GIVEN // 8] = 1
+            self.words[w.WRITER_PRIORITIES_GIVEN // 8] = 1
 
     def abort(self, rows: int) -> None:
         """Forget flags, priorities and final observations staged for the next `rows` rows."""
@@ -427,26 +393,26 @@ class Stream:
         open_ = np.zeros_like(ends)
         open_[1:] = ends[:-1]
         # a table that was reset begins anew in every environment
-        open_[0] = (self._env_states[:, 0] == AWAITING_FINAL) & (entry(page_writer.is_stale)(self.address) == 0)
+        open_[0] = (self._env_states[:, 0] == w.AWAITING_FINAL) & (entry(page_writer.is_stale)(self.address) == 0)
         twice = np.flatnonzero(ends & open_)
         if len(twice):
             raise self.ended_twice(int(twice[0]))
 
     def take_refusal(self) -> int:
         """Place of the row for which the bare handle's last commit was refused, or -1; asked once."""
-        place = self.words[W_REFUSED // 8] - 1
-        self.words[W_REFUSED // 8] = 0
+        place = self.words[w.WRITER_REFUSED // 8] - 1
+        self.words[w.WRITER_REFUSED // 8] = 0
         return place
 
     @property
     def ticks_left(self) -> int:
         """Ticks that the present rollout still takes; 1 where its page may have no room for more, all of them between two."""
         words = self.words
-        local, reserve = words[W_LOCAL // 8], words[W_RESERVE // 8]
+        local, reserve = words[w.WRITER_LOCAL // 8], words[w.WRITER_RESERVE // 8]
         if not entry(page_writer.fits)(self.address, self.envs, reserve):
             return self.rollout
         # each tick may keep a final observation of every environment; behind the last one come the next observations
-        free = words[W_ROWS // 8] - words[W_TAIL // 8] - local - self.envs
+        free = words[w.WRITER_ROWS // 8] - words[w.WRITER_TAIL // 8] - local - self.envs
         return 1 if free < 2 * reserve else self.rollout - local // self.envs
 
     def keep_bootstrap(self, ticks: int, arrays: Mapping[str, Any]) -> None:
@@ -484,7 +450,7 @@ class Stream:
 
     def cut(self) -> None:
         """Let every environment begin a new episode with the next tick."""
-        self._env_states[:, 0] = STARTING
+        self._env_states[:, 0] = w.STARTING
 
     def check_hands_over(self) -> None:
         """Refuse a final observation where the next row is it.
@@ -562,7 +528,7 @@ class Stream:
     def value(self, name: str, row: int) -> Array:
         """The ragged value staged for an uncommitted physical row: a writable view [length, *shape[1:]] of the page's arena."""
         start, length = map(int, self.table.columns[name][row])
-        view: Array = self.table.arenas[name][self.words[W_PAGE // 8], start : start + length]
+        view: Array = self.table.arenas[name][self.words[w.WRITER_PAGE // 8], start : start + length]
         return view
 
     def _largest_tick(self) -> Array | None:
@@ -574,12 +540,12 @@ class Stream:
 
     def disarm(self) -> None:
         """In a forked child: the page is the parent's; leave no way to it."""
-        self.words[W_PAGE // 8] = -1
-        self.words[W_BUSY // 8] = 1
+        self.words[w.WRITER_PAGE // 8] = -1
+        self.words[w.WRITER_BUSY // 8] = 1
 
     def halt(self) -> None:
         """Have the next row, in whatever form, go to the path that asks what became of the engine."""
-        self.words[W_EPOCH // 8] = _NO_EPOCH
+        self.words[w.WRITER_EPOCH // 8] = _NO_EPOCH
 
     def close(self) -> None:
         """Publish, seal the page and end the stream; idempotent."""

@@ -28,16 +28,7 @@ from conduit.plane.ingest.policy import Ingestion
 from conduit.plane.ingest.stream import OnFull, Stream
 from conduit.plane.ingest.validate import checked, checked_observation, checked_values, flags
 from conduit.schema import Schema
-from conduit.store.format.words import (
-    W_FIELD_COUNT,
-    W_FIELDS,
-    W_FINAL,
-    W_FINISHES,
-    W_OBJECTS,
-    W_PUBLISH_EVERY,
-    W_STRICT,
-    W_VERSION,
-)
+from conduit.store.format import words as w
 from conduit.store.ingest import append_objects, field_specs
 from conduit.store.tables.appearance import never_raises, place_of, state_of
 from conduit.store.tables.policy_weights import PolicySlot
@@ -91,7 +82,7 @@ class Writer(StaysHere):
         )
         if statistics:
             stream.tally = Tally(table)
-            stream.words[W_FINISHES // 8] = 0  # the rows are counted before their page is anybody's
+            stream.words[w.WRITER_FINISHES // 8] = 0  # the rows are counted before their page is anybody's
         schema = stream.schema
         self.num_envs = num_envs = stream.num_envs
         self.autoreset = stream.autoreset
@@ -107,21 +98,21 @@ class Writer(StaysHere):
                 f"Expected {type(ingestion).__name__}.publish_every to return at least 1 tick for table "
                 f"{table.layout.name!r}, got {ticks!r}"
             )
-        stream.words[W_PUBLISH_EVERY // 8] = every
+        stream.words[w.WRITER_PUBLISH_EVERY // 8] = every
         if policy is not None:
             policy.bind(stream)
         described = [(field, table.columns[field.name]) for field in schema.fields]
         described += [(Field(f"flag_{name}", "bool"), getattr(table, name)) for name in ("terminated", "truncated")]
         self._described, self._dims = field_specs.describe_fields(described, num_envs)
         field_specs.mark_flags(self._described)
-        stream.words[W_FIELDS // 8] = self._described.ctypes.data
-        stream.words[W_FIELD_COUNT // 8] = len(described)
-        stream.words[W_OBJECTS // 8] = field_specs.known_objects().ctypes.data
+        stream.words[w.WRITER_FIELDS // 8] = self._described.ctypes.data
+        stream.words[w.WRITER_FIELD_COUNT // 8] = len(described)
+        stream.words[w.WRITER_OBJECTS // 8] = field_specs.known_objects().ctypes.data
         # a list may change under a call that has let go of the interpreter lock
         large = schema.row_bytes * stream.envs > _LARGE and (num_envs is None or not schema.ragged_names)
         lists = num_envs is not None and not large and table.layout.limits is None
         self._final = field_specs.describe_final(schema, self._described, lists=lists)
-        stream.words[W_FINAL // 8] = 0 if self._final is None else self._final.ctypes.data
+        stream.words[w.WRITER_FINAL // 8] = 0 if self._final is None else self._final.ctypes.data
         kernel = append_objects.append_large_row if large else append_objects.append_row
         self._append: Callable[..., int] = entry(
             kernel if table.layout.limits is None else append_objects.append_limited_row
@@ -177,14 +168,14 @@ class Writer(StaysHere):
     @property
     def version(self) -> int:
         """Policy version that rows carry from now on; set it, or bind a PolicySlot."""
-        return self._stream.words[W_VERSION // 8]
+        return self._stream.words[w.WRITER_VERSION // 8]
 
     @version.setter
     def version(self, value: int) -> None:
         version = whole(value)
         if version is None or not 0 <= version < 2**31:
             raise ConfigError(f"Expected a version from 0 to {2**31 - 1}, got {value!r}")
-        self._stream.words[W_VERSION // 8] = version
+        self._stream.words[w.WRITER_VERSION // 8] = version
 
     @property
     def ticks_left(self) -> int:
@@ -433,7 +424,7 @@ class Writer(StaysHere):
             else:
                 whole = checked_observation(self._schema, final, stream.lead)
                 finals = {env: {name: array[env] for name, array in whole.items()} for env in ended}
-        if stream.words[W_STRICT // 8]:
+        if stream.words[w.WRITER_STRICT // 8]:
             for env in ended:
                 if env not in finals:
                     stream.refuse(env)

@@ -35,6 +35,7 @@ from conduit.plane.observe.status import (
     TableStatus,
 )
 from conduit.schema import Field
+from conduit.store.format import words as w
 from conduit.store.format.episode_records import ring_bytes
 from conduit.store.format.layout import (
     HEADER_CLOSED,
@@ -47,31 +48,6 @@ from conduit.store.format.layout import (
 )
 from conduit.store.format.soundness import limits_of_words
 from conduit.store.format.table_spec import row_stride
-from conduit.store.format.words import (
-    FREE,
-    HAZARDS_PER_PARTICIPANT,
-    INIT,
-    KIND_MASK,
-    LIMITS_BYTES,
-    LINE,
-    META_BYTES,
-    OPEN,
-    OWNER_MASK,
-    OWNER_SHIFT,
-    PAGE_ARENA,
-    PAGE_COMMITTED,
-    PAGE_HALO,
-    PAGE_STATE,
-    PAGE_TAIL,
-    SEALED,
-    TABLE_CLIPPED,
-    TABLE_CONTROL_BYTES,
-    TABLE_DELIVERED_AGAIN,
-    TABLE_EPOCH,
-    TABLE_LIMITS,
-    TABLE_RECOVERED,
-    TAIL_MASK,
-)
 from conduit.store.pages.row_counts import Counts, counts_over
 from conduit.store.segment.leftovers import fate_of, remove_if_dead, told
 from conduit.store.segment.locks import LOCK_CREATOR, LOCK_PUBLISHERS, held
@@ -213,9 +189,10 @@ def _look(name: str, fd: int, backing: Backing, layout: SegmentLayout) -> Engine
     at = time.monotonic()
     header = _read(fd, 0, HEADER_CLOSED // 8 + 1)
     fate = fate_of(fd)
-    hazards = _read(fd, layout.hazards, layout.hazard_count).reshape(-1, HAZARDS_PER_PARTICIPANT)
+    hazards = _read(fd, layout.hazards, layout.hazard_count).reshape(-1, w.HAZARDS_PER_PARTICIPANT)
     blocks = {
-        one.name: _read(fd, one.blocks, one.pages * LINE // 8).reshape(-1, LINE // 8) for one in layout.tables.values()
+        one.name: _read(fd, one.blocks, one.pages * w.LINE // 8).reshape(-1, w.LINE // 8)
+        for one in layout.tables.values()
     }
     participants = _participants(fd, layout, hazards, list(blocks.values()))
     state: State = fate
@@ -244,8 +221,8 @@ def _look(name: str, fd: int, backing: Backing, layout: SegmentLayout) -> Engine
 
 def _participants(fd: int, layout: SegmentLayout, hazards: Words, blocks: list[Words]) -> tuple[ParticipantStatus, ...]:
     count = layout.spec.max_participants
-    lines = _read(fd, layout.participants, count * LINE // 8).reshape(count, -1)
-    filling = sum((_filling(pages) for pages in blocks), np.zeros(OWNER_MASK + 1, np.int64))
+    lines = _read(fd, layout.participants, count * w.LINE // 8).reshape(count, -1)
+    filling = sum((_filling(pages) for pages in blocks), np.zeros(w.OWNER_MASK + 1, np.int64))
     found = []
     for number in np.flatnonzero(lines[:, LINE_PID]).tolist():
         line = lines[number]
@@ -267,15 +244,15 @@ def _participants(fd: int, layout: SegmentLayout, hazards: Words, blocks: list[W
 
 def _filling(pages: Words) -> Words:
     """How many of these pages each participant fills, by number."""
-    states = pages[:, PAGE_STATE // 8]
-    owned = states[np.isin(states & KIND_MASK, (INIT, OPEN))]
-    return np.bincount((owned >> OWNER_SHIFT) & OWNER_MASK, minlength=OWNER_MASK + 1)
+    states = pages[:, w.PAGE_STATE // 8]
+    owned = states[np.isin(states & w.KIND_MASK, (w.INIT, w.OPEN))]
+    return np.bincount((owned >> w.OWNER_SHIFT) & w.OWNER_MASK, minlength=w.OWNER_MASK + 1)
 
 
 def _counts(fd: int, layout: TableLayout, control: Words, pages: Words, seats: int) -> Counts:
     """The same sums as a client makes, over copies."""
-    sides = _read(fd, layout.sides, layout.pages * LINE // 8).reshape(-1, LINE // 8)
-    taken = _read(fd, layout.seats, seats * LINE // 8).reshape(-1, LINE // 8)
+    sides = _read(fd, layout.sides, layout.pages * w.LINE // 8).reshape(-1, w.LINE // 8)
+    taken = _read(fd, layout.seats, seats * w.LINE // 8).reshape(-1, w.LINE // 8)
     return counts_over(pages, sides, control, taken, layout.page_rows)
 
 
@@ -283,9 +260,9 @@ def _limiter(layout: TableLayout, control: Words, counts: Counts) -> LimiterStat
     limits = layout.limits
     if limits is None:
         return None
-    changes = int(control[TABLE_LIMITS // 8])
+    changes = int(control[w.TABLE_LIMITS // 8])
     if changes:
-        start = (TABLE_LIMITS + 8 + LIMITS_BYTES * (changes & 1)) // 8
+        start = (w.TABLE_LIMITS + 8 + w.LIMITS_BYTES * (changes & 1)) // 8
         limits = limits_of_words(layout, control[start : start + 4].view(np.float64))
     return LimiterStatus(
         limits.samples_per_insert,
@@ -307,7 +284,7 @@ def _queue(
 ) -> QueueStatus | None:
     if layout.table.kind != "queue":
         return None
-    sides = _read(fd, layout.sides, layout.pages * LINE // 8).reshape(-1, LINE // 8)
+    sides = _read(fd, layout.sides, layout.pages * w.LINE // 8).reshape(-1, w.LINE // 8)
     counts = count_rows(pages, sides, layout.table.rollout_length or 0)
     pids = {one.number: one.pid for one in participants}
     claims = tuple(ClaimStatus(number, pids.get(number, 0), rows) for number, rows in sorted(counts.claimed.items()))
@@ -317,7 +294,7 @@ def _queue(
         counts.unfinished,
         sum(counts.claimed.values()),
         claims,
-        int(control[TABLE_DELIVERED_AGAIN // 8]),
+        int(control[w.TABLE_DELIVERED_AGAIN // 8]),
     )
 
 
@@ -338,22 +315,22 @@ def _table(
     seats: int,
     participants: tuple[ParticipantStatus, ...],
 ) -> TableStatus:
-    control = _read(fd, layout.control, TABLE_CONTROL_BYTES // 8)
+    control = _read(fd, layout.control, w.TABLE_CONTROL_BYTES // 8)
     counts = _counts(fd, layout, control, pages, seats)
-    kinds = pages[:, PAGE_STATE // 8] & KIND_MASK
-    by_kind = np.bincount(kinds, minlength=SEALED + 1)
-    live = pages[np.isin(kinds, (OPEN, SEALED))]
+    kinds = pages[:, w.PAGE_STATE // 8] & w.KIND_MASK
+    by_kind = np.bincount(kinds, minlength=w.SEALED + 1)
+    live = pages[np.isin(kinds, (w.OPEN, w.SEALED))]
     # a page that is claimed during the look can show words of two lives
-    committed, halo = (live[:, offset // 8].clip(0, layout.page_rows) for offset in (PAGE_COMMITTED, PAGE_HALO))
-    tail = (live[:, PAGE_TAIL // 8] & TAIL_MASK).clip(0, layout.page_rows)
+    committed, halo = (live[:, offset // 8].clip(0, layout.page_rows) for offset in (w.PAGE_COMMITTED, w.PAGE_HALO))
+    tail = (live[:, w.PAGE_TAIL // 8] & w.TAIL_MASK).clip(0, layout.page_rows)
     own = (committed - halo).clip(0)
     visible = int(own.sum())
     in_use = int((own + halo + tail).sum())
-    row_bytes = sum(row_stride(field) for field in layout.schema.fields) + 2 + META_BYTES
+    row_bytes = sum(row_stride(field) for field in layout.schema.fields) + 2 + w.META_BYTES
     row_bytes += 4 if layout.table.priorities is not None else 0
     row_bytes += 8 if layout.table.max_times_sampled is not None else 0
     page_arenas = sum(arena.page_bytes for arena in layout.arenas.values())
-    values = int(live[:, PAGE_ARENA // 8].clip(0, page_arenas).sum())
+    values = int(live[:, w.PAGE_ARENA // 8].clip(0, page_arenas).sum())
     filling = _filling(pages)
     alive = [one.alive for one in participants if filling[one.number]]
     leased = np.unique(hazards[(hazards > layout.page_base) & (hazards <= layout.page_base + layout.pages)])
@@ -367,10 +344,10 @@ def _table(
         max_stack=layout.table.max_stack,
         max_n_step=layout.table.max_n_step,
         pages=PageCounts(
-            free=int(by_kind[FREE]),
-            preparing=int(by_kind[INIT]),
-            open=int(by_kind[OPEN]),
-            sealed=int(by_kind[SEALED]),
+            free=int(by_kind[w.FREE]),
+            preparing=int(by_kind[w.INIT]),
+            open=int(by_kind[w.OPEN]),
+            sealed=int(by_kind[w.SEALED]),
             leased=len(leased),
         ),
         page_rows=layout.page_rows,
@@ -380,16 +357,16 @@ def _table(
         rows_evicted=counts.evicted,
         writers_alive=sum(alive),
         writers_dead=len(alive) - sum(alive),
-        pages_recovered=int(control[TABLE_RECOVERED // 8]),
-        priorities_raised=int(control[TABLE_CLIPPED // 8]),
-        priorities_lowered=int(control[TABLE_CLIPPED // 8 + 1]),
+        pages_recovered=int(control[w.TABLE_RECOVERED // 8]),
+        priorities_raised=int(control[w.TABLE_CLIPPED // 8]),
+        priorities_lowered=int(control[w.TABLE_CLIPPED // 8 + 1]),
         bytes=layout.end - layout.control,
         bytes_per_row=row_bytes + page_arenas // layout.page_rows,
         bytes_per_transition=(
             (row_bytes * in_use + values) / visible if visible else row_bytes + page_arenas / layout.page_rows
         ),
         halo_share=int(halo.sum()) / in_use if in_use else 0.0,
-        frozen=bool(control[TABLE_EPOCH // 8] & 1),
+        frozen=bool(control[w.TABLE_EPOCH // 8] & 1),
         limiter=_limiter(layout, control, counts),
         queue=_queue(fd, layout, pages, control, participants),
         episodes=_episodes(fd, layout),

@@ -31,43 +31,12 @@ from conduit.store.checkpoint.save import (
     live_pages,
 )
 from conduit.store.checkpoint.snapshot import TableCut
+from conduit.store.format import words as w
 from conduit.store.format.field_moments import seat_bytes
 from conduit.store.format.filenames import safe
 from conduit.store.format.layout import WEIGHT_COPIES, SegmentSpec, TableLayout, checked_participants
 from conduit.store.format.limit_specs import Limits
 from conduit.store.format.soundness import limits_of_words
-from conduit.store.format.words import (
-    CONSUMER_MASK,
-    CUT,
-    FREE,
-    GENERATION_SHIFT,
-    INIT,
-    KIND_MASK,
-    LINE,
-    OPEN,
-    OWNER_MASK,
-    OWNER_SHIFT,
-    PAGE_COMMITTED,
-    PAGE_ENDED,
-    PAGE_HALO,
-    PAGE_PAST,
-    PAGE_STATE,
-    PAGE_TAIL,
-    SEALED,
-    SIDE_CLAIM,
-    TABLE_BASE_DELETED,
-    TABLE_BASE_INSERTED,
-    TABLE_BASE_SAMPLED,
-    TABLE_CONTROL_BYTES,
-    TABLE_CUT,
-    TABLE_DATA,
-    TABLE_LIMITS,
-    TABLE_LOST,
-    TABLE_RECOVERED,
-    TABLE_SPACE,
-    TABLE_USED,
-    TAIL_MASK,
-)
 from conduit.store.pages import recovery, settling
 from conduit.store.segment import segment as segments
 from conduit.store.segment.names import Backing
@@ -221,8 +190,8 @@ def _checked_places(layout: TableLayout, entry_: TableEntry, blocks: Array, plac
     ends = taken[:, PLACE_START] + taken[:, PLACE_ROWS] + taken[:, PLACE_TAIL]
     good = (
         bool(np.isin(pages, live_pages(blocks)).all())
-        and (taken[:, PLACE_ROWS] == blocks[pages, PAGE_COMMITTED // 8]).all()
-        and (taken[:, PLACE_TAIL] == blocks[pages, PAGE_TAIL // 8] & TAIL_MASK).all()
+        and (taken[:, PLACE_ROWS] == blocks[pages, w.PAGE_COMMITTED // 8]).all()
+        and (taken[:, PLACE_TAIL] == blocks[pages, w.PAGE_TAIL // 8] & w.TAIL_MASK).all()
         and (taken[:, PLACE_ROWS : PLACE_TAIL + 1] >= 0).all()
         and (taken[:, PLACE_ROWS] + taken[:, PLACE_TAIL] <= layout.page_rows).all()
         and [0, *ends.tolist()] == [*taken[:, PLACE_START].tolist(), entry_.rows]
@@ -246,9 +215,9 @@ class _Table:
         self._reader = reader
         words = np.dtype(np.int64)
         folder = entry_.folder
-        self._blocks = reader.read(f"{folder}/pages.npy", words, (layout.pages, LINE // 8))
-        self._sides = reader.read(f"{folder}/sides.npy", words, (layout.pages, LINE // 8))
-        self._control = reader.read(f"{folder}/control.npy", words, (TABLE_CONTROL_BYTES // 8,))
+        self._blocks = reader.read(f"{folder}/pages.npy", words, (layout.pages, w.LINE // 8))
+        self._sides = reader.read(f"{folder}/sides.npy", words, (layout.pages, w.LINE // 8))
+        self._control = reader.read(f"{folder}/control.npy", words, (w.TABLE_CONTROL_BYTES // 8,))
         file = f"{folder}/places.npy"
         self._places = reader.read(file, words, (layout.pages, PLACE_VALUES + 2 * len(layout.arenas)))
         self._pages = _checked_places(layout, entry_, self._blocks, self._places, reader.root / file)
@@ -297,50 +266,50 @@ def _restore_words(view: TableView, blocks: Array, sides: Array, control: Array,
     """Pages as they were, those left out free, and what was being written recovered."""
     segment, layout = view.segment, view.layout
     left_out = np.setdiff1d(live_pages(blocks), pages)
-    own = blocks[left_out, PAGE_COMMITTED // 8] - blocks[left_out, PAGE_HALO // 8]
-    generation = (blocks[left_out, PAGE_STATE // 8] >> GENERATION_SHIFT) + 1
-    past = (blocks[left_out, PAGE_PAST // 8] >> 16) + own
-    blocks[left_out, PAGE_STATE // 8] = (generation << GENERATION_SHIFT) | FREE
-    blocks[left_out, PAGE_PAST // 8] = (past << 16) | (generation & 0xFFFF)
-    blocks[left_out, PAGE_COMMITTED // 8] = 0
-    blocks[left_out, PAGE_HALO // 8] = 0
+    own = blocks[left_out, w.PAGE_COMMITTED // 8] - blocks[left_out, w.PAGE_HALO // 8]
+    generation = (blocks[left_out, w.PAGE_STATE // 8] >> w.GENERATION_SHIFT) + 1
+    past = (blocks[left_out, w.PAGE_PAST // 8] >> 16) + own
+    blocks[left_out, w.PAGE_STATE // 8] = (generation << w.GENERATION_SHIFT) | w.FREE
+    blocks[left_out, w.PAGE_PAST // 8] = (past << 16) | (generation & 0xFFFF)
+    blocks[left_out, w.PAGE_COMMITTED // 8] = 0
+    blocks[left_out, w.PAGE_HALO // 8] = 0
     sides[left_out] = 0
-    control[TABLE_LOST // 8] = 0
-    for event in (TABLE_DATA, TABLE_SPACE):
-        control[event // 8 : (event + LINE) // 8] = 0
-    shape = (layout.pages, LINE // 8)
+    control[w.TABLE_LOST // 8] = 0
+    for event in (w.TABLE_DATA, w.TABLE_SPACE):
+        control[event // 8 : (event + w.LINE) // 8] = 0
+    shape = (layout.pages, w.LINE // 8)
     segment.array(layout.blocks, shape, blocks.dtype)[...] = blocks
     segment.array(layout.sides, shape, sides.dtype)[...] = sides
     segment.array(layout.control, control.shape, control.dtype)[...] = control
-    states = blocks[:, PAGE_STATE // 8].copy()
-    used = np.flatnonzero((states & KIND_MASK) != FREE)
-    segment.words[(layout.control + TABLE_USED) // 8] = used[-1] + 1 if len(used) else 0
-    owned = states[np.isin(states & KIND_MASK, (INIT, OPEN))]
-    consumers = sides[:, SIDE_CLAIM // 8] & CONSUMER_MASK
-    owners = np.concatenate([(owned >> OWNER_SHIFT) & OWNER_MASK, consumers[consumers > 0] - 1])
+    states = blocks[:, w.PAGE_STATE // 8].copy()
+    used = np.flatnonzero((states & w.KIND_MASK) != w.FREE)
+    segment.words[(layout.control + w.TABLE_USED) // 8] = used[-1] + 1 if len(used) else 0
+    owned = states[np.isin(states & w.KIND_MASK, (w.INIT, w.OPEN))]
+    consumers = sides[:, w.SIDE_CLAIM // 8] & w.CONSUMER_MASK
+    owners = np.concatenate([(owned >> w.OWNER_SHIFT) & w.OWNER_MASK, consumers[consumers > 0] - 1])
     for owner in np.unique(owners).tolist():
         entry(recovery.recover)(view.address, owner)
     # rows were copied after the look at the words: what was delivered or deleted in between has gone
     entry(settling.settle_restored)(view.address)
     settling.settle_table(view.descriptor)
-    segment.words[(layout.control + TABLE_RECOVERED) // 8] = int(control[TABLE_RECOVERED // 8])
+    segment.words[(layout.control + w.TABLE_RECOVERED) // 8] = int(control[w.TABLE_RECOVERED // 8])
     if layout.table.kind != "queue":
-        _cut_streams(view, np.flatnonzero((states & KIND_MASK) == OPEN))
+        _cut_streams(view, np.flatnonzero((states & w.KIND_MASK) == w.OPEN))
 
 
 def _cut_streams(view: TableView, written: Array) -> None:
     """Of pages that were being written, draws choose among the rows that they chose among then (words.PAGE_ENDED)."""
     layout = view.layout
-    live = view.segment.array(layout.blocks, (layout.pages, LINE // 8), np.dtype(np.int64))
-    cut = written[(live[written, PAGE_STATE // 8] & KIND_MASK) == SEALED]
-    live[cut, PAGE_ENDED // 8] = CUT
+    live = view.segment.array(layout.blocks, (layout.pages, w.LINE // 8), np.dtype(np.int64))
+    cut = written[(live[written, w.PAGE_STATE // 8] & w.KIND_MASK) == w.SEALED]
+    live[cut, w.PAGE_ENDED // 8] = w.CUT
     if len(cut):
-        view.segment.words[(layout.control + TABLE_CUT) // 8] = 1
+        view.segment.words[(layout.control + w.TABLE_CUT) // 8] = 1
 
 
 def limits_in_force(layout: TableLayout, control: Array) -> Limits | None:
     """The limits as they were changed last, or as the table was created with."""
-    copy = TABLE_LIMITS + 8 + 32 * int(control[TABLE_LIMITS // 8] & 1)
+    copy = w.TABLE_LIMITS + 8 + 32 * int(control[w.TABLE_LIMITS // 8] & 1)
     numbers = control[copy // 8 : copy // 8 + 4].view(np.float64)
     return layout.limits if layout.limits is None or not numbers.any() else limits_of_words(layout, numbers)
 
@@ -348,18 +317,18 @@ def limits_in_force(layout: TableLayout, control: Array) -> Limits | None:
 def _restore_counts(view: TableView, sampled: int, limiter: LimiterPolicy | None) -> Counts:
     """Set what counts begin from; nobody has sampled anything in this segment yet."""
     layout, words = view.layout, view.segment.words
-    control = view.segment.array(layout.control, (TABLE_CONTROL_BYTES // 8,), np.dtype(np.int64))
-    sides = view.segment.array(layout.sides, (layout.pages, LINE // 8), np.dtype(np.int64))
+    control = view.segment.array(layout.control, (w.TABLE_CONTROL_BYTES // 8,), np.dtype(np.int64))
+    sides = view.segment.array(layout.sides, (layout.pages, w.LINE // 8), np.dtype(np.int64))
     limits = limits_in_force(layout, control)
     inserted, _, deleted, _ = counts(TableCut(view.pages(), sides, control, 0), layout.page_rows)
     if limits is not None and limiter == "reset":
         size = inserted - deleted
-        words[(layout.control + TABLE_BASE_INSERTED) // 8] -= inserted - size
-        words[(layout.control + TABLE_BASE_DELETED) // 8] -= view.rows_evicted
+        words[(layout.control + w.TABLE_BASE_INSERTED) // 8] -= inserted - size
+        words[(layout.control + w.TABLE_BASE_DELETED) // 8] -= view.rows_evicted
         inserted, sampled, deleted = size, 0, 0
     elif limits is not None and limiter == "rebase":
         sampled = rebased(limits, inserted, sampled)
-    words[(layout.control + TABLE_BASE_SAMPLED) // 8] = sampled
+    words[(layout.control + w.TABLE_BASE_SAMPLED) // 8] = sampled
     return Counts(limits, inserted, sampled, deleted)
 
 

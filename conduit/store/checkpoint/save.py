@@ -30,24 +30,10 @@ from conduit.store.checkpoint.manifest import (
     write_manifest,
 )
 from conduit.store.checkpoint.snapshot import TableCut, cut_table
+from conduit.store.format import words as w
 from conduit.store.format.filenames import check_name, safe
 from conduit.store.format.layout import WEIGHT_COPIES, WeightsLayout
 from conduit.store.format.soundness import LARGEST, check_pages, check_spans, damaged
-from conduit.store.format.words import (
-    KIND_MASK,
-    LINE,
-    OPEN,
-    PAGE_AGE,
-    PAGE_ARENA,
-    PAGE_COMMITTED,
-    PAGE_HALO,
-    PAGE_STATE,
-    PAGE_STREAM,
-    PAGE_TAIL,
-    PAGE_TICK,
-    SEALED,
-    TAIL_MASK,
-)
 from conduit.store.pages import protocol
 from conduit.store.pages.row_counts import counts_over
 from conduit.store.segment.segment import Segment
@@ -87,17 +73,17 @@ class _Counter:
 
 def live_pages(blocks: Array) -> Array:
     """Numbers of the pages that hold rows, oldest first."""
-    kinds = blocks[:, PAGE_STATE // 8] & KIND_MASK
-    found = np.flatnonzero(np.isin(kinds, (OPEN, SEALED)) & (blocks[:, PAGE_COMMITTED // 8] > 0))
-    order: Array = found[np.lexsort((blocks[found, PAGE_AGE // 8], kinds[found] == OPEN))]
+    kinds = blocks[:, w.PAGE_STATE // 8] & w.KIND_MASK
+    found = np.flatnonzero(np.isin(kinds, (w.OPEN, w.SEALED)) & (blocks[:, w.PAGE_COMMITTED // 8] > 0))
+    order: Array = found[np.lexsort((blocks[found, w.PAGE_AGE // 8], kinds[found] == w.OPEN))]
     return order
 
 
 def counts(cut: TableCut, page_rows: int) -> tuple[int, int, int, int]:
     """Rows inserted, sampled and deleted, as a limiter counts them, and rows of all pages, halo copies not counted."""
     live = live_pages(cut.blocks)
-    own = int((cut.blocks[live, PAGE_COMMITTED // 8] - cut.blocks[live, PAGE_HALO // 8]).sum())
-    found = counts_over(cut.blocks, cut.sides, cut.control, np.zeros((0, LINE // 8), np.int64), page_rows)
+    own = int((cut.blocks[live, w.PAGE_COMMITTED // 8] - cut.blocks[live, w.PAGE_HALO // 8]).sum())
+    found = counts_over(cut.blocks, cut.sides, cut.control, np.zeros((0, w.LINE // 8), np.int64), page_rows)
     return found.inserted, found.sampled + cut.delivered, found.deleted, own
 
 
@@ -193,8 +179,8 @@ def _fill(
 def _bytes(view: TableView, cut: TableCut) -> int:
     """Bytes of rows and values that a checkpoint of this table has."""
     live = cut.blocks[live_pages(cut.blocks)]
-    rows = int((live[:, PAGE_COMMITTED // 8] + (live[:, PAGE_TAIL // 8] & TAIL_MASK)).sum())
-    return rows * sum(column.row_bytes for column in columns_of(view.layout)) + int(live[:, PAGE_ARENA // 8].sum())
+    rows = int((live[:, w.PAGE_COMMITTED // 8] + (live[:, w.PAGE_TAIL // 8] & w.TAIL_MASK)).sum())
+    return rows * sum(column.row_bytes for column in columns_of(view.layout)) + int(live[:, w.PAGE_ARENA // 8].sum())
 
 
 def _byte_rows(view: TableView, column: Column) -> Array:
@@ -258,11 +244,11 @@ def _save_table(view: TableView, cut: TableCut, target: _TableFiles, counter: _C
     layout = view.layout
     places = np.full((layout.pages, PLACE_VALUES + 2 * len(view.arenas)), -1, np.int64)
     left_out = rows_left_out = 0
-    in_use = np.flatnonzero(np.isin(cut.blocks[:, PAGE_STATE // 8] & KIND_MASK, (OPEN, SEALED)))
+    in_use = np.flatnonzero(np.isin(cut.blocks[:, w.PAGE_STATE // 8] & w.KIND_MASK, (w.OPEN, w.SEALED)))
     check_pages(layout, in_use, cut.blocks[in_use])
     for page in live_pages(cut.blocks).tolist():
         words = cut.blocks[page]
-        committed, tail = int(words[PAGE_COMMITTED // 8]), int(words[PAGE_TAIL // 8]) & TAIL_MASK
+        committed, tail = int(words[w.PAGE_COMMITTED // 8]), int(words[w.PAGE_TAIL // 8]) & w.TAIL_MASK
         lease = _lease(view, page)
         if lease is not None:
             with lease:
@@ -270,7 +256,7 @@ def _save_table(view: TableView, cut: TableCut, target: _TableFiles, counter: _C
                     places[page] = target.add(page, committed, tail, counter)
                     continue
         left_out += 1
-        rows_left_out += committed - int(words[PAGE_HALO // 8])
+        rows_left_out += committed - int(words[w.PAGE_HALO // 8])
     target.describe()
     for name, array in (
         ("pages", cut.blocks),
@@ -302,8 +288,8 @@ def _is_same(view: TableView, page: int, words: Array) -> bool:
     Its generation may be another one: a claim that was given back has raised it, and left the rows.
     """
     at = view.segment.base + view.layout.blocks + page * words.nbytes
-    now = [entry(protocol.load)(at + offset) for offset in (PAGE_STREAM, PAGE_TICK, PAGE_COMMITTED)]
-    stream, tick, committed = (int(words[offset // 8]) for offset in (PAGE_STREAM, PAGE_TICK, PAGE_COMMITTED))
+    now = [entry(protocol.load)(at + offset) for offset in (w.PAGE_STREAM, w.PAGE_TICK, w.PAGE_COMMITTED)]
+    stream, tick, committed = (int(words[offset // 8]) for offset in (w.PAGE_STREAM, w.PAGE_TICK, w.PAGE_COMMITTED))
     return now[0] == stream and now[1] == tick and now[2] >= committed
 
 

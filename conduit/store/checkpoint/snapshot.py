@@ -21,18 +21,7 @@ import numpy as np
 from conduit.errors import WaitTimeout
 from conduit.native.jit import entry, kernel
 from conduit.native.memory import fence_acquire, load_acquire, load_relaxed, peek_i64, poke_i64
-from conduit.store.format.words import (
-    LINE,
-    PAGE_STATE,
-    SEAT_DELIVERED,
-    SIDE_RETURNED,
-    T_CONTROL,
-    T_COUNT,
-    T_SIDES,
-    TABLE_CONTROL_BYTES,
-    TABLE_EPOCH,
-    TABLE_LIMITS,
-)
+from conduit.store.format import words as w
 from conduit.store.pages.protocol import block_of
 from conduit.store.tables.view import TableView
 
@@ -55,30 +44,30 @@ def collect(table, blocks, sides, control, attempts):
     Returns:
         Attempts made, or -1 when pages changed their states under each of them.
     """
-    count = peek_i64(table + T_COUNT)
-    source = peek_i64(table + T_CONTROL)
-    side = peek_i64(table + T_SIDES)
+    count = peek_i64(table + w.VIEW_COUNT)
+    source = peek_i64(table + w.VIEW_CONTROL)
+    side = peek_i64(table + w.VIEW_SIDES)
     for attempt in range(attempts):
-        epoch = load_acquire(source + TABLE_EPOCH)
-        limits = load_acquire(source + TABLE_LIMITS)
+        epoch = load_acquire(source + w.TABLE_EPOCH)
+        limits = load_acquire(source + w.TABLE_LIMITS)
         for page in range(count):
-            poke_i64(blocks + LINE * page, load_acquire(block_of(table, page) + PAGE_STATE))
-        for word in range(count * (LINE // 8)):
+            poke_i64(blocks + w.LINE * page, load_acquire(block_of(table, page) + w.PAGE_STATE))
+        for word in range(count * (w.LINE // 8)):
             poke_i64(sides + 8 * word, load_acquire(side + 8 * word))
         for page in range(count):
             block = block_of(table, page)
             # ascending: an owner that prepares a page stores what it adds up before it resets what was added
-            for word in range(1, LINE // 8):
-                poke_i64(blocks + LINE * page + 8 * word, load_acquire(block + 8 * word))
-            for word in range(SIDE_RETURNED, LINE, 8):
-                poke_i64(sides + LINE * page + word, load_acquire(side + LINE * page + word))
+            for word in range(1, w.LINE // 8):
+                poke_i64(blocks + w.LINE * page + 8 * word, load_acquire(block + 8 * word))
+            for word in range(w.SIDE_RETURNED, w.LINE, 8):
+                poke_i64(sides + w.LINE * page + word, load_acquire(side + w.LINE * page + word))
         # last, so that the ticket is above every page's age
-        for word in range(TABLE_CONTROL_BYTES // 8):
+        for word in range(w.TABLE_CONTROL_BYTES // 8):
             poke_i64(control + 8 * word, load_acquire(source + 8 * word))
         fence_acquire()
-        same = load_relaxed(source + TABLE_EPOCH) == epoch and load_relaxed(source + TABLE_LIMITS) == limits
+        same = load_relaxed(source + w.TABLE_EPOCH) == epoch and load_relaxed(source + w.TABLE_LIMITS) == limits
         for page in range(count):
-            same &= load_relaxed(block_of(table, page) + PAGE_STATE) == peek_i64(blocks + LINE * page)
+            same &= load_relaxed(block_of(table, page) + w.PAGE_STATE) == peek_i64(blocks + w.LINE * page)
         if same:
             return attempt + 1
     return -1
@@ -107,9 +96,9 @@ def cut_table(view: TableView) -> TableCut:
         WaitTimeout: Its pages changed hands under every attempt, some ten thousand times.
     """
     pages = view.layout.pages
-    blocks = np.zeros((pages, LINE // 8), np.int64)
-    sides = np.zeros((pages, LINE // 8), np.int64)
-    control = np.zeros(TABLE_CONTROL_BYTES // 8, np.int64)
+    blocks = np.zeros((pages, w.LINE // 8), np.int64)
+    sides = np.zeros((pages, w.LINE // 8), np.int64)
+    control = np.zeros(w.TABLE_CONTROL_BYTES // 8, np.int64)
     addresses = (blocks.ctypes.data, sides.ctypes.data, control.ctypes.data)
     if entry(collect)(view.address, *addresses, _ATTEMPTS) < 0:
         raise WaitTimeout(
@@ -117,6 +106,6 @@ def cut_table(view: TableView) -> TableCut:
             "looks: raise page_rows, so that pages last longer"
         )
     seats = view.segment.array(
-        view.layout.seats, (view.segment.layout.spec.max_participants, LINE // 8), np.dtype(np.int64)
+        view.layout.seats, (view.segment.layout.spec.max_participants, w.LINE // 8), np.dtype(np.int64)
     )
-    return TableCut(blocks, sides, control, int(seats[:, SEAT_DELIVERED // 8].sum()))
+    return TableCut(blocks, sides, control, int(seats[:, w.SEAT_DELIVERED // 8].sum()))

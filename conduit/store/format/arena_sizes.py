@@ -15,7 +15,7 @@ from conduit.errors import CapacityError, ConfigError
 from conduit.nesting import check_known
 from conduit.numbers import real
 from conduit.schema import Schema
-from conduit.store.format.words import SPAN_MASK
+from conduit.store.format import words as w
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +82,9 @@ def arena_items(schema: Schema, given: Mapping[str, float] | None, page_rows: in
     for name in schema.ragged_names:
         wanted = math.ceil(page_rows * mean_length(schema, name, given))
         items[name] = max(wanted, least_values * schema[name].max_length)
-        if items[name] > SPAN_MASK:
+        if items[name] > w.SPAN_MASK:
             raise CapacityError(
-                f"Expected at most {SPAN_MASK} items of ragged values in a page, got {items[name]}: lower page_rows or "
+                f"Expected at most {w.SPAN_MASK} items of ragged values in a page, got {items[name]}: lower page_rows or "
                 f"mean_lengths - at `{name}`"
             )
     return items

@@ -6,11 +6,11 @@ import numpy as np
 
 from conduit.field import Field
 from conduit.schema import Schema
-from conduit.store.format.words import LINE
+from conduit.store.format import words as w
 
 RECORDS = 1024
 """Records of a table's ring: the newest episodes that ended."""
-E_CHECK, E_TIME, E_STREAM, E_ENV, E_EPISODE, E_LENGTH, E_RETURNS = range(0, 56, 8)
+RECORD_CHECK, RECORD_TIME, RECORD_STREAM, RECORD_ENV, RECORD_EPISODE, RECORD_LENGTH, RECORD_RETURNS = range(0, 56, 8)
 """Words of a record: the check; nanoseconds since the epoch; the stream; environment << 2 | truncated << 1 | terminated; number of the
 episode in the stream << 32 | policy version of its last step; steps; and the sums of the rewards, float64, one for each element."""
 
@@ -31,9 +31,9 @@ def elements(schema: Schema) -> tuple[str, ...]:
 
 def record_bytes(schema: Schema) -> int:
     """Bytes of a record."""
-    return -(-(E_RETURNS + 8 * len(elements(schema))) // 64) * 64
+    return -(-(RECORD_RETURNS + 8 * len(elements(schema))) // 64) * 64
 
 
 def ring_bytes(schema: Schema) -> int:
     """Bytes of a table's ring: a line with the tickets that were taken, and the records."""
-    return LINE + RECORDS * record_bytes(schema)
+    return w.LINE + RECORDS * record_bytes(schema)

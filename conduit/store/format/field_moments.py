@@ -8,11 +8,11 @@ from conduit.errors import ConfigError
 from conduit.field import Field
 from conduit.nesting import hint, with_parents
 from conduit.schema import Schema
-from conduit.store.format.words import LINE
+from conduit.store.format import words as w
 
 
 def _align(size: int) -> int:
-    return -(-size // LINE) * LINE
+    return -(-size // w.LINE) * w.LINE
 
 
 def copy_bytes_of(field: Field) -> int:
@@ -22,7 +22,7 @@ def copy_bytes_of(field: Field) -> int:
 
 def seat_bytes(field: Field) -> int:
     """Bytes of a participant's seat: a line with its version, then two copies."""
-    return LINE + 2 * copy_bytes_of(field)
+    return w.LINE + 2 * copy_bytes_of(field)
 
 
 def measured(schema: Schema, names: object) -> tuple[str, ...]:

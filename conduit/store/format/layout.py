@@ -19,21 +19,13 @@ from typing import Any, Literal
 from conduit.errors import ConfigError, SchemaMismatch
 from conduit.numbers import whole
 from conduit.schema import Field, Schema
+from conduit.store.format import words as w
 from conduit.store.format.arena_sizes import ArenaLayout, check_arenas
 from conduit.store.format.episode_records import ring_bytes
 from conduit.store.format.field_moments import measured, seat_bytes
 from conduit.store.format.filenames import check_name
 from conduit.store.format.limit_specs import Limits, checked_limiter
 from conduit.store.format.table_spec import Priorities, Table, align, row_stride
-from conduit.store.format.words import (
-    GENERATION_MASK,
-    HAZARDS_PER_PARTICIPANT,
-    LINE,
-    META_BYTES,
-    OWNER_MASK,
-    TABLE_CONTROL_BYTES,
-    UPDATING_MARKS,
-)
 
 MAGIC = 0x3154495544_4E4F43  # "CONDUIT1"
 VERSION = 5
@@ -42,10 +34,10 @@ HEADER_MAGIC, HEADER_VERSION, HEADER_SIZE, HEADER_SPEC, HEADER_UUID, HEADER_PID,
 HEADER_CLOSED, HEADER_DIGEST, HEADER_TERM = 64, 72, 80
 """Byte offsets of the header's words: `closed` is 1 once the engine has closed, `digest` covers the specification, `term` counts
 the owners that have taken it over."""
-PARTICIPANT_BYTES = LINE
+PARTICIPANT_BYTES = w.LINE
 WEIGHT_COPIES = 3
 MAX_NAMED_LOADERS = 64
-LOADER_BYTES = 2 * LINE
+LOADER_BYTES = 2 * w.LINE
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +159,7 @@ class SegmentLayout:
     @property
     def hazard_count(self) -> int:
         """Hazard slots of all participants together."""
-        return self.spec.max_participants * HAZARDS_PER_PARTICIPANT
+        return self.spec.max_participants * w.HAZARDS_PER_PARTICIPANT
 
 
 def specify(tables: dict[str, Table], policies: dict[str, tuple[TensorSpec, ...]], participants: int) -> SegmentSpec:
@@ -267,8 +259,8 @@ def checked_participants(count: object) -> int:
         ConfigError: Out of range.
     """
     number = whole(count)
-    if number is None or not 1 <= number <= OWNER_MASK:
-        raise ConfigError(f"Expected max_participants from 1 to {OWNER_MASK}, got {count!r}")
+    if number is None or not 1 <= number <= w.OWNER_MASK:
+        raise ConfigError(f"Expected max_participants from 1 to {w.OWNER_MASK}, got {count!r}")
     return number
 
 
@@ -293,10 +285,10 @@ def _lay_table(name: str, spec: TableSpec, start: int, before: tuple[int, int], 
     schema = Schema.from_document(spec.schema)
     rows = spec.pages * spec.page_rows
     control = align(start)
-    blocks = control + TABLE_CONTROL_BYTES
-    sides = blocks + spec.pages * LINE
-    seat_lines = sides + spec.pages * LINE
-    end = align(seat_lines + seats * LINE, 4096)
+    blocks = control + w.TABLE_CONTROL_BYTES
+    sides = blocks + spec.pages * w.LINE
+    seat_lines = sides + spec.pages * w.LINE
+    end = align(seat_lines + seats * w.LINE, 4096)
     columns = {}
     for field in schema.fields:
         columns[field.name] = end
@@ -320,9 +312,9 @@ def _lay_table(name: str, spec: TableSpec, start: int, before: tuple[int, int], 
         max_times_sampled=spec.max_times_sampled or None,
         within_episodes=spec.within_episodes,
     )
-    priority = align(meta + rows * META_BYTES)
+    priority = align(meta + rows * w.META_BYTES)
     marks = align(priority + (4 * rows if spec.priorities is not None else 0))
-    sampled = align(marks + (4 * UPDATING_MARKS * seats if spec.priorities is not None else 0))
+    sampled = align(marks + (4 * w.UPDATING_MARKS * seats if spec.priorities is not None else 0))
     end = sampled + (8 * rows if spec.max_times_sampled else 0)
     arenas = {}
     for key, items in spec.arenas.items():
@@ -367,13 +359,13 @@ def _lay_table(name: str, spec: TableSpec, start: int, before: tuple[int, int], 
 
 def _lay_weights(name: str, tensors: tuple[TensorSpec, ...], start: int) -> tuple[WeightsLayout, int]:
     offsets = []
-    end = LINE  # the first line of a copy holds its version
+    end = w.LINE  # the first line of a copy holds its version
     for tensor in tensors:
         offsets.append(end)
         end = align(end + Field("weights", tensor.dtype, tensor.shape or ()).row_bytes, 64)
     copy_bytes = align(end)
     control = align(start)
-    copies = tuple(control + LINE + i * copy_bytes for i in range(WEIGHT_COPIES))
+    copies = tuple(control + w.LINE + i * copy_bytes for i in range(WEIGHT_COPIES))
     layout = WeightsLayout(name, tensors, control, copies, tuple(offsets), copy_bytes)
     return layout, copies[-1] + copy_bytes
 
@@ -403,7 +395,7 @@ def lay_out(spec: SegmentSpec) -> SegmentLayout:
     encoded = json.dumps(dataclasses.asdict(spec), separators=(",", ":")).encode()
     participants = align(HEADER_BYTES + len(encoded), 4096)
     hazards = participants + spec.max_participants * PARTICIPANT_BYTES
-    loaders = align(hazards + spec.max_participants * HAZARDS_PER_PARTICIPANT * 8)
+    loaders = align(hazards + spec.max_participants * w.HAZARDS_PER_PARTICIPANT * 8)
     end = loaders + MAX_NAMED_LOADERS * LOADER_BYTES
     policies = {}
     for name, tensors in spec.policies.items():
@@ -418,5 +410,5 @@ def lay_out(spec: SegmentSpec) -> SegmentLayout:
 
 def first_generation(number: int) -> int:
     """The generation in which the pages of an engine's table with this number begin: its bits, in the reverse order."""
-    bits = GENERATION_MASK.bit_length()
-    return int(f"{number & GENERATION_MASK:0{bits}b}"[::-1], 2)
+    bits = w.GENERATION_MASK.bit_length()
+    return int(f"{number & w.GENERATION_MASK:0{bits}b}"[::-1], 2)

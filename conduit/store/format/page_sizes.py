@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from conduit.errors import CapacityError
-from conduit.store.format.words import LINK_SHIFT
+from conduit.store.format import words as w
 
 MIN_PAGES = 4
 MAX_PAGES = 65536
-MAX_PAGE_ROWS = 1 << (32 - LINK_SHIFT)
+MAX_PAGE_ROWS = 1 << (32 - w.LINK_SHIFT)
 """Rows of a page: a link to a row of the same page has so many bits."""
 MAX_ROWS = 1 << 40
 """Rows of a table: a row's number has so many bits in its id."""
@@ -161,7 +161,7 @@ def plan(demand: Demand, page_bytes: int, page_rows: int, capacity: int | str, t
 def _check(pages: int, page_rows: int, demand: Demand) -> None:
     if page_rows > MAX_PAGE_ROWS:
         raise CapacityError(
-            f"Expected at most {MAX_PAGE_ROWS:,} rows per page (links between its rows have {32 - LINK_SHIFT} bits), got "
+            f"Expected at most {MAX_PAGE_ROWS:,} rows per page (links between its rows have {32 - w.LINK_SHIFT} bits), got "
             f"{page_rows:,}: lower page_rows, num_envs, max_length, or the capacity"
         )
     if pages > MAX_PAGES:

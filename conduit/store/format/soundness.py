@@ -12,17 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from conduit.errors import BadSegment
+from conduit.store.format import words as w
 from conduit.store.format.limit_specs import Limits
-from conduit.store.format.words import (
-    PAGE_COMMITTED,
-    PAGE_ENVS,
-    PAGE_FIRST,
-    PAGE_HALO,
-    PAGE_STREAM,
-    PAGE_TAIL,
-    PAGE_TICK,
-    TAIL_MASK,
-)
 
 if TYPE_CHECKING:
     from conduit.store.format.layout import TableLayout
@@ -60,9 +51,10 @@ def check_pages(layout: TableLayout, pages: Array, words: Array) -> None:
     """
     rows = layout.page_rows
     envs, first, halo, committed, stream, tick = (
-        words[:, offset // 8] for offset in (PAGE_ENVS, PAGE_FIRST, PAGE_HALO, PAGE_COMMITTED, PAGE_STREAM, PAGE_TICK)
+        words[:, offset // 8]
+        for offset in (w.PAGE_ENVS, w.PAGE_FIRST, w.PAGE_HALO, w.PAGE_COMMITTED, w.PAGE_STREAM, w.PAGE_TICK)
     )
-    tail = words[:, PAGE_TAIL // 8] & TAIL_MASK
+    tail = words[:, w.PAGE_TAIL // 8] & w.TAIL_MASK
     good = (envs >= 1) & (envs <= rows) & (first >= 0) & (first <= rows) & (halo >= 0) & (halo <= committed)
     good &= (committed <= rows) & (tail <= rows - committed)
     good &= (stream >= 0) & (stream < _STREAMS) & (tick >= 0) & (tick < LARGEST)

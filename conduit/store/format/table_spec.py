@@ -16,11 +16,11 @@ from conduit.errors import CapacityError, ConfigError
 from conduit.native.memory import CACHE_LINE
 from conduit.numbers import MOST, at_least, flag, whole, within
 from conduit.schema import Field, Schema
+from conduit.store.format import words as w
 from conduit.store.format.arena_sizes import arena_items, checked_mean_lengths, row_share
 from conduit.store.format.field_moments import measured
 from conduit.store.format.limit_specs import Limiter, Limits, checked_limiter
 from conduit.store.format.page_sizes import Demand, Geometry, plan
-from conduit.store.format.words import LINE, META_BYTES, MOST_DELIVERIES, SPAN_BYTES
 
 _MIN_TICKS = 2
 """Ticks that a page must hold beside its halo and that one's final observations: one, and room for its own."""
@@ -32,7 +32,7 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
-def align(offset: int, to: int = LINE) -> int:
+def align(offset: int, to: int = w.LINE) -> int:
     """`offset` rounded up to a multiple of `to`."""
     return -(-offset // to) * to
 
@@ -59,8 +59,8 @@ def row_stride(field: Field) -> int:
     and rows that are a multiple of 64 lie close together, so that those of a tick are one copy.
     """
     if field.ragged:
-        return SPAN_BYTES
-    return field.row_bytes if field.row_bytes < LINE else align(field.row_bytes, CACHE_LINE)
+        return w.SPAN_BYTES
+    return field.row_bytes if field.row_bytes < w.LINE else align(field.row_bytes, CACHE_LINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +178,9 @@ class Table:
             raise ConfigError(f"Expected priorities=conduit.Priorities(...) or None, got {self.priorities!r}")
         if self.mean_episode is not None:
             object.__setattr__(self, "mean_episode", within("mean_episode", self.mean_episode, 1.0, math.inf))
-        if self.max_times_sampled is not None and self.max_times_sampled > MOST_DELIVERIES:
+        if self.max_times_sampled is not None and self.max_times_sampled > w.MOST_DELIVERIES:
             raise ConfigError(
-                f"Expected max_times_sampled of at most {MOST_DELIVERIES}, got {self.max_times_sampled}: use None for no limit"
+                f"Expected max_times_sampled of at most {w.MOST_DELIVERIES}, got {self.max_times_sampled}: use None for no limit"
             )
         self._check_kind()
         limits = checked_limiter(self.limiter)
@@ -303,7 +303,7 @@ class Table:
         Raises:
             CapacityError: The capacity is too small, too large or no size, or the words of a segment have too few bits for it.
         """
-        per_row = sum(row_stride(field) for field in self.schema.fields) + 2 + META_BYTES
+        per_row = sum(row_stride(field) for field in self.schema.fields) + 2 + w.META_BYTES
         per_row += (self.priorities is not None) * 4 + (self.max_times_sampled is not None) * 8
         fixed = per_row
         per_row += row_share(self.schema, self.mean_lengths)
@@ -339,7 +339,7 @@ class Table:
         page_rows = demand.chosen_page_rows()
         # in bytes the page words count as well, so the bound is never passed
         arenas = self.arena_items(page_rows).items()
-        page_bytes = page_rows * fixed + 2 * LINE + sum(align(n * self.schema[name].item_bytes) for name, n in arenas)
+        page_bytes = page_rows * fixed + 2 * w.LINE + sum(align(n * self.schema[name].item_bytes) for name, n in arenas)
         return plan(demand, page_bytes, page_rows, self.capacity, rows * per_row)
 
     def check_writer(self, num_envs: int, *, finals: bool = False) -> None:

@@ -138,58 +138,58 @@ SEAT_ENDED = 40
 SEAT_WEIGHING, WEIGHING_MARKS = 48, 2
 """Page + 1 of a row that has gone and is about to weigh nothing, or 0: a mark for each of the threads that come at once."""
 SEAT_UPDATING = 64
-"""How many of the seat's marks (T_MARKS) are those of an update of priorities that is going on."""
+"""How many of the seat's marks (VIEW_MARKS) are those of an update of priorities that is going on."""
 SEAT_WRITERS = 72
 """Writers that the seat's holder has open; stored by it, and by who recovers it (store.segment.writer_counts)."""
 UPDATING_MARKS = 256
 
 # --- table descriptor: private to a process, int64 words, handed to kernels by address
-T_PAGES = 0
+VIEW_PAGES = 0
 """Address of page block 0."""
-T_COUNT = 8
-T_ROWS = 16
+VIEW_COUNT = 8
+VIEW_ROWS = 16
 """R: rows per page."""
-T_HAZARDS = 24
-T_HAZARD_COUNT = 32
-T_CONTROL = 40
-T_PAGE_BASE = 48
+VIEW_HAZARDS = 24
+VIEW_HAZARD_COUNT = 32
+VIEW_CONTROL = 40
+VIEW_PAGE_BASE = 48
 """Number of page 0 among all pages of the segment; hazards name pages by it."""
-T_COLUMNS = 56
+VIEW_COLUMNS = 56
 """Address of (base address, row bytes) pairs of the schema's columns."""
-T_COLUMN_COUNT = 64
-T_META = 72
-T_TERMINATED = 80
-T_TRUNCATED = 88
-T_HISTORY = 96
+VIEW_COLUMN_COUNT = 64
+VIEW_META = 72
+VIEW_TERMINATED = 80
+VIEW_TRUNCATED = 88
+VIEW_HISTORY = 96
 """max_stack - 1: ticks of history every anchor has in its page."""
-T_FUTURE = 104
+VIEW_FUTURE = 104
 """Ticks of future that every anchor has in its page."""
-T_PRIORITY = 112
+VIEW_PRIORITY = 112
 """Address of the leaf priorities, uint32 [rows], or 0."""
-T_SIDES = 120
+VIEW_SIDES = 120
 """Address of the side line of page 0."""
-T_SEATS = 128
+VIEW_SEATS = 128
 """Address of the table's seat lines, one for each participant."""
-T_SEAT_COUNT = 136
-T_SAMPLED = 144
+VIEW_SEAT_COUNT = 136
+VIEW_SAMPLED = 144
 """Address of the rows' counts of deliveries, int64 [rows], or 0."""
-T_MAX_SAMPLED = 152
-T_QUEUE = 160
+VIEW_MAX_SAMPLED = 152
+VIEW_QUEUE = 160
 """1: a queue."""
-T_ROLLOUT = 168
+VIEW_ROLLOUT = 168
 """Ticks after which a queue's page is complete, or 0."""
-T_LIMITS = 176
+VIEW_LIMITS = 176
 """Address of the declared limits, four float64, or 0 for a table without."""
-T_KEEP = 184
+VIEW_KEEP = 184
 """Rows that an eviction leaves as long as another page is free; 0: a free page always goes first."""
-T_MARKS = 192
+VIEW_MARKS = 192
 """Address of the marks of updates, uint32 [seats, UPDATING_MARKS], in a table with priorities, else 0: page + 1 of each row that is
 about to get a priority. No writer takes such a page."""
-T_REOPENS = 200
+VIEW_REOPENS = 200
 """1: a page that a stream ended in is filled up by the next writer."""
-T_FIRST_GENERATION = 208
+VIEW_FIRST_GENERATION = 208
 """The generation that the table's pages had before they were ever claimed (store.pages.row_ids)."""
-T_WORDS = 27
+VIEW_WORDS = 27
 
 # --- row id:  low bits of the generation << 40 | physical row
 ROW_BITS = 40
@@ -219,122 +219,122 @@ HAS_GONE = 1 << 32
 COUNT_TAG_SHIFT, COUNT_TAG_MASK = 33, (1 << 30) - 1
 
 # --- writer state: private to a process, int64 words
-W_TABLE = 0
-W_PAGE = 8
+WRITER_TABLE = 0
+WRITER_PAGE = 8
 """Page being filled, or -1."""
-W_BLOCK = 16
-W_BASE = 24
+WRITER_BLOCK = 16
+WRITER_BASE = 24
 """Physical row of the page's row 0."""
-W_LOCAL = 32
+WRITER_LOCAL = 32
 """Next local row to fill."""
-W_ENVS = 40
-W_VERSION = 48
-W_TAIL = 56
-W_RESERVE = 64
+WRITER_ENVS = 40
+WRITER_VERSION = 48
+WRITER_TAIL = 56
+WRITER_RESERVE = 64
 """Tail rows that one tick may need: N where final observations are handed over, and N where it may end a rollout."""
-W_NEXT_STEP = 72
+WRITER_NEXT_STEP = 72
 """1: the row after an ended one is its final observation (Gymnasium's NEXT_STEP)."""
-W_ENV_STATE = 80
+WRITER_ENV_STATE = 80
 """Address of int64 [N, 3]: phase, episode, step; ENV_BYTES each."""
 ENV_BYTES = 24
-W_EPISODES = 88
-W_STREAM = 96
-W_TICK = 104
-W_OWNER = 112
-W_COUNTER = 120
+WRITER_EPISODES = 88
+WRITER_STREAM = 96
+WRITER_TICK = 104
+WRITER_OWNER = 112
+WRITER_COUNTER = 120
 """Address of this participant's count of rows written."""
-W_PUBLISH_EVERY = 128
-W_UNPUBLISHED = 136
-W_STRICT = 144
+WRITER_PUBLISH_EVERY = 128
+WRITER_UNPUBLISHED = 136
+WRITER_STRICT = 144
 """1: a row that ends its episode must have its final observation staged."""
-W_KEPT = 152
+WRITER_KEPT = 152
 """Tail rows that belong to committed rows; those beyond it are staged."""
-W_BUSY = 160
+WRITER_BUSY = 160
 """Not 0 while something may be staged that is not committed: the number of the form of writing in progress (a step, a rollout, the
 bare handle), or 1 of a call. A call that was interrupted leaves it, and the next one discards what was staged."""
-W_FIELDS = 168
+WRITER_FIELDS = 168
 """Address of the field descriptions of conduit.store.ingest.field_specs."""
-W_FIELD_COUNT = 176
-W_OBJECTS = 184
+WRITER_FIELD_COUNT = 176
+WRITER_OBJECTS = 184
 """Address of the table of known objects of conduit.store.ingest.field_specs."""
-W_REFUSED = 192
+WRITER_REFUSED = 192
 """Place + 1 of the row for which the bare handle's last commit was refused, or 0."""
-W_CLOSED = 200
+WRITER_CLOSED = 200
 """Address of the header's word that says that the engine has closed."""
-W_PRIORITIES_GIVEN = 208
+WRITER_PRIORITIES_GIVEN = 208
 """1: the next commit takes the leaf priorities that are in place, instead of the one for new rows."""
-W_ARENAS = 216
-"""Address of the arenas of the ragged fields (A_*), back to back."""
-W_ARENA_COUNT = 224
-W_ROWS = 232
+WRITER_ARENAS = 216
+"""Address of the arenas of the ragged fields (ARENA_*), back to back."""
+WRITER_ARENA_COUNT = 224
+WRITER_ROWS = 232
 """Rows of a page."""
-W_LIMIT = 240
+WRITER_LIMIT = 240
 """Rows of the page that this writer may fill, tail included: those of one rollout, or more than there are."""
-W_LAST = 248
+WRITER_LAST = 248
 """Page that was finished before there was a next one + 1 (queues), or 0; and its generation."""
-W_LAST_GENERATION = 256
-W_FINISHES = 264
+WRITER_LAST_GENERATION = 256
+WRITER_FINISHES = 264
 """1: the commit that fills a page finishes it, so that a writer that pauses then keeps no page (queues)."""
-W_EPOCH = 272
+WRITER_EPOCH = 272
 """TABLE_EPOCH as the page was opened, without its lowest bit."""
-W_SEAT = 280
+WRITER_SEAT = 280
 """Address of this participant's seat line, where the table has a limiter, else 0."""
-W_GRANTED = 288
+WRITER_GRANTED = 288
 """Rows granted and not published yet."""
-W_BEYOND = 296
+WRITER_BEYOND = 296
 """1: the bare handle has no row to commit, until it asks for one."""
-W_FINAL = 304
+WRITER_FINAL = 304
 """Address of the description of what `final` takes (as of a field), or 0 where only the exact path knows."""
-W_ENDS = 312
+WRITER_ENDS = 312
 """1: the page is finished with the next commit, since the observations behind a rollout are staged."""
-W_COMPLETE = 320
+WRITER_COMPLETE = 320
 """Local row behind the newest committed row that is complete (PAGE_TAIL)."""
-W_FIRST_TICK = 328
+WRITER_FIRST_TICK = 328
 """Tick of the stream at the writer's own first one: above 0 where it went on in a page of an ended stream."""
-W_TURNS = 336
+WRITER_TURNS = 336
 """Pages that `append` may still turn in its compiled call; 0 leaves the next turn to the exact path, which looks after the dead too."""
-W_WORDS = 43
+WRITER_WORDS = 43
 
 # --- arena of a ragged field, as a writer sees it: private to a process, int64 words
-A_SPANS = 0
+ARENA_SPANS = 0
 """Address of the field's column: per row one word, start | length << 32, in items from the start of the page's arena."""
-A_VALUES = 8
+ARENA_VALUES = 8
 """Address of page 0's arena."""
-A_PAGE_BYTES = 16
+ARENA_PAGE_BYTES = 16
 """Bytes from one page's arena to the next page's."""
-A_ITEM = 24
+ARENA_ITEM = 24
 """Bytes of one item: a step along the first axis."""
-A_ITEMS = 32
+ARENA_ITEMS = 32
 """Items that an arena holds."""
-A_USED = 40
+ARENA_USED = 40
 """Items taken in the writer's page, staged ones included."""
-A_KEPT = 48
+ARENA_KEPT = 48
 """Items that belong to committed rows."""
-A_BYTES = 56
+ARENA_BYTES = 56
 SPAN_BYTES = 8
 SPAN_SHIFT, SPAN_MASK = 32, (1 << 32) - 1
 
 # --- a process's seat: private to it, int64 words
-P_LOCK = 0
+PROCESS_LOCK = 0
 """Descriptor that the segment's locks are taken through, or -1: they have been given back."""
-P_NUMBER = 8
+PROCESS_NUMBER = 8
 """Participant number, or -1: nothing of the segment is this process's to give back."""
-P_HAZARDS = 16
+PROCESS_HAZARDS = 16
 """Address of its hazards."""
-P_SLOTS = 24
+PROCESS_SLOTS = 24
 """For each hazard 1 while a lease, a claim or a call uses it, else 0."""
 HAZARDS_PER_PARTICIPANT = 16
-P_WORDS = 3 + HAZARDS_PER_PARTICIPANT
+PROCESS_WORDS = 3 + HAZARDS_PER_PARTICIPANT
 
 # --- a hold on a page: private to a process, int64 words
-H_TABLE = 0
+HOLD_TABLE = 0
 """Address of the table descriptor."""
-H_SLOT = 8
+HOLD_SLOT = 8
 """Number of the hazard that holds the page + 1, or 0: nothing is held."""
-H_ROWS = 16
+HOLD_ROWS = 16
 """Rows committed when it was taken; then the generation, the rows per tick, and the halo's rows."""
-H_GENERATION, H_ENVS, H_HALO = 24, 32, 40
-H_WORDS = 6
+HOLD_GENERATION, HOLD_ENVS, HOLD_HALO = 24, 32, 40
+HOLD_WORDS = 6
 
 RUNNING, STARTING, AWAITING_FINAL = 0, 1, 2
 """Phases of an environment in a writer: in an episode; next row is its first; next row is a final observation."""

@@ -30,41 +30,26 @@ from conduit.native.memory import (
 )
 from conduit.native.object_args import address_of, data_of
 from conduit.native.streaming_copy import copy_rows
-from conduit.store.format.words import (
-    A_BYTES,
-    W_ARENA_COUNT,
-    W_ARENAS,
-    W_BASE,
-    W_BUSY,
-    W_CLOSED,
-    W_ENVS,
-    W_FIELD_COUNT,
-    W_FIELDS,
-    W_LOCAL,
-    W_OBJECTS,
-    W_PAGE,
-    W_RESERVE,
-    W_TURNS,
-)
+from conduit.store.format import words as w
 from conduit.store.ingest.commit import _commit
 from conduit.store.ingest.field_specs import (
     ARRAY,
     BOOL,
-    F_ARENA,
-    F_COLUMN,
-    F_ELEMENTS,
-    F_FALSE_IS_NOTHING,
-    F_ITEMSIZE,
-    F_KIND,
-    F_ROW_BYTES,
-    F_SCALAR,
-    F_STRIDE,
-    F_WORDS,
+    FIELD_ARENA,
+    FIELD_COLUMN,
+    FIELD_ELEMENTS,
+    FIELD_FALSE_IS_NOTHING,
+    FIELD_ITEMSIZE,
+    FIELD_KIND,
+    FIELD_ROW_BYTES,
+    FIELD_SCALAR,
+    FIELD_STRIDE,
+    FIELD_WORDS,
     INT,
-    O_FALSE,
-    O_INT,
-    O_NUMPY_TRUE,
-    O_TRUE,
+    OBJECT_FALSE,
+    OBJECT_INT,
+    OBJECT_NUMPY_TRUE,
+    OBJECT_TRUE,
     RAGGED,
 )
 from conduit.store.ingest.final_objects import keep_finals
@@ -84,12 +69,12 @@ REFUSED = -(1 << 41)
 
 @inner
 def _put_ragged(writer, field, row, at, envs, objects):
-    arena = peek_i64(writer + W_ARENAS) + A_BYTES * peek_i64(field + F_ARENA)
+    arena = peek_i64(writer + w.WRITER_ARENAS) + w.ARENA_BYTES * peek_i64(field + FIELD_ARENA)
     pointers = pointers_of(field, at, envs, objects)
     for env in range(envs):
         value = peek_i64(pointers + 8 * env)
         length = peek_i64(peek_i64(value + DIMS))
-        place_value(arena, peek_i64(writer + W_PAGE), row + env, peek_i64(value + DATA), length)
+        place_value(arena, peek_i64(writer + w.WRITER_PAGE), row + env, peek_i64(value + DATA), length)
 
 
 @inner
@@ -108,32 +93,32 @@ def _put_bytes(target, source, size):
 def _put_array(field, target, value, envs, objects):
     data = peek_i64(value + DATA)
     if is_array(field, value, objects) == 2:
-        for i in range(peek_i64(field + F_ELEMENTS)):
+        for i in range(peek_i64(field + FIELD_ELEMENTS)):
             poke_f32(target + 4 * i, peek_f64(data + 8 * i))
         return
-    copy_rows(target, peek_i64(field + F_STRIDE), data, peek_i64(field + F_ROW_BYTES), envs)
+    copy_rows(target, peek_i64(field + FIELD_STRIDE), data, peek_i64(field + FIELD_ROW_BYTES), envs)
 
 
 @inner
 def _put(field, row, value, envs, objects):
     """Store a recognised object at a physical row (and the `envs` - 1 rows behind it)."""
-    target = peek_i64(field + F_COLUMN) + peek_i64(field + F_STRIDE) * row
-    kind = peek_i64(field + F_KIND)
-    if peek_i64(field + F_FALSE_IS_NOTHING) != 0 and value == peek_i64(objects + O_FALSE):
+    target = peek_i64(field + FIELD_COLUMN) + peek_i64(field + FIELD_STRIDE) * row
+    kind = peek_i64(field + FIELD_KIND)
+    if peek_i64(field + FIELD_FALSE_IS_NOTHING) != 0 and value == peek_i64(objects + OBJECT_FALSE):
         return
     if kind == ARRAY:
         _put_array(field, target, value, envs, objects)
         return
     if kind == BOOL:
-        true = value == peek_i64(objects + O_TRUE) or value == peek_i64(objects + O_NUMPY_TRUE)
+        true = value == peek_i64(objects + OBJECT_TRUE) or value == peek_i64(objects + OBJECT_NUMPY_TRUE)
         poke_u8(target, 1 if true else 0)
         return
-    size = peek_i64(field + F_ITEMSIZE)
+    size = peek_i64(field + FIELD_ITEMSIZE)
     type_ = peek_i64(value + TYPE)
-    if type_ == peek_i64(field + F_SCALAR):
+    if type_ == peek_i64(field + FIELD_SCALAR):
         _put_bytes(target, value + VALUE, size)
         return
-    is_int = type_ == peek_i64(objects + O_INT)
+    is_int = type_ == peek_i64(objects + OBJECT_INT)
     number = int_value(value, int_size(value, objects)) if is_int else 0
     if kind == INT:
         if size == 8:
@@ -155,38 +140,42 @@ def _put(field, row, value, envs, objects):
 @inner
 def _find_row(writer, items):
     """Physical row of the tick, once every value has passed and there is room; NEED_PAGE or REFUSED - k."""
-    envs = peek_i64(writer + W_ENVS)
-    fields = peek_i64(writer + W_FIELDS)
-    count = peek_i64(writer + W_FIELD_COUNT)
-    objects = peek_i64(writer + W_OBJECTS)
+    envs = peek_i64(writer + w.WRITER_ENVS)
+    fields = peek_i64(writer + w.WRITER_FIELDS)
+    count = peek_i64(writer + w.WRITER_FIELD_COUNT)
+    objects = peek_i64(writer + w.WRITER_OBJECTS)
     for k in range(count):
-        field = fields + 8 * F_WORDS * k
-        if peek_i64(field + F_KIND) == RAGGED:
+        field = fields + 8 * FIELD_WORDS * k
+        if peek_i64(field + FIELD_KIND) == RAGGED:
             if ragged_length(field, items + 8 * k, envs, objects) < 0:
                 return REFUSED - k
         elif not is_recognised(field, peek_i64(items + 8 * k), objects):
             return REFUSED - k
-    if peek_i64(writer + W_BUSY) != 0 or _is_stale(writer) or _room(writer) < envs + peek_i64(writer + W_RESERVE):
+    if (
+        peek_i64(writer + w.WRITER_BUSY) != 0
+        or _is_stale(writer)
+        or _room(writer) < envs + peek_i64(writer + w.WRITER_RESERVE)
+    ):
         return NEED_PAGE
-    if peek_i64(writer + W_ARENA_COUNT) != 0:
+    if peek_i64(writer + w.WRITER_ARENA_COUNT) != 0:
         forget_values(writer)
         for k in range(count):
-            field = fields + 8 * F_WORDS * k
-            if peek_i64(field + F_KIND) == RAGGED:
-                arena = peek_i64(writer + W_ARENAS) + A_BYTES * peek_i64(field + F_ARENA)
+            field = fields + 8 * FIELD_WORDS * k
+            if peek_i64(field + FIELD_KIND) == RAGGED:
+                arena = peek_i64(writer + w.WRITER_ARENAS) + w.ARENA_BYTES * peek_i64(field + FIELD_ARENA)
                 if not has_room(arena, ragged_length(field, items + 8 * k, envs, objects)):
                     return NEED_PAGE
-    return peek_i64(writer + W_BASE) + peek_i64(writer + W_LOCAL)
+    return peek_i64(writer + w.WRITER_BASE) + peek_i64(writer + w.WRITER_LOCAL)
 
 
 @inner
 def _put_values(writer, row, items, first, last):
     """Store the values from number `first` up to `last`, which have passed."""
-    envs = peek_i64(writer + W_ENVS)
-    objects = peek_i64(writer + W_OBJECTS)
+    envs = peek_i64(writer + w.WRITER_ENVS)
+    objects = peek_i64(writer + w.WRITER_OBJECTS)
     for k in range(first, last):
-        field = peek_i64(writer + W_FIELDS) + 8 * F_WORDS * k
-        if peek_i64(field + F_KIND) == RAGGED:
+        field = peek_i64(writer + w.WRITER_FIELDS) + 8 * FIELD_WORDS * k
+        if peek_i64(field + FIELD_KIND) == RAGGED:
             _put_ragged(writer, field, row, items + 8 * k, envs, objects)
         else:
             _put(field, row, peek_i64(items + 8 * k), envs, objects)
@@ -195,18 +184,18 @@ def _put_values(writer, row, items, first, last):
 @inner
 def _ends(writer, items):
     """True when one of the flags that came, which have passed, ends an episode."""
-    envs, objects = peek_i64(writer + W_ENVS), peek_i64(writer + W_OBJECTS)
-    count = peek_i64(writer + W_FIELD_COUNT)
+    envs, objects = peek_i64(writer + w.WRITER_ENVS), peek_i64(writer + w.WRITER_OBJECTS)
+    count = peek_i64(writer + w.WRITER_FIELD_COUNT)
     for k in range(count - 2, count):
         value = peek_i64(items + 8 * k)
-        if value == peek_i64(objects + O_FALSE):
+        if value == peek_i64(objects + OBJECT_FALSE):
             continue
-        if peek_i64(peek_i64(writer + W_FIELDS) + 8 * F_WORDS * k + F_KIND) == ARRAY:
+        if peek_i64(peek_i64(writer + w.WRITER_FIELDS) + 8 * FIELD_WORDS * k + FIELD_KIND) == ARRAY:
             data = peek_i64(value + DATA)
             for env in range(envs):
                 if peek_u8(data + env):
                     return True
-        elif value == peek_i64(objects + O_TRUE) or value == peek_i64(objects + O_NUMPY_TRUE):
+        elif value == peek_i64(objects + OBJECT_TRUE) or value == peek_i64(objects + OBJECT_NUMPY_TRUE):
             return True
     return False
 
@@ -217,14 +206,14 @@ def _turned(writer, items):
 
     A tick that ends an episode is its: it may be refused for its final observation, and no page is turned for it then.
     """
-    turns = peek_i64(writer + W_TURNS)
-    if turns == 0 or peek_i64(writer + W_PAGE) < 0 or peek_i64(writer + W_BUSY) != 0 or _is_stale(writer):
+    turns = peek_i64(writer + w.WRITER_TURNS)
+    if turns == 0 or peek_i64(writer + w.WRITER_PAGE) < 0 or peek_i64(writer + w.WRITER_BUSY) != 0 or _is_stale(writer):
         return NEED_PAGE
     if _ends(writer, items):
         return NEED_PAGE
-    if load_relaxed(peek_i64(writer + W_CLOSED)) != 0:
+    if load_relaxed(peek_i64(writer + w.WRITER_CLOSED)) != 0:
         return NEED_PAGE
-    poke_i64(writer + W_TURNS, turns - 1)
+    poke_i64(writer + w.WRITER_TURNS, turns - 1)
     row = next_page(writer)
     return row if row >= 0 else NEED_PAGE
 
@@ -232,7 +221,7 @@ def _turned(writer, items):
 @inner
 def _append(writer, values):
     items = address_of(values) + ITEMS
-    count = peek_i64(writer + W_FIELD_COUNT)
+    count = peek_i64(writer + w.WRITER_FIELD_COUNT)
     row = _find_row(writer, items)
     if row == NEED_PAGE:
         row = _turned(writer, items)
@@ -245,7 +234,7 @@ def _append(writer, values):
     _put_values(writer, row, items, 0, count - 2)
     result = _commit(writer, 1)
     if result < -1:
-        _abort(writer, peek_i64(writer + W_ENVS))
+        _abort(writer, peek_i64(writer + w.WRITER_ENVS))
     return result
 
 
@@ -257,7 +246,7 @@ def store_row(state, values):
     """Check and store one tick from a tuple of values, without committing it.
 
     Args:
-        state: Array of the writer's words; its W_FIELDS, W_FIELD_COUNT and W_OBJECTS say what the tuple holds.
+        state: Array of the writer's words; its WRITER_FIELDS, WRITER_FIELD_COUNT and WRITER_OBJECTS say what the tuple holds.
         values: The tuple: one value per schema field, then terminated and truncated.
 
     Returns:
@@ -267,8 +256,8 @@ def store_row(state, values):
     items = address_of(values) + ITEMS
     row = _find_row(writer, items)
     if row >= 0:
-        poke_i64(writer + W_BUSY, 1)
-        _put_values(writer, row, items, 0, peek_i64(writer + W_FIELD_COUNT))
+        poke_i64(writer + w.WRITER_BUSY, 1)
+        _put_values(writer, row, items, 0, peek_i64(writer + w.WRITER_FIELD_COUNT))
     return row
 
 
@@ -292,7 +281,7 @@ def append_large_row(state, values):
 def append_limited_row(state, values):
     """`append_row` in a table with a limiter; NEED_PAGE also where the limiter does not grant the tick at once."""
     writer = data_of(state)
-    if peek_i64(writer + W_BUSY) != 0 or not ask_for_rows(writer, peek_i64(writer + W_ENVS)):
+    if peek_i64(writer + w.WRITER_BUSY) != 0 or not ask_for_rows(writer, peek_i64(writer + w.WRITER_ENVS)):
         return NEED_PAGE
     row = _append(writer, values)
     if row < -1:

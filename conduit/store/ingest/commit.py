@@ -8,56 +8,7 @@ from __future__ import annotations
 from conduit.native.jit import inner, kernel
 from conduit.native.memory import load_relaxed, peek_i64, peek_u8, peek_u32, poke_i64, poke_u32, store_relaxed
 from conduit.native.object_args import data_of
-from conduit.store.format.words import (
-    AFTER_LAST_STEP,
-    AWAITING_FINAL,
-    ENV_BYTES,
-    EPISODE_MASK,
-    FINAL,
-    FIRST,
-    KEPT,
-    LAST_STEP,
-    LINK_SHIFT,
-    META_BYTES,
-    RUNNING,
-    STARTING,
-    T_CONTROL,
-    T_META,
-    T_PRIORITY,
-    T_TERMINATED,
-    T_TRUNCATED,
-    TABLE_RECENT_LEAF,
-    TERMINATED,
-    W_ARENA_COUNT,
-    W_BASE,
-    W_BEYOND,
-    W_BUSY,
-    W_CLOSED,
-    W_COMPLETE,
-    W_COUNTER,
-    W_ENDS,
-    W_ENV_STATE,
-    W_ENVS,
-    W_EPISODES,
-    W_FINISHES,
-    W_KEPT,
-    W_LIMIT,
-    W_LOCAL,
-    W_NEXT_STEP,
-    W_PAGE,
-    W_PRIORITIES_GIVEN,
-    W_PUBLISH_EVERY,
-    W_REFUSED,
-    W_RESERVE,
-    W_ROWS,
-    W_SEAT,
-    W_STRICT,
-    W_TABLE,
-    W_TAIL,
-    W_TICK,
-    W_UNPUBLISHED,
-    W_VERSION,
-)
+from conduit.store.format import words as w
 from conduit.store.ingest.next_page import next_page
 from conduit.store.ingest.page_writer import BEYOND, _finish_page, _is_stale, _publish, _room
 from conduit.store.ingest.report_episodes import report_ends
@@ -71,7 +22,7 @@ BEGINS, COMPLETES, MISPLACED, ENDS = 1, 2, 4, 8
 @inner
 def _step_after(step):
     """Number of the step behind a step: numbers have 31 bits, an endless episode goes on from half of that."""
-    return step + 1 if step != LAST_STEP else AFTER_LAST_STEP
+    return step + 1 if step != w.LAST_STEP else w.AFTER_LAST_STEP
 
 
 @inner
@@ -84,11 +35,11 @@ def _finish_row(meta, terminated, truncated, state, envs, version, next_step, st
         writer insists on.
     """
     phase = peek_i64(state)
-    if phase == RUNNING and (peek_u8(terminated) | peek_u8(truncated)) == 0:
+    if phase == w.RUNNING and (peek_u8(terminated) | peek_u8(truncated)) == 0:
         step = peek_i64(state + 16)
         poke_i64(state + 16, _step_after(step))
         poke_i64(meta, version | (step << 32))
-        poke_i64(meta + 8, peek_i64(state + 8) | (envs << (32 + LINK_SHIFT)))
+        poke_i64(meta + 8, peek_i64(state + 8) | (envs << (32 + w.LINK_SHIFT)))
         return 0
     does = 0
     flags = 0
@@ -96,58 +47,58 @@ def _finish_row(meta, terminated, truncated, state, envs, version, next_step, st
     step = peek_i64(state + 16)
     ended = (peek_u8(terminated) != 0) | ((peek_u8(truncated) != 0) << 1)
     if ended != 0 and (
-        phase == AWAITING_FINAL or (strict != 0 and next_step == 0 and peek_u32(meta + 12) >> LINK_SHIFT == 0)
+        phase == w.AWAITING_FINAL or (strict != 0 and next_step == 0 and peek_u32(meta + 12) >> w.LINK_SHIFT == 0)
     ):
         return MISPLACED
-    if phase == AWAITING_FINAL:
-        flags = FINAL
+    if phase == w.AWAITING_FINAL:
+        flags = w.FINAL
         link = 0
         does = COMPLETES
-        poke_i64(state, STARTING)
+        poke_i64(state, w.STARTING)
     else:
-        if phase == STARTING:
-            flags = FIRST
+        if phase == w.STARTING:
+            flags = w.FIRST
             step = 0
             does = BEGINS
-            poke_i64(state + 8, episodes & EPISODE_MASK)
-            poke_i64(state, RUNNING)
+            poke_i64(state + 8, episodes & w.EPISODE_MASK)
+            poke_i64(state, w.RUNNING)
         poke_i64(state + 16, _step_after(step))
         if ended != 0:
             flags |= ended
             does |= ENDS
             if next_step != 0:
-                poke_i64(state, AWAITING_FINAL)
+                poke_i64(state, w.AWAITING_FINAL)
             else:
-                poke_i64(state, STARTING)
-                link = peek_u32(meta + 12) >> LINK_SHIFT
-                if link != 0 or ended & TERMINATED:
+                poke_i64(state, w.STARTING)
+                link = peek_u32(meta + 12) >> w.LINK_SHIFT
+                if link != 0 or ended & w.TERMINATED:
                     does |= COMPLETES
                 if link != 0:
-                    flags |= KEPT
-                    kept = meta + link * META_BYTES
+                    flags |= w.KEPT
+                    kept = meta + link * w.META_BYTES
                     poke_u32(kept, version)
                     poke_u32(kept + 4, _step_after(step))
                     poke_u32(kept + 8, peek_i64(state + 8))
-                    poke_u32(kept + 12, FINAL)
+                    poke_u32(kept + 12, w.FINAL)
     poke_u32(meta, version)
     poke_u32(meta + 4, step)
     poke_u32(meta + 8, peek_i64(state + 8))
-    poke_u32(meta + 12, (link << LINK_SHIFT) | flags)
+    poke_u32(meta + 12, (link << w.LINK_SHIFT) | flags)
     return does
 
 
 @inner
 def _note_complete(writer, metas, local, count):
     """Find the newest complete row of those that end their episodes (PAGE_TAIL), among `count` rows up to local row `local`."""
-    next_step = peek_i64(writer + W_NEXT_STEP)
+    next_step = peek_i64(writer + w.WRITER_NEXT_STEP)
     for i in range(count):
-        word = peek_u32(metas - META_BYTES * (i + 1) + 12)
+        word = peek_u32(metas - w.META_BYTES * (i + 1) + 12)
         if next_step != 0:
-            if word & FINAL:
-                poke_i64(writer + W_COMPLETE, local - i - peek_i64(writer + W_ENVS))
+            if word & w.FINAL:
+                poke_i64(writer + w.WRITER_COMPLETE, local - i - peek_i64(writer + w.WRITER_ENVS))
                 return
-        elif word & KEPT or word & TERMINATED:
-            poke_i64(writer + W_COMPLETE, local - i)
+        elif word & w.KEPT or word & w.TERMINATED:
+            poke_i64(writer + w.WRITER_COMPLETE, local - i)
             return
 
 
@@ -156,61 +107,61 @@ def _take_back(metas, states, envs, count):
     """Undo `_finish_row` for `count` rows from the first meta on, the last of them first; what was staged for them stays."""
     for back in range(count):
         at = count - 1 - back
-        meta, state = metas + META_BYTES * at, states + ENV_BYTES * (at % envs)
+        meta, state = metas + w.META_BYTES * at, states + w.ENV_BYTES * (at % envs)
         word = peek_u32(meta + 12)
-        if word & FIRST:
-            poke_i64(state, STARTING)
+        if word & w.FIRST:
+            poke_i64(state, w.STARTING)
         else:
-            poke_i64(state, AWAITING_FINAL if word & FINAL else RUNNING)
+            poke_i64(state, w.AWAITING_FINAL if word & w.FINAL else w.RUNNING)
             poke_i64(state + 8, peek_u32(meta + 8))
             poke_i64(state + 16, peek_u32(meta + 4))
         poke_i64(meta, 0)
         poke_u32(meta + 8, 0)
-        poke_u32(meta + 12, (word >> LINK_SHIFT) << LINK_SHIFT if word & KEPT else 0)
+        poke_u32(meta + 12, (word >> w.LINK_SHIFT) << w.LINK_SHIFT if word & w.KEPT else 0)
 
 
 @inner
 def _set_priorities(writer, table, row, count):
     """Leaf priorities of rows about to be committed: the caller's, else the largest of late; none for final observations."""
-    priorities = peek_i64(table + T_PRIORITY)
-    metas = peek_i64(table + T_META)
-    recent = peek_i64(table + T_CONTROL) + TABLE_RECENT_LEAF
+    priorities = peek_i64(table + w.VIEW_PRIORITY)
+    metas = peek_i64(table + w.VIEW_META)
+    recent = peek_i64(table + w.VIEW_CONTROL) + w.TABLE_RECENT_LEAF
     # before the first update there is no largest priority: 1 then
     new = max(load_relaxed(recent), load_relaxed(recent + 8))
     if new == 0:
         new = 1 << 20
-    given = peek_i64(writer + W_PRIORITIES_GIVEN)
+    given = peek_i64(writer + w.WRITER_PRIORITIES_GIVEN)
     for i in range(row, row + count):
-        if peek_u32(metas + META_BYTES * i + 12) & FINAL:
+        if peek_u32(metas + w.META_BYTES * i + 12) & w.FINAL:
             poke_u32(priorities + 4 * i, 0)
         elif given == 0:
             poke_u32(priorities + 4 * i, new)
-    poke_i64(writer + W_PRIORITIES_GIVEN, 0)
+    poke_i64(writer + w.WRITER_PRIORITIES_GIVEN, 0)
 
 
 @inner
 def _commit(writer, ticks):
-    table = peek_i64(writer + W_TABLE)
-    envs = peek_i64(writer + W_ENVS)
-    local = peek_i64(writer + W_LOCAL)
-    row = peek_i64(writer + W_BASE) + local
+    table = peek_i64(writer + w.WRITER_TABLE)
+    envs = peek_i64(writer + w.WRITER_ENVS)
+    local = peek_i64(writer + w.WRITER_LOCAL)
+    row = peek_i64(writer + w.WRITER_BASE) + local
     count = ticks * envs
-    meta = peek_i64(table + T_META)
-    terminated = peek_i64(table + T_TERMINATED)
-    truncated = peek_i64(table + T_TRUNCATED)
-    next_step = peek_i64(writer + W_NEXT_STEP)
-    strict = peek_i64(writer + W_STRICT)
-    states = peek_i64(writer + W_ENV_STATE)
-    version = peek_i64(writer + W_VERSION)
-    episodes = peek_i64(writer + W_EPISODES)
+    meta = peek_i64(table + w.VIEW_META)
+    terminated = peek_i64(table + w.VIEW_TERMINATED)
+    truncated = peek_i64(table + w.VIEW_TRUNCATED)
+    next_step = peek_i64(writer + w.WRITER_NEXT_STEP)
+    strict = peek_i64(writer + w.WRITER_STRICT)
+    states = peek_i64(writer + w.WRITER_ENV_STATE)
+    version = peek_i64(writer + w.WRITER_VERSION)
+    episodes = peek_i64(writer + w.WRITER_EPISODES)
     does = 0
     for _ in range(ticks):
         for env in range(envs):
             done = _finish_row(
-                meta + row * META_BYTES,
+                meta + row * w.META_BYTES,
                 terminated + row,
                 truncated + row,
-                states + ENV_BYTES * env,
+                states + w.ENV_BYTES * env,
                 envs,
                 version,
                 next_step,
@@ -218,33 +169,33 @@ def _commit(writer, ticks):
                 episodes,
             )
             if done == MISPLACED:
-                first = peek_i64(writer + W_BASE) + local
-                _take_back(meta + first * META_BYTES, states, envs, row - first)
+                first = peek_i64(writer + w.WRITER_BASE) + local
+                _take_back(meta + first * w.META_BYTES, states, envs, row - first)
                 return -2 - (row - first)
             episodes += done & BEGINS
             does |= done
             row += 1
-    if peek_i64(table + T_PRIORITY) != 0:
+    if peek_i64(table + w.VIEW_PRIORITY) != 0:
         _set_priorities(writer, table, row - count, count)
     if does & ENDS:
         report_ends(writer, row - count, count)
     local += count
     if does & COMPLETES:
-        _note_complete(writer, meta + row * META_BYTES, local, count)
-    poke_i64(writer + W_EPISODES, episodes)
-    poke_i64(writer + W_LOCAL, local)
-    poke_i64(writer + W_KEPT, peek_i64(writer + W_TAIL))
-    if peek_i64(writer + W_ARENA_COUNT) != 0:
+        _note_complete(writer, meta + row * w.META_BYTES, local, count)
+    poke_i64(writer + w.WRITER_EPISODES, episodes)
+    poke_i64(writer + w.WRITER_LOCAL, local)
+    poke_i64(writer + w.WRITER_KEPT, peek_i64(writer + w.WRITER_TAIL))
+    if peek_i64(writer + w.WRITER_ARENA_COUNT) != 0:
         keep_values(writer)
-    poke_i64(writer + W_TICK, peek_i64(writer + W_TICK) + ticks)
-    counter = peek_i64(writer + W_COUNTER)
+    poke_i64(writer + w.WRITER_TICK, peek_i64(writer + w.WRITER_TICK) + ticks)
+    counter = peek_i64(writer + w.WRITER_COUNTER)
     store_relaxed(counter, load_relaxed(counter) + count)
-    pending = peek_i64(writer + W_UNPUBLISHED) + ticks
-    poke_i64(writer + W_UNPUBLISHED, pending)
-    full = _room(writer) < envs + peek_i64(writer + W_RESERVE)
-    if full and peek_i64(writer + W_FINISHES) != 0:
+    pending = peek_i64(writer + w.WRITER_UNPUBLISHED) + ticks
+    poke_i64(writer + w.WRITER_UNPUBLISHED, pending)
+    full = _room(writer) < envs + peek_i64(writer + w.WRITER_RESERVE)
+    if full and peek_i64(writer + w.WRITER_FINISHES) != 0:
         _finish_page(writer)
-    elif full or pending >= peek_i64(writer + W_PUBLISH_EVERY):
+    elif full or pending >= peek_i64(writer + w.WRITER_PUBLISH_EVERY):
         _publish(writer)
     return -1 if full else row
 
@@ -260,15 +211,15 @@ def commit(writer, ticks):
     """
     result = _commit(writer, ticks)
     if result >= -1:
-        poke_i64(writer + W_BUSY, 0)
-        if peek_i64(writer + W_ENDS) != 0:
-            poke_i64(writer + W_ENDS, 0)
-            if peek_i64(writer + W_FINISHES) != 0:
+        poke_i64(writer + w.WRITER_BUSY, 0)
+        if peek_i64(writer + w.WRITER_ENDS) != 0:
+            poke_i64(writer + w.WRITER_ENDS, 0)
+            if peek_i64(writer + w.WRITER_FINISHES) != 0:
                 _finish_page(writer)
             else:
                 # the page takes no more: whoever turns it finishes it
                 _publish(writer)
-                poke_i64(writer + W_LIMIT, peek_i64(writer + W_LOCAL))
+                poke_i64(writer + w.WRITER_LIMIT, peek_i64(writer + w.WRITER_LOCAL))
     return result
 
 
@@ -283,25 +234,27 @@ def commit_and_turn(state):
     """
     writer = data_of(state)
     # a handle that was closed or dropped has no rows either
-    if peek_i64(writer + W_BEYOND) != 0 or peek_i64(writer + W_BUSY) == 0:
+    if peek_i64(writer + w.WRITER_BEYOND) != 0 or peek_i64(writer + w.WRITER_BUSY) == 0:
         return BEYOND
     # no page (closed), or a full one behind which no other was free: there is no row that could have been assigned
-    left = min(peek_i64(writer + W_ROWS) - peek_i64(writer + W_KEPT), peek_i64(writer + W_LIMIT))
-    left -= peek_i64(writer + W_LOCAL)
-    if peek_i64(writer + W_PAGE) < 0 or left < peek_i64(writer + W_ENVS) + peek_i64(writer + W_RESERVE):
+    left = min(peek_i64(writer + w.WRITER_ROWS) - peek_i64(writer + w.WRITER_KEPT), peek_i64(writer + w.WRITER_LIMIT))
+    left -= peek_i64(writer + w.WRITER_LOCAL)
+    if peek_i64(writer + w.WRITER_PAGE) < 0 or left < peek_i64(writer + w.WRITER_ENVS) + peek_i64(
+        writer + w.WRITER_RESERVE
+    ):
         return BEYOND
     row = _commit(writer, 1)
     if row < -1:
-        poke_i64(writer + W_REFUSED, -1 - row)
+        poke_i64(writer + w.WRITER_REFUSED, -1 - row)
         return BEYOND
     # what may have to wait, or is to be refused, is left to the call that asks for a row
-    is_granted = peek_i64(writer + W_SEAT) == 0 or ask_for_rows(writer, peek_i64(writer + W_ENVS))
+    is_granted = peek_i64(writer + w.WRITER_SEAT) == 0 or ask_for_rows(writer, peek_i64(writer + w.WRITER_ENVS))
     if is_granted and not _is_stale(writer):
         if row >= 0:
             return row
-        if load_relaxed(peek_i64(writer + W_CLOSED)) == 0:
+        if load_relaxed(peek_i64(writer + w.WRITER_CLOSED)) == 0:
             row = next_page(writer)
             if row >= 0:
                 return row
-    poke_i64(writer + W_BEYOND, 1)
+    poke_i64(writer + w.WRITER_BEYOND, 1)
     return BEYOND

@@ -9,27 +9,7 @@ from __future__ import annotations
 from conduit.native.jit import inner, kernel
 from conduit.native.memory import peek_i64, peek_u32, poke_i64, poke_u32, store_relaxed, zero_bytes
 from conduit.native.object_args import data_of
-from conduit.store.format.words import (
-    LINK_SHIFT,
-    META_BYTES,
-    SIDE_BOOTSTRAP,
-    T_META,
-    T_ROWS,
-    T_TERMINATED,
-    T_TRUNCATED,
-    W_BASE,
-    W_BUSY,
-    W_ENDS,
-    W_ENVS,
-    W_KEPT,
-    W_LOCAL,
-    W_PAGE,
-    W_PRIORITIES_GIVEN,
-    W_ROWS,
-    W_SEAT,
-    W_TABLE,
-    W_TAIL,
-)
+from conduit.store.format import words as w
 from conduit.store.ingest.page_writer import _room
 from conduit.store.pages.protocol import side_of
 from conduit.store.pages.ragged_values import clear_spans, forget_values
@@ -41,18 +21,18 @@ ALL_ROWS = 1 << 40
 
 @inner
 def _stage_final(writer, row, behind):
-    table = peek_i64(writer + W_TABLE)
-    word = peek_i64(table + T_META) + row * META_BYTES + 12
-    link = peek_u32(word) >> LINK_SHIFT
+    table = peek_i64(writer + w.WRITER_TABLE)
+    word = peek_i64(table + w.VIEW_META) + row * w.META_BYTES + 12
+    link = peek_u32(word) >> w.LINK_SHIFT
     if link != 0:
         return row + link
-    tail = peek_i64(writer + W_TAIL) + 1
-    kept = peek_i64(writer + W_BASE) + peek_i64(table + T_ROWS) - tail
+    tail = peek_i64(writer + w.WRITER_TAIL) + 1
+    kept = peek_i64(writer + w.WRITER_BASE) + peek_i64(table + w.VIEW_ROWS) - tail
     if kept < behind:
         return -1
-    poke_i64(writer + W_TAIL, tail)
+    poke_i64(writer + w.WRITER_TAIL, tail)
     clear_spans(writer, kept)
-    poke_u32(word, (kept - row) << LINK_SHIFT)
+    poke_u32(word, (kept - row) << w.LINK_SHIFT)
     return kept
 
 
@@ -100,43 +80,45 @@ def stage_bootstrap(writer, ticks):
     Returns:
         Physical row of the first, or -1 when the page has no room for them.
     """
-    table = peek_i64(writer + W_TABLE)
-    envs = peek_i64(writer + W_ENVS)
-    committed = peek_i64(writer + W_LOCAL) + ticks * envs
-    kept = peek_i64(writer + W_ROWS) - peek_i64(writer + W_TAIL) - envs
+    table = peek_i64(writer + w.WRITER_TABLE)
+    envs = peek_i64(writer + w.WRITER_ENVS)
+    committed = peek_i64(writer + w.WRITER_LOCAL) + ticks * envs
+    kept = peek_i64(writer + w.WRITER_ROWS) - peek_i64(writer + w.WRITER_TAIL) - envs
     if kept < committed:
         return -1
-    poke_i64(writer + W_ENDS, 1)
-    poke_i64(writer + W_TAIL, peek_i64(writer + W_TAIL) + envs)
+    poke_i64(writer + w.WRITER_ENDS, 1)
+    poke_i64(writer + w.WRITER_TAIL, peek_i64(writer + w.WRITER_TAIL) + envs)
     for env in range(envs):
-        clear_spans(writer, peek_i64(writer + W_BASE) + kept + env)
-    store_relaxed(side_of(table, peek_i64(writer + W_PAGE)) + SIDE_BOOTSTRAP, (committed << 32) | (kept + 1))
-    return peek_i64(writer + W_BASE) + kept
+        clear_spans(writer, peek_i64(writer + w.WRITER_BASE) + kept + env)
+    store_relaxed(side_of(table, peek_i64(writer + w.WRITER_PAGE)) + w.SIDE_BOOTSTRAP, (committed << 32) | (kept + 1))
+    return peek_i64(writer + w.WRITER_BASE) + kept
 
 
 @inner
 def _abort(writer, rows):
-    kept = peek_i64(writer + W_KEPT)
-    poke_i64(writer + W_TAIL, kept)
-    poke_i64(writer + W_PRIORITIES_GIVEN, 0)
+    kept = peek_i64(writer + w.WRITER_KEPT)
+    poke_i64(writer + w.WRITER_TAIL, kept)
+    poke_i64(writer + w.WRITER_PRIORITIES_GIVEN, 0)
     forget_values(writer)
-    if peek_i64(writer + W_ENDS) != 0:
-        poke_i64(writer + W_ENDS, 0)
-        store_relaxed(side_of(peek_i64(writer + W_TABLE), peek_i64(writer + W_PAGE)) + SIDE_BOOTSTRAP, 0)
+    if peek_i64(writer + w.WRITER_ENDS) != 0:
+        poke_i64(writer + w.WRITER_ENDS, 0)
+        store_relaxed(
+            side_of(peek_i64(writer + w.WRITER_TABLE), peek_i64(writer + w.WRITER_PAGE)) + w.SIDE_BOOTSTRAP, 0
+        )
     rows = min(rows, _room(writer))
     if rows <= 0:
         return
-    table = peek_i64(writer + W_TABLE)
-    start = peek_i64(writer + W_BASE) + peek_i64(writer + W_LOCAL)
-    zero_bytes(peek_i64(table + T_TERMINATED) + start, rows)
-    zero_bytes(peek_i64(table + T_TRUNCATED) + start, rows)
-    zero_bytes(peek_i64(table + T_META) + start * META_BYTES, rows * META_BYTES)
+    table = peek_i64(writer + w.WRITER_TABLE)
+    start = peek_i64(writer + w.WRITER_BASE) + peek_i64(writer + w.WRITER_LOCAL)
+    zero_bytes(peek_i64(table + w.VIEW_TERMINATED) + start, rows)
+    zero_bytes(peek_i64(table + w.VIEW_TRUNCATED) + start, rows)
+    zero_bytes(peek_i64(table + w.VIEW_META) + start * w.META_BYTES, rows * w.META_BYTES)
 
 
 @inner
 def _let_go(writer, rows):
     _abort(writer, rows)
-    if peek_i64(writer + W_SEAT) != 0:
+    if peek_i64(writer + w.WRITER_SEAT) != 0:
         give_back_rows(writer)
 
 
@@ -154,7 +136,7 @@ def abort(writer, rows):
 def discard(writer, rows):
     """`abort`, after which nothing is in progress."""
     _let_go(writer, rows)
-    poke_i64(writer + W_BUSY, 0)
+    poke_i64(writer + w.WRITER_BUSY, 0)
     return 0
 
 
@@ -162,7 +144,7 @@ def discard(writer, rows):
 def drop(state, number, _thing):
     """`discard` a form of writing, int64 [1] its number, if it still is in progress (conduit.native.finish)."""
     writer = data_of(state)
-    if peek_i64(writer + W_BUSY) == peek_i64(data_of(number)) and peek_i64(writer + W_PAGE) >= 0:
+    if peek_i64(writer + w.WRITER_BUSY) == peek_i64(data_of(number)) and peek_i64(writer + w.WRITER_PAGE) >= 0:
         _let_go(writer, ALL_ROWS)
-        poke_i64(writer + W_BUSY, 0)
+        poke_i64(writer + w.WRITER_BUSY, 0)
     return 0

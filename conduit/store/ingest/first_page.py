@@ -20,64 +20,7 @@ from conduit.native.memory import (
     store_release,
     zero_bytes,
 )
-from conduit.store.format.words import (
-    A_BYTES,
-    A_ITEM,
-    A_ITEMS,
-    A_SPANS,
-    A_USED,
-    ENDED,
-    GENERATION_SHIFT,
-    KIND_MASK,
-    META_BYTES,
-    OPEN,
-    OWNER_MASK,
-    OWNER_SHIFT,
-    PAGE_ARENA,
-    PAGE_COMMITTED,
-    PAGE_ENDED,
-    PAGE_ENVS,
-    PAGE_EPOCH,
-    PAGE_STATE,
-    PAGE_STREAM,
-    PAGE_TAIL,
-    PAGE_TICK,
-    SEALED,
-    SIDE_REOPENED,
-    SPAN_BYTES,
-    SPAN_MASK,
-    SPAN_SHIFT,
-    T_CONTROL,
-    T_COUNT,
-    T_FUTURE,
-    T_HISTORY,
-    T_META,
-    T_REOPENS,
-    T_ROWS,
-    T_TERMINATED,
-    T_TRUNCATED,
-    TABLE_EPOCH,
-    TAIL_MASK,
-    W_ARENA_COUNT,
-    W_ARENAS,
-    W_BASE,
-    W_BLOCK,
-    W_COMPLETE,
-    W_ENVS,
-    W_EPISODES,
-    W_EPOCH,
-    W_FIRST_TICK,
-    W_KEPT,
-    W_LIMIT,
-    W_LOCAL,
-    W_OWNER,
-    W_PAGE,
-    W_RESERVE,
-    W_ROWS,
-    W_STREAM,
-    W_TABLE,
-    W_TAIL,
-)
+from conduit.store.format import words as w
 from conduit.store.ingest.next_page import _end_cut_streams
 from conduit.store.ingest.page_writer import BEYOND
 from conduit.store.ingest.report_episodes import enter_page
@@ -91,29 +34,29 @@ _NONE = 1 << 40
 def _room_in(writer, table, page, state, epoch, items):
     """Rows free in a page that the writer may reopen, else -1; what is read is only good if the page still has this state."""
     block = block_of(table, page)
-    if (state & KIND_MASK) != SEALED or load_relaxed(block + PAGE_ENDED) != ENDED:
+    if (state & w.KIND_MASK) != w.SEALED or load_relaxed(block + w.PAGE_ENDED) != w.ENDED:
         return -1
-    envs = peek_i64(writer + W_ENVS)
-    if load_relaxed(block + PAGE_ENVS) != envs or load_relaxed(block + PAGE_EPOCH) != epoch:
+    envs = peek_i64(writer + w.WRITER_ENVS)
+    if load_relaxed(block + w.PAGE_ENVS) != envs or load_relaxed(block + w.PAGE_EPOCH) != epoch:
         return -1
-    committed, tail = load_acquire(block + PAGE_COMMITTED), load_relaxed(block + PAGE_TAIL) & TAIL_MASK
+    committed, tail = load_acquire(block + w.PAGE_COMMITTED), load_relaxed(block + w.PAGE_TAIL) & w.TAIL_MASK
     if committed < envs or committed % envs != 0:
         return -1
-    for i in range(peek_i64(writer + W_ARENA_COUNT)):
-        arena = peek_i64(writer + W_ARENAS) + A_BYTES * i
+    for i in range(peek_i64(writer + w.WRITER_ARENA_COUNT)):
+        arena = peek_i64(writer + w.WRITER_ARENAS) + w.ARENA_BYTES * i
         # the sum over all arenas is an upper bound of what is taken of each
-        taken = load_relaxed(block + PAGE_ARENA) // peek_i64(arena + A_ITEM)
-        if taken < 0 or taken + (peek_i64(items + 8 * i) if items != 0 else 0) > peek_i64(arena + A_ITEMS):
+        taken = load_relaxed(block + w.PAGE_ARENA) // peek_i64(arena + w.ARENA_ITEM)
+        if taken < 0 or taken + (peek_i64(items + 8 * i) if items != 0 else 0) > peek_i64(arena + w.ARENA_ITEMS):
             return -1
-    return peek_i64(table + T_ROWS) - tail - committed
+    return peek_i64(table + w.VIEW_ROWS) - tail - committed
 
 
 @inner
 def _find(writer, table, epoch, need, items):
     """The page with the least room that is enough, and its state; -1 where there is none."""
     best, best_room, best_state = -1, _NONE, 0
-    for page in range(peek_i64(table + T_COUNT)):
-        state = load_acquire(block_of(table, page) + PAGE_STATE)
+    for page in range(peek_i64(table + w.VIEW_COUNT)):
+        state = load_acquire(block_of(table, page) + w.PAGE_STATE)
         room = _room_in(writer, table, page, state, epoch, items)
         if need <= room < best_room:
             best, best_room, best_state = page, room, state
@@ -123,19 +66,19 @@ def _find(writer, table, epoch, need, items):
 @inner
 def _take_arenas(writer, table, page, committed, tail):
     """Go on behind the ragged values of the page's rows and kept finals; False where a span leads out of its arena."""
-    rows = peek_i64(table + T_ROWS)
+    rows = peek_i64(table + w.VIEW_ROWS)
     good = True
-    for i in range(peek_i64(writer + W_ARENA_COUNT)):
-        arena = peek_i64(writer + W_ARENAS) + A_BYTES * i
+    for i in range(peek_i64(writer + w.WRITER_ARENA_COUNT)):
+        arena = peek_i64(writer + w.WRITER_ARENAS) + w.ARENA_BYTES * i
         used = 0
         for local in range(rows):
             if local < committed or local >= rows - tail:
-                span = peek_i64(peek_i64(arena + A_SPANS) + SPAN_BYTES * (page * rows + local))
-                length = (span >> SPAN_SHIFT) & SPAN_MASK
+                span = peek_i64(peek_i64(arena + w.ARENA_SPANS) + w.SPAN_BYTES * (page * rows + local))
+                length = (span >> w.SPAN_SHIFT) & w.SPAN_MASK
                 if length > 0:
-                    used = max(used, (span & SPAN_MASK) + length)
-        good = good and used <= peek_i64(arena + A_ITEMS)
-        poke_i64(arena + A_USED, used)
+                    used = max(used, (span & w.SPAN_MASK) + length)
+        good = good and used <= peek_i64(arena + w.ARENA_ITEMS)
+        poke_i64(arena + w.ARENA_USED, used)
     keep_values(writer)
     return good
 
@@ -145,7 +88,7 @@ def _next_episode(table, row, envs):
     """The number behind the largest of the episodes at a tick's rows: a stream numbers them as they begin, so of all before."""
     largest = 0
     for i in range(row, row + envs):
-        largest = max(largest, peek_u32(peek_i64(table + T_META) + META_BYTES * i + 8))
+        largest = max(largest, peek_u32(peek_i64(table + w.VIEW_META) + w.META_BYTES * i + 8))
     return largest + 1
 
 
@@ -162,13 +105,15 @@ def reopen(writer, rows, tail, items):
     Returns:
         Physical row of the next tick, or -1 when there is no such page.
     """
-    table = peek_i64(writer + W_TABLE)
-    word = load_acquire(peek_i64(table + T_CONTROL) + TABLE_EPOCH)
-    if peek_i64(table + T_REOPENS) == 0 or peek_i64(writer + W_PAGE) >= 0 or word & 1:
+    table = peek_i64(writer + w.WRITER_TABLE)
+    word = load_acquire(peek_i64(table + w.VIEW_CONTROL) + w.TABLE_EPOCH)
+    if peek_i64(table + w.VIEW_REOPENS) == 0 or peek_i64(writer + w.WRITER_PAGE) >= 0 or word & 1:
         return -1
-    envs = peek_i64(writer + W_ENVS)
+    envs = peek_i64(writer + w.WRITER_ENVS)
     # less than that is not worth the copies at the head of the next page
-    worth = (peek_i64(table + T_HISTORY) + peek_i64(table + T_FUTURE) + 1) * envs + peek_i64(writer + W_RESERVE)
+    worth = (peek_i64(table + w.VIEW_HISTORY) + peek_i64(table + w.VIEW_FUTURE) + 1) * envs + peek_i64(
+        writer + w.WRITER_RESERVE
+    )
     need = max(rows + tail, worth)
     _end_cut_streams(table)
     while True:
@@ -176,38 +121,42 @@ def reopen(writer, rows, tail, items):
         if page < 0:
             return -1
         block = block_of(table, page)
-        mine = ((state >> GENERATION_SHIFT) << GENERATION_SHIFT) | (peek_i64(writer + W_OWNER) << OWNER_SHIFT) | OPEN
-        if compare_and_swap(block + PAGE_STATE, state, mine) == state:
+        mine = (
+            ((state >> w.GENERATION_SHIFT) << w.GENERATION_SHIFT)
+            | (peek_i64(writer + w.WRITER_OWNER) << w.OWNER_SHIFT)
+            | w.OPEN
+        )
+        if compare_and_swap(block + w.PAGE_STATE, state, mine) == state:
             break
     # before anything else of the page: a word that is seen again stands for a page in which nothing has changed
-    count = ((state >> OWNER_SHIFT) + 1) & OWNER_MASK
-    store_release(side_of(table, page) + SIDE_REOPENED, count)
+    count = ((state >> w.OWNER_SHIFT) + 1) & w.OWNER_MASK
+    store_release(side_of(table, page) + w.SIDE_REOPENED, count)
     # before the first commit: who reads a count of rows that is new reads this as well
-    store_relaxed(block + PAGE_ENDED, 0)
-    committed, kept = load_relaxed(block + PAGE_COMMITTED), load_relaxed(block + PAGE_TAIL) & TAIL_MASK
-    size = peek_i64(table + T_ROWS)
+    store_relaxed(block + w.PAGE_ENDED, 0)
+    committed, kept = load_relaxed(block + w.PAGE_COMMITTED), load_relaxed(block + w.PAGE_TAIL) & w.TAIL_MASK
+    size = peek_i64(table + w.VIEW_ROWS)
     base = page * size
     # an earlier owner that died may have left flags and links of rows that it did not commit
     rest = size - kept - committed
-    zero_bytes(peek_i64(table + T_TERMINATED) + base + committed, rest)
-    zero_bytes(peek_i64(table + T_TRUNCATED) + base + committed, rest)
-    zero_bytes(peek_i64(table + T_META) + (base + committed) * META_BYTES, rest * META_BYTES)
+    zero_bytes(peek_i64(table + w.VIEW_TERMINATED) + base + committed, rest)
+    zero_bytes(peek_i64(table + w.VIEW_TRUNCATED) + base + committed, rest)
+    zero_bytes(peek_i64(table + w.VIEW_META) + (base + committed) * w.META_BYTES, rest * w.META_BYTES)
     if not _take_arenas(writer, table, page, committed, kept):
-        seal(table, page, ENDED)
+        seal(table, page, w.ENDED)
         return -1
-    poke_i64(writer + W_STREAM, load_relaxed(block + PAGE_STREAM))
-    poke_i64(writer + W_FIRST_TICK, load_relaxed(block + PAGE_TICK) + committed // envs)
-    poke_i64(writer + W_EPISODES, _next_episode(table, base + committed - envs, envs))
-    poke_i64(writer + W_EPOCH, word)
-    poke_i64(writer + W_ROWS, size)
-    poke_i64(writer + W_LIMIT, BEYOND)
-    poke_i64(writer + W_BLOCK, block)
-    poke_i64(writer + W_BASE, base)
-    poke_i64(writer + W_LOCAL, committed)
+    poke_i64(writer + w.WRITER_STREAM, load_relaxed(block + w.PAGE_STREAM))
+    poke_i64(writer + w.WRITER_FIRST_TICK, load_relaxed(block + w.PAGE_TICK) + committed // envs)
+    poke_i64(writer + w.WRITER_EPISODES, _next_episode(table, base + committed - envs, envs))
+    poke_i64(writer + w.WRITER_EPOCH, word)
+    poke_i64(writer + w.WRITER_ROWS, size)
+    poke_i64(writer + w.WRITER_LIMIT, BEYOND)
+    poke_i64(writer + w.WRITER_BLOCK, block)
+    poke_i64(writer + w.WRITER_BASE, base)
+    poke_i64(writer + w.WRITER_LOCAL, committed)
     # nothing will follow in the episodes of the rows that are there
-    poke_i64(writer + W_COMPLETE, committed)
-    poke_i64(writer + W_TAIL, kept)
-    poke_i64(writer + W_KEPT, kept)
-    poke_i64(writer + W_PAGE, page)
+    poke_i64(writer + w.WRITER_COMPLETE, committed)
+    poke_i64(writer + w.WRITER_TAIL, kept)
+    poke_i64(writer + w.WRITER_KEPT, kept)
+    poke_i64(writer + w.WRITER_PAGE, page)
     enter_page(writer, committed)
     return base + committed

@@ -28,30 +28,30 @@ from conduit.native.memory import peek_f64, peek_i64, peek_u8, peek_u32
 from conduit.store.ingest.field_specs import (
     ARRAY,
     BOOL,
-    F_DIMS,
-    F_ELEMENTS,
-    F_FALSE_IS_NOTHING,
-    F_FROM_DOUBLE,
-    F_HIGHEST,
-    F_ITEMSIZE,
-    F_KIND,
-    F_LISTED,
-    F_LOWEST,
-    F_NDIM,
-    F_SCALAR,
-    F_TYPE_NUMBER,
+    FIELD_DIMS,
+    FIELD_ELEMENTS,
+    FIELD_FALSE_IS_NOTHING,
+    FIELD_FROM_DOUBLE,
+    FIELD_HIGHEST,
+    FIELD_ITEMSIZE,
+    FIELD_KIND,
+    FIELD_LISTED,
+    FIELD_LOWEST,
+    FIELD_NDIM,
+    FIELD_SCALAR,
+    FIELD_TYPE_NUMBER,
     INT,
-    O_ARRAY,
-    O_DOUBLE,
-    O_FALSE,
-    O_FLOAT,
-    O_INT,
-    O_LIST,
-    O_NUMPY_FALSE,
-    O_NUMPY_TRUE,
-    O_TAGGED,
-    O_TRUE,
-    O_TUPLE,
+    OBJECT_ARRAY,
+    OBJECT_DOUBLE,
+    OBJECT_FALSE,
+    OBJECT_FLOAT,
+    OBJECT_INT,
+    OBJECT_LIST,
+    OBJECT_NUMPY_FALSE,
+    OBJECT_NUMPY_TRUE,
+    OBJECT_TAGGED,
+    OBJECT_TRUE,
+    OBJECT_TUPLE,
     UNKNOWN,
 )
 
@@ -75,12 +75,12 @@ def is_vector(value, kind, number):
 @inner
 def dtype_of_array(field, value, skip, objects):
     """Numpy type number of a contiguous array of this field's shape less its first `skip` axes, in this machine's byte order, else -1."""
-    if peek_i64(value + TYPE) != peek_i64(objects + O_ARRAY):
+    if peek_i64(value + TYPE) != peek_i64(objects + OBJECT_ARRAY):
         return -1
-    ndim = peek_i64(field + F_NDIM) - skip
+    ndim = peek_i64(field + FIELD_NDIM) - skip
     if peek_u32(value + NDIM) != ndim or (peek_u32(value + FLAGS) & C_CONTIGUOUS) == 0:
         return -1
-    wanted, given = peek_i64(field + F_DIMS) + 8 * skip, peek_i64(value + DIMS)
+    wanted, given = peek_i64(field + FIELD_DIMS) + 8 * skip, peek_i64(value + DIMS)
     for i in range(ndim):
         if peek_i64(wanted + 8 * i) != peek_i64(given + 8 * i):
             return -1
@@ -94,9 +94,9 @@ def dtype_of_array(field, value, skip, objects):
 def is_array(field, value, objects):
     """1 when an object is an array of exactly this field's dtype and shape, 2 when it only has to be rounded, else 0."""
     number = dtype_of_array(field, value, 0, objects)
-    if number == peek_i64(field + F_TYPE_NUMBER):
+    if number == peek_i64(field + FIELD_TYPE_NUMBER):
         return 1
-    return 2 if number == _DOUBLE_NUMBER and peek_i64(field + F_FROM_DOUBLE) != 0 else 0
+    return 2 if number == _DOUBLE_NUMBER and peek_i64(field + FIELD_FROM_DOUBLE) != 0 else 0
 
 
 @inner
@@ -105,16 +105,16 @@ def pointers_of(field, at, envs, objects):
 
     `at` is the address of the pointer to the value: of the array itself, or of a list, tuple or array of objects.
     """
-    if peek_i64(field + F_LISTED) == 0:
+    if peek_i64(field + FIELD_LISTED) == 0:
         return at
     value = peek_i64(at)
     type_ = peek_i64(value + TYPE)
-    if type_ == peek_i64(objects + O_LIST):
+    if type_ == peek_i64(objects + OBJECT_LIST):
         return peek_i64(value + ITEMS) if peek_i64(value + VALUE) == envs else 0
-    if type_ == peek_i64(objects + O_TUPLE):
+    if type_ == peek_i64(objects + OBJECT_TUPLE):
         return value + ITEMS if peek_i64(value + VALUE) == envs else 0
     if (
-        type_ == peek_i64(objects + O_ARRAY)
+        type_ == peek_i64(objects + OBJECT_ARRAY)
         and peek_u32(peek_i64(value + DESCR) + TYPE_NUMBER) == _OBJECT_NUMBER
         and peek_u32(value + NDIM) == 1
         and peek_i64(peek_i64(value + DIMS)) == envs
@@ -130,13 +130,13 @@ def ragged_length(field, at, envs, objects):
     pointers = pointers_of(field, at, envs, objects)
     if pointers == 0:
         return -1
-    ndim = peek_i64(field + F_NDIM)
-    wanted = peek_i64(field + F_DIMS)
+    ndim = peek_i64(field + FIELD_NDIM)
+    wanted = peek_i64(field + FIELD_DIMS)
     total = 0
     for env in range(envs):
         value = peek_i64(pointers + 8 * env)
         # an array of objects may hold null pointers, which read as None
-        if value == 0 or peek_i64(value + TYPE) != peek_i64(objects + O_ARRAY) or peek_u32(value + NDIM) != ndim:
+        if value == 0 or peek_i64(value + TYPE) != peek_i64(objects + OBJECT_ARRAY) or peek_u32(value + NDIM) != ndim:
             return -1
         given = peek_i64(value + DIMS)
         descr = peek_i64(value + DESCR)
@@ -144,7 +144,7 @@ def ragged_length(field, at, envs, objects):
             (peek_u32(value + FLAGS) & C_CONTIGUOUS) == 0
             or peek_i64(given) > peek_i64(wanted)
             or peek_u8(descr + BYTE_ORDER) == _SWAPPED
-            or peek_u32(descr + TYPE_NUMBER) != peek_i64(field + F_TYPE_NUMBER)
+            or peek_u32(descr + TYPE_NUMBER) != peek_i64(field + FIELD_TYPE_NUMBER)
         ):
             return -1
         for i in range(1, ndim):
@@ -168,7 +168,7 @@ def _fits_float32(value, elements):
 def int_size(value, objects):
     """Digits of an int, negative for a negative one."""
     word = peek_i64(value + VALUE)
-    if peek_i64(objects + O_TAGGED) == 0:
+    if peek_i64(objects + OBJECT_TAGGED) == 0:
         return word
     return -(word >> 3) if (word & 3) == 2 else word >> 3
 
@@ -187,37 +187,37 @@ def int_value(value, size):
 @inner
 def is_recognised(field, value, objects):
     """True when conduit.store.ingest.append_objects can store this object exactly."""
-    kind = peek_i64(field + F_KIND)
-    if peek_i64(field + F_FALSE_IS_NOTHING) != 0 and value == peek_i64(objects + O_FALSE):
+    kind = peek_i64(field + FIELD_KIND)
+    if peek_i64(field + FIELD_FALSE_IS_NOTHING) != 0 and value == peek_i64(objects + OBJECT_FALSE):
         return True
     type_ = peek_i64(value + TYPE)
     if kind == ARRAY:
         how = is_array(field, value, objects)
-        return how == 1 or (how == 2 and _fits_float32(value, peek_i64(field + F_ELEMENTS)))
+        return how == 1 or (how == 2 and _fits_float32(value, peek_i64(field + FIELD_ELEMENTS)))
     if kind == BOOL:
         return (
-            value == peek_i64(objects + O_TRUE)
-            or value == peek_i64(objects + O_FALSE)
-            or value == peek_i64(objects + O_NUMPY_TRUE)
-            or value == peek_i64(objects + O_NUMPY_FALSE)
+            value == peek_i64(objects + OBJECT_TRUE)
+            or value == peek_i64(objects + OBJECT_FALSE)
+            or value == peek_i64(objects + OBJECT_NUMPY_TRUE)
+            or value == peek_i64(objects + OBJECT_NUMPY_FALSE)
         )
     if kind == UNKNOWN:
         return False
-    if type_ == peek_i64(field + F_SCALAR):
+    if type_ == peek_i64(field + FIELD_SCALAR):
         return True
-    is_int = type_ == peek_i64(objects + O_INT)
+    is_int = type_ == peek_i64(objects + OBJECT_INT)
     if is_int and abs(int_size(value, objects)) > 2:
         return False
     if kind == INT:
         if not is_int:
             return False
         number = int_value(value, int_size(value, objects))
-        return peek_i64(field + F_LOWEST) <= number <= peek_i64(field + F_HIGHEST)
+        return peek_i64(field + FIELD_LOWEST) <= number <= peek_i64(field + FIELD_HIGHEST)
     if is_int:
         return True
-    if type_ != peek_i64(objects + O_FLOAT) and type_ != peek_i64(objects + O_DOUBLE):
+    if type_ != peek_i64(objects + OBJECT_FLOAT) and type_ != peek_i64(objects + OBJECT_DOUBLE):
         return False
-    if peek_i64(field + F_ITEMSIZE) == 8:
+    if peek_i64(field + FIELD_ITEMSIZE) == 8:
         return True
     real = peek_f64(value + VALUE)
     # a finite number that is no float32 is the exact path's to refuse

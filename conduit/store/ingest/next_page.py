@@ -22,83 +22,7 @@ from conduit.native.memory import (
     zero_bytes,
 )
 from conduit.native.streaming_copy import copy_rows
-from conduit.store.format.words import (
-    COMPLETE_SHIFT,
-    COUNT_TAG_MASK,
-    COUNT_TAG_SHIFT,
-    CUT,
-    DELETED,
-    ENDED,
-    ENV_BYTES,
-    FLAG_MASK,
-    GENERATION_SHIFT,
-    KEPT,
-    LINE,
-    LINK_SHIFT,
-    META_BYTES,
-    PAGE_AGE,
-    PAGE_ARENA,
-    PAGE_COMMITTED,
-    PAGE_ENDED,
-    PAGE_ENVS,
-    PAGE_EPOCH,
-    PAGE_FIRST,
-    PAGE_HALO,
-    PAGE_PREVIOUS,
-    PAGE_PREVIOUS_GENERATION,
-    PAGE_STATE,
-    PAGE_STREAM,
-    PAGE_TAIL,
-    PAGE_TICK,
-    PAGE_UPDATES,
-    PAST_MASK,
-    SIDE_ACKED,
-    SIDE_BOOTSTRAP,
-    SIDE_CLAIM,
-    SIDE_GONE,
-    SIDE_REOPENED,
-    STARTING,
-    T_COLUMN_COUNT,
-    T_COLUMNS,
-    T_CONTROL,
-    T_COUNT,
-    T_FUTURE,
-    T_HISTORY,
-    T_META,
-    T_QUEUE,
-    T_ROLLOUT,
-    T_ROWS,
-    T_SAMPLED,
-    T_SIDES,
-    T_TERMINATED,
-    T_TRUNCATED,
-    TABLE_CUT,
-    TABLE_EPOCH,
-    TABLE_TICKET,
-    TAG_MASK,
-    TAG_SHIFT,
-    W_ARENA_COUNT,
-    W_BASE,
-    W_BLOCK,
-    W_COMPLETE,
-    W_ENV_STATE,
-    W_ENVS,
-    W_EPOCH,
-    W_FIRST_TICK,
-    W_KEPT,
-    W_LAST,
-    W_LAST_GENERATION,
-    W_LIMIT,
-    W_LOCAL,
-    W_OWNER,
-    W_PAGE,
-    W_RESERVE,
-    W_ROWS,
-    W_STREAM,
-    W_TABLE,
-    W_TAIL,
-    W_TICK,
-)
+from conduit.store.format import words as w
 from conduit.store.ingest.page_writer import BEYOND, _finish_page, _publish
 from conduit.store.ingest.report_episodes import carry, enter_page
 from conduit.store.pages.deletion import mark_deleted
@@ -109,17 +33,17 @@ from conduit.store.pages.ragged_values import copy_values, empty_arenas, keep_va
 @inner
 def _copy_rows(writer, table, rows, source, destination, count):
     """Copy every column of `count` physical rows to others, and their ragged values to the others' page of `rows` rows."""
-    columns = peek_i64(table + T_COLUMNS)
-    for i in range(peek_i64(table + T_COLUMN_COUNT)):
+    columns = peek_i64(table + w.VIEW_COLUMNS)
+    for i in range(peek_i64(table + w.VIEW_COLUMN_COUNT)):
         base = peek_i64(columns + 16 * i)
         size = peek_i64(columns + 16 * i + 8)
         copy_rows(base + destination * size, size, base + source * size, size, count)
-    for column in (T_TERMINATED, T_TRUNCATED):
+    for column in (w.VIEW_TERMINATED, w.VIEW_TRUNCATED):
         base = peek_i64(table + column)
         copy_bytes(base + destination, base + source, count)
-    meta = peek_i64(table + T_META)
-    copy_bytes(meta + destination * META_BYTES, meta + source * META_BYTES, count * META_BYTES)
-    if peek_i64(writer + W_ARENA_COUNT) != 0:
+    meta = peek_i64(table + w.VIEW_META)
+    copy_bytes(meta + destination * w.META_BYTES, meta + source * w.META_BYTES, count * w.META_BYTES)
+    if peek_i64(writer + w.WRITER_ARENA_COUNT) != 0:
         for i in range(count):
             copy_values(writer, rows, source + i, destination + i)
 
@@ -127,18 +51,20 @@ def _copy_rows(writer, table, rows, source, destination, count):
 @inner
 def _copy_halo(writer, table, old_base, old_local, halo, new_base, rows):
     """Copy the last `halo` rows and the kept finals they link to; returns the number of finals."""
-    meta = peek_i64(table + T_META)
+    meta = peek_i64(table + w.VIEW_META)
     first = old_base + old_local - halo
     _copy_rows(writer, table, rows, first, new_base, halo)
     tail = 0
     for destination in range(new_base, new_base + halo):
-        word = peek_u32(meta + destination * META_BYTES + 12)
-        if word & KEPT:
+        word = peek_u32(meta + destination * w.META_BYTES + 12)
+        if word & w.KEPT:
             tail += 1
             kept = new_base + rows - tail
-            final = first + (destination - new_base) + (word >> LINK_SHIFT)
+            final = first + (destination - new_base) + (word >> w.LINK_SHIFT)
             _copy_rows(writer, table, rows, final, kept, 1)
-            poke_u32(meta + destination * META_BYTES + 12, ((kept - destination) << LINK_SHIFT) | (word & FLAG_MASK))
+            poke_u32(
+                meta + destination * w.META_BYTES + 12, ((kept - destination) << w.LINK_SHIFT) | (word & w.FLAG_MASK)
+            )
     return tail
 
 
@@ -146,9 +72,9 @@ def _copy_halo(writer, table, old_base, old_local, halo, new_base, rows):
 def _take_over_deletions(table, source, page, halo):
     """Delete copies of rows that were deleted while they were being copied; from now on deleters find the copies themselves."""
     fence_full()
-    meta = peek_i64(table + T_META)
+    meta = peek_i64(table + w.VIEW_META)
     for i in range(halo):
-        if peek_u32(meta + (source + i) * META_BYTES + 12) & DELETED:
+        if peek_u32(meta + (source + i) * w.META_BYTES + 12) & w.DELETED:
             mark_deleted(table, page, i)
 
 
@@ -158,26 +84,28 @@ def _end_cut_streams(table):
 
     Only a restore makes a page CUT, so the swap changes none that another writer has claimed meanwhile.
     """
-    left = peek_i64(table + T_CONTROL) + TABLE_CUT
+    left = peek_i64(table + w.VIEW_CONTROL) + w.TABLE_CUT
     if load_relaxed(left) == 0:
         return
-    for page in range(peek_i64(table + T_COUNT)):
-        compare_and_swap(block_of(table, page) + PAGE_ENDED, CUT, ENDED)
+    for page in range(peek_i64(table + w.VIEW_COUNT)):
+        compare_and_swap(block_of(table, page) + w.PAGE_ENDED, w.CUT, w.ENDED)
     store_release(left, 0)
 
 
 @inner
 def _enter_queue(writer, table, page):
     """What a queue has of a page beside the rest, while the page is prepared: its place in the order, nothing claimed."""
-    generation = load_relaxed(block_of(table, page) + PAGE_STATE) >> GENERATION_SHIFT
+    generation = load_relaxed(block_of(table, page) + w.PAGE_STATE) >> w.GENERATION_SHIFT
     side = side_of(table, page)
-    store_relaxed(block_of(table, page) + PAGE_AGE, fetch_add(peek_i64(table + T_CONTROL) + TABLE_TICKET, 1))
-    store_relaxed(side + SIDE_ACKED, 0)
-    store_relaxed(side + SIDE_BOOTSTRAP, 0)
-    store_release(side + SIDE_CLAIM, (generation & TAG_MASK) << TAG_SHIFT)
-    ticks = peek_i64(table + T_ROLLOUT)
+    store_relaxed(block_of(table, page) + w.PAGE_AGE, fetch_add(peek_i64(table + w.VIEW_CONTROL) + w.TABLE_TICKET, 1))
+    store_relaxed(side + w.SIDE_ACKED, 0)
+    store_relaxed(side + w.SIDE_BOOTSTRAP, 0)
+    store_release(side + w.SIDE_CLAIM, (generation & w.TAG_MASK) << w.TAG_SHIFT)
+    ticks = peek_i64(table + w.VIEW_ROLLOUT)
     if ticks != 0:
-        poke_i64(writer + W_LIMIT, ticks * peek_i64(writer + W_ENVS) + peek_i64(writer + W_RESERVE))
+        poke_i64(
+            writer + w.WRITER_LIMIT, ticks * peek_i64(writer + w.WRITER_ENVS) + peek_i64(writer + w.WRITER_RESERVE)
+        )
 
 
 @kernel("int64(int64, int64)", nogil=True)
@@ -191,25 +119,25 @@ def turn(writer, page):
     Returns:
         Physical row of the next tick.
     """
-    table = peek_i64(writer + W_TABLE)
-    old = peek_i64(writer + W_PAGE)
-    envs = peek_i64(writer + W_ENVS)
-    rows = peek_i64(table + T_ROWS)
+    table = peek_i64(writer + w.WRITER_TABLE)
+    old = peek_i64(writer + w.WRITER_PAGE)
+    envs = peek_i64(writer + w.WRITER_ENVS)
+    rows = peek_i64(table + w.VIEW_ROWS)
     base = page * rows
     block = block_of(table, page)
     # without the bit that says frozen: a writer of a frozen table has to notice
-    epoch = load_acquire(peek_i64(table + T_CONTROL) + TABLE_EPOCH) & ~1
-    goes_on = old >= 0 and epoch == peek_i64(writer + W_EPOCH)
-    poke_i64(writer + W_EPOCH, epoch)
-    zero_bytes(peek_i64(table + T_TERMINATED) + base, rows)
-    zero_bytes(peek_i64(table + T_TRUNCATED) + base, rows)
-    zero_bytes(peek_i64(table + T_META) + base * META_BYTES, rows * META_BYTES)
-    generation = load_relaxed(block + PAGE_STATE) >> GENERATION_SHIFT
-    counts = peek_i64(table + T_SAMPLED)
+    epoch = load_acquire(peek_i64(table + w.VIEW_CONTROL) + w.TABLE_EPOCH) & ~1
+    goes_on = old >= 0 and epoch == peek_i64(writer + w.WRITER_EPOCH)
+    poke_i64(writer + w.WRITER_EPOCH, epoch)
+    zero_bytes(peek_i64(table + w.VIEW_TERMINATED) + base, rows)
+    zero_bytes(peek_i64(table + w.VIEW_TRUNCATED) + base, rows)
+    zero_bytes(peek_i64(table + w.VIEW_META) + base * w.META_BYTES, rows * w.META_BYTES)
+    generation = load_relaxed(block + w.PAGE_STATE) >> w.GENERATION_SHIFT
+    counts = peek_i64(table + w.VIEW_SAMPLED)
     if counts != 0:
         # copies too: no row that moves on to this page has been delivered from the one before (sampling.candidates)
         for row in range(base, base + rows):
-            store_relaxed(counts + 8 * row, (generation & COUNT_TAG_MASK) << COUNT_TAG_SHIFT)
+            store_relaxed(counts + 8 * row, (generation & w.COUNT_TAG_MASK) << w.COUNT_TAG_SHIFT)
     halo = 0
     tail = 0
     first = 0
@@ -219,53 +147,57 @@ def turn(writer, page):
         _publish(writer)
     if goes_on:
         carry(writer)
-        old_local = peek_i64(writer + W_LOCAL)
-        history = peek_i64(table + T_HISTORY)
-        wanted = (history + peek_i64(table + T_FUTURE)) * envs
+        old_local = peek_i64(writer + w.WRITER_LOCAL)
+        history = peek_i64(table + w.VIEW_HISTORY)
+        wanted = (history + peek_i64(table + w.VIEW_FUTURE)) * envs
         halo = min(wanted, old_local)
-        tail = _copy_halo(writer, table, peek_i64(writer + W_BASE), old_local, halo, base, rows)
+        tail = _copy_halo(writer, table, peek_i64(writer + w.WRITER_BASE), old_local, halo, base, rows)
         # a short old page has its oldest ticks as anchors still: only what lies n before its end moves over
-        first = max(0, halo - peek_i64(table + T_FUTURE) * envs)
-        complete = max(0, peek_i64(writer + W_COMPLETE) - (old_local - halo))
-        state = load_relaxed(block_of(table, old) + PAGE_STATE)
-        store_relaxed(block + PAGE_PREVIOUS, old + 1)
-        store_relaxed(block + PAGE_PREVIOUS_GENERATION, state >> GENERATION_SHIFT)
+        first = max(0, halo - peek_i64(table + w.VIEW_FUTURE) * envs)
+        complete = max(0, peek_i64(writer + w.WRITER_COMPLETE) - (old_local - halo))
+        state = load_relaxed(block_of(table, old) + w.PAGE_STATE)
+        store_relaxed(block + w.PAGE_PREVIOUS, old + 1)
+        store_relaxed(block + w.PAGE_PREVIOUS_GENERATION, state >> w.GENERATION_SHIFT)
     else:
         for env in range(envs if old >= 0 else 0):
-            poke_i64(peek_i64(writer + W_ENV_STATE) + ENV_BYTES * env, STARTING)
-        store_relaxed(block + PAGE_PREVIOUS, peek_i64(writer + W_LAST))
-        store_relaxed(block + PAGE_PREVIOUS_GENERATION, peek_i64(writer + W_LAST_GENERATION))
-    store_relaxed(block + PAGE_ENVS, envs)
-    store_relaxed(block + PAGE_FIRST, first)
-    store_relaxed(block + PAGE_ENDED, 0)
-    store_relaxed(block + PAGE_STREAM, peek_i64(writer + W_STREAM))
-    store_relaxed(block + PAGE_TICK, peek_i64(writer + W_FIRST_TICK) + peek_i64(writer + W_TICK) - halo // envs)
-    store_relaxed(block + PAGE_HALO, halo)
-    store_relaxed(block + PAGE_TAIL, (complete << COMPLETE_SHIFT) | tail)
-    store_relaxed(block + PAGE_UPDATES, 0)
-    store_relaxed(block + PAGE_EPOCH, epoch >> 1)
-    store_relaxed(peek_i64(table + T_SIDES) + LINE * page + SIDE_GONE, generation & PAST_MASK)
-    store_relaxed(peek_i64(table + T_SIDES) + LINE * page + SIDE_REOPENED, 0)
+            poke_i64(peek_i64(writer + w.WRITER_ENV_STATE) + w.ENV_BYTES * env, w.STARTING)
+        store_relaxed(block + w.PAGE_PREVIOUS, peek_i64(writer + w.WRITER_LAST))
+        store_relaxed(block + w.PAGE_PREVIOUS_GENERATION, peek_i64(writer + w.WRITER_LAST_GENERATION))
+    store_relaxed(block + w.PAGE_ENVS, envs)
+    store_relaxed(block + w.PAGE_FIRST, first)
+    store_relaxed(block + w.PAGE_ENDED, 0)
+    store_relaxed(block + w.PAGE_STREAM, peek_i64(writer + w.WRITER_STREAM))
+    store_relaxed(
+        block + w.PAGE_TICK, peek_i64(writer + w.WRITER_FIRST_TICK) + peek_i64(writer + w.WRITER_TICK) - halo // envs
+    )
+    store_relaxed(block + w.PAGE_HALO, halo)
+    store_relaxed(block + w.PAGE_TAIL, (complete << w.COMPLETE_SHIFT) | tail)
+    store_relaxed(block + w.PAGE_UPDATES, 0)
+    store_relaxed(block + w.PAGE_EPOCH, epoch >> 1)
+    store_relaxed(peek_i64(table + w.VIEW_SIDES) + w.LINE * page + w.SIDE_GONE, generation & w.PAST_MASK)
+    store_relaxed(peek_i64(table + w.VIEW_SIDES) + w.LINE * page + w.SIDE_REOPENED, 0)
     keep_values(writer)
-    store_relaxed(block + PAGE_ARENA, kept_bytes(writer))
-    store_relaxed(block + PAGE_COMMITTED, halo)
-    poke_i64(writer + W_ROWS, rows)
-    poke_i64(writer + W_LIMIT, BEYOND)
-    if peek_i64(table + T_QUEUE) != 0:
+    store_relaxed(block + w.PAGE_ARENA, kept_bytes(writer))
+    store_relaxed(block + w.PAGE_COMMITTED, halo)
+    poke_i64(writer + w.WRITER_ROWS, rows)
+    poke_i64(writer + w.WRITER_LIMIT, BEYOND)
+    if peek_i64(table + w.VIEW_QUEUE) != 0:
         _enter_queue(writer, table, page)
     _end_cut_streams(table)
     publish_open(table, page)
     if halo > 0:
-        _take_over_deletions(table, peek_i64(writer + W_BASE) + peek_i64(writer + W_LOCAL) - halo, page, halo)
+        _take_over_deletions(
+            table, peek_i64(writer + w.WRITER_BASE) + peek_i64(writer + w.WRITER_LOCAL) - halo, page, halo
+        )
     if old >= 0:
         seal(table, old, 0 if goes_on else 1)
-    poke_i64(writer + W_PAGE, page)
-    poke_i64(writer + W_BLOCK, block)
-    poke_i64(writer + W_BASE, base)
-    poke_i64(writer + W_LOCAL, halo)
-    poke_i64(writer + W_TAIL, tail)
-    poke_i64(writer + W_KEPT, tail)
-    poke_i64(writer + W_COMPLETE, complete)
+    poke_i64(writer + w.WRITER_PAGE, page)
+    poke_i64(writer + w.WRITER_BLOCK, block)
+    poke_i64(writer + w.WRITER_BASE, base)
+    poke_i64(writer + w.WRITER_LOCAL, halo)
+    poke_i64(writer + w.WRITER_TAIL, tail)
+    poke_i64(writer + w.WRITER_KEPT, tail)
+    poke_i64(writer + w.WRITER_COMPLETE, complete)
     enter_page(writer, halo)
     return base + halo
 
@@ -273,10 +205,10 @@ def turn(writer, page):
 @inner
 def next_page(writer):
     """Claim a page and turn to it; returns the physical row of the next tick, or -1 when no page can be had now."""
-    table = peek_i64(writer + W_TABLE)
-    if peek_i64(table + T_QUEUE) != 0:
+    table = peek_i64(writer + w.WRITER_TABLE)
+    if peek_i64(table + w.VIEW_QUEUE) != 0:
         _finish_page(writer)
-    page = claim(table, peek_i64(writer + W_OWNER), 0)
+    page = claim(table, peek_i64(writer + w.WRITER_OWNER), 0)
     return turn(writer, page) if page >= 0 else -1
 
 

@@ -36,49 +36,44 @@ from conduit.native.memory import (
     syscall,
 )
 from conduit.schema import Schema
+from conduit.store.format import words as w
 from conduit.store.format.episode_records import (
-    E_CHECK,
-    E_ENV,
-    E_EPISODE,
-    E_LENGTH,
-    E_RETURNS,
-    E_STREAM,
-    E_TIME,
+    RECORD_CHECK,
+    RECORD_ENV,
+    RECORD_EPISODE,
+    RECORD_LENGTH,
+    RECORD_RETURNS,
+    RECORD_STREAM,
+    RECORD_TIME,
     RECORDS,
     record_bytes,
     summed,
 )
-from conduit.store.format.words import (
-    ENV_BYTES,
-    LINE,
-    META_BYTES,
-    RUNNING,
-    T_META,
-    TERMINATED,
-    TRUNCATED,
-    W_BASE,
-    W_ENV_STATE,
-    W_ENVS,
-    W_LOCAL,
-    W_STREAM,
-    W_TABLE,
-    W_WORDS,
-)
 
 Array = np.ndarray[Any, Any]
 
-W_REPORTS = 8 * W_WORDS
+WRITER_REPORTS = 8 * w.WRITER_WORDS
 """Of a writer's state, behind the words of store.format.words: address of what follows, or 0."""
-WRITER_WORDS = W_WORDS + 1
+WRITER_WORDS = w.WRITER_WORDS + 1
 
-R_RING, R_BYTES, R_COUNT, R_SOURCES, R_CARRIED, R_OWN, R_SECONDS, R_NANOS, R_SCRATCH = range(0, 72, 8)
+(
+    REPORT_RING,
+    REPORT_BYTES,
+    REPORT_COUNT,
+    REPORT_SOURCES,
+    REPORT_CARRIED,
+    REPORT_OWN,
+    REPORT_SECONDS,
+    REPORT_NANOS,
+    REPORT_SCRATCH,
+) = range(0, 72, 8)
 """What a writer has to report by: private to a process, int64 words. The table's ring and the bytes of a record; elements of rewards;
-where they lie (S_*, back to back); their sums up to the page, float64 [environments, elements]; the page's local row from which on rows
+where they lie (REWARD_*, back to back); their sums up to the page, float64 [environments, elements]; the page's local row from which on rows
 are this writer's and no copies; and room for a time and for a number."""
-R_WORDS = 9
-S_SOURCE, S_STRIDE, S_KIND = 0, 8, 16
+REPORT_WORDS = 9
+REWARD_SOURCE, REWARD_STRIDE, REWARD_KIND = 0, 8, 16
 """An element of a reward: address in row 0, bytes from row to row, and how it is read."""
-S_BYTES = 24
+REWARD_BYTES = 24
 
 _KINDS = {
     name: number
@@ -111,13 +106,13 @@ class Reports:
                 sources.append((at, column.strides[0], _KINDS[field.dtype]))
         self._sources = np.array(sources, np.int64).reshape(-1, 3)
         self._carried = np.zeros((envs, len(sources)), np.float64)
-        self._words = np.zeros(R_WORDS, np.int64)
+        self._words = np.zeros(REPORT_WORDS, np.int64)
         for offset, value in (
-            (R_RING, ring),
-            (R_BYTES, record_bytes(schema)),
-            (R_COUNT, len(sources)),
-            (R_SOURCES, self._sources.ctypes.data),
-            (R_CARRIED, self._carried.ctypes.data),
+            (REPORT_RING, ring),
+            (REPORT_BYTES, record_bytes(schema)),
+            (REPORT_COUNT, len(sources)),
+            (REPORT_SOURCES, self._sources.ctypes.data),
+            (REPORT_CARRIED, self._carried.ctypes.data),
         ):
             self._words[offset // 8] = value
         self.address: int = self._words.ctypes.data
@@ -172,17 +167,21 @@ def _number(at, kind, scratch):
 @inner
 def _total(writer, reports, element, env, last):
     """Sum of a reward's element over the episode of environment `env` up to physical row `last`."""
-    envs = peek_i64(writer + W_ENVS)
-    metas = peek_i64(peek_i64(writer + W_TABLE) + T_META)
-    own = peek_i64(writer + W_BASE) + peek_i64(reports + R_OWN) + env
+    envs = peek_i64(writer + w.WRITER_ENVS)
+    metas = peek_i64(peek_i64(writer + w.WRITER_TABLE) + w.VIEW_META)
+    own = peek_i64(writer + w.WRITER_BASE) + peek_i64(reports + REPORT_OWN) + env
     # the steps of an episode lie one tick apart
-    row = last - peek_i32(metas + META_BYTES * last + 4) * envs
+    row = last - peek_i32(metas + w.META_BYTES * last + 4) * envs
     total = 0.0
     if row < own:
         row = own
-        total = peek_f64(peek_i64(reports + R_CARRIED) + 8 * (peek_i64(reports + R_COUNT) * env + element))
-    source = peek_i64(reports + R_SOURCES) + S_BYTES * element
-    at, stride, kind = peek_i64(source + S_SOURCE), peek_i64(source + S_STRIDE), peek_i64(source + S_KIND)
+        total = peek_f64(peek_i64(reports + REPORT_CARRIED) + 8 * (peek_i64(reports + REPORT_COUNT) * env + element))
+    source = peek_i64(reports + REPORT_SOURCES) + REWARD_BYTES * element
+    at, stride, kind = (
+        peek_i64(source + REWARD_SOURCE),
+        peek_i64(source + REWARD_STRIDE),
+        peek_i64(source + REWARD_KIND),
+    )
     if kind == _F32:
         for one in range(row, last + 1, envs):
             total += peek_f32(at + stride * one)
@@ -191,31 +190,31 @@ def _total(writer, reports, element, env, last):
             total += peek_f64(at + stride * one)
     else:
         for one in range(row, last + 1, envs):
-            total += _number(at + stride * one, kind, reports + R_SCRATCH)
+            total += _number(at + stride * one, kind, reports + REPORT_SCRATCH)
     return total
 
 
 @inner
 def enter_page(writer, own):
     """The writer goes on in a page of which rows from local row `own` on are its own."""
-    reports = peek_i64(writer + W_REPORTS)
+    reports = peek_i64(writer + WRITER_REPORTS)
     if reports != 0:
-        poke_i64(reports + R_OWN, own)
+        poke_i64(reports + REPORT_OWN, own)
 
 
 @inner
 def carry(writer):
     """Add up the rewards of the episodes that go on, before the writer leaves its page."""
-    reports = peek_i64(writer + W_REPORTS)
-    if reports == 0 or peek_i64(writer + W_LOCAL) <= peek_i64(reports + R_OWN):
+    reports = peek_i64(writer + WRITER_REPORTS)
+    if reports == 0 or peek_i64(writer + w.WRITER_LOCAL) <= peek_i64(reports + REPORT_OWN):
         return
-    envs, count = peek_i64(writer + W_ENVS), peek_i64(reports + R_COUNT)
+    envs, count = peek_i64(writer + w.WRITER_ENVS), peek_i64(reports + REPORT_COUNT)
     for env in range(envs):
-        if peek_i64(peek_i64(writer + W_ENV_STATE) + ENV_BYTES * env) == RUNNING:
-            last = peek_i64(writer + W_BASE) + peek_i64(writer + W_LOCAL) - envs + env
+        if peek_i64(peek_i64(writer + w.WRITER_ENV_STATE) + w.ENV_BYTES * env) == w.RUNNING:
+            last = peek_i64(writer + w.WRITER_BASE) + peek_i64(writer + w.WRITER_LOCAL) - envs + env
             for element in range(count):
                 total = _total(writer, reports, element, env, last)
-                poke_f64(peek_i64(reports + R_CARRIED) + 8 * (count * env + element), total)
+                poke_f64(peek_i64(reports + REPORT_CARRIED) + 8 * (count * env + element), total)
 
 
 @inner
@@ -231,30 +230,34 @@ def _check(record, size, ticket):
 @inner
 def report_ends(writer, first, count):
     """Record the episodes that end with `count` rows from physical row `first` on, which are being committed."""
-    reports = peek_i64(writer + W_REPORTS)
+    reports = peek_i64(writer + WRITER_REPORTS)
     if reports == 0:
         return
-    envs, ring, size = peek_i64(writer + W_ENVS), peek_i64(reports + R_RING), peek_i64(reports + R_BYTES)
-    metas = peek_i64(peek_i64(writer + W_TABLE) + T_META)
-    syscall(_CLOCK, 0, reports + R_SECONDS, 0, 0, 0, 0)
-    now = peek_i64(reports + R_SECONDS) * 1000000000 + peek_i64(reports + R_NANOS)
+    envs, ring, size = (
+        peek_i64(writer + w.WRITER_ENVS),
+        peek_i64(reports + REPORT_RING),
+        peek_i64(reports + REPORT_BYTES),
+    )
+    metas = peek_i64(peek_i64(writer + w.WRITER_TABLE) + w.VIEW_META)
+    syscall(_CLOCK, 0, reports + REPORT_SECONDS, 0, 0, 0, 0)
+    now = peek_i64(reports + REPORT_SECONDS) * 1000000000 + peek_i64(reports + REPORT_NANOS)
     for i in range(count):
-        meta = metas + META_BYTES * (first + i)
-        ended = peek_u32(meta + 12) & (TERMINATED | TRUNCATED)
+        meta = metas + w.META_BYTES * (first + i)
+        ended = peek_u32(meta + 12) & (w.TERMINATED | w.TRUNCATED)
         if ended == 0:
             continue
         env = i % envs
         ticket = fetch_add(ring, 1)
-        record = ring + LINE + size * (ticket % RECORDS)
-        poke_i64(record + E_CHECK, 0)
-        poke_i64(record + E_TIME, now)
-        poke_i64(record + E_STREAM, peek_i64(writer + W_STREAM))
-        poke_i64(record + E_ENV, (env << 2) | ended)
-        poke_i64(record + E_EPISODE, (peek_u32(meta + 8) << 32) | peek_u32(meta))
-        poke_i64(record + E_LENGTH, peek_i32(meta + 4) + 1)
-        for element in range(peek_i64(reports + R_COUNT)):
-            poke_f64(record + E_RETURNS + 8 * element, _total(writer, reports, element, env, first + i))
-        store_release(record + E_CHECK, _check(record, size, ticket))
+        record = ring + w.LINE + size * (ticket % RECORDS)
+        poke_i64(record + RECORD_CHECK, 0)
+        poke_i64(record + RECORD_TIME, now)
+        poke_i64(record + RECORD_STREAM, peek_i64(writer + w.WRITER_STREAM))
+        poke_i64(record + RECORD_ENV, (env << 2) | ended)
+        poke_i64(record + RECORD_EPISODE, (peek_u32(meta + 8) << 32) | peek_u32(meta))
+        poke_i64(record + RECORD_LENGTH, peek_i32(meta + 4) + 1)
+        for element in range(peek_i64(reports + REPORT_COUNT)):
+            poke_f64(record + RECORD_RETURNS + 8 * element, _total(writer, reports, element, env, first + i))
+        store_release(record + RECORD_CHECK, _check(record, size, ticket))
 
 
 @kernel("int64(int64, int64, int64, int64, int64, int64)", nogil=True)
@@ -274,7 +277,7 @@ def read_records(ring, size, tickets, count, out, found):
     """
     for i in range(count):
         ticket = peek_i64(tickets + 8 * i)
-        record = ring + LINE + size * (ticket % RECORDS)
+        record = ring + w.LINE + size * (ticket % RECORDS)
         copy = out + size * i
         poke_i64(copy, load_acquire(record))
         for offset in range(8, size, 8):

@@ -22,42 +22,7 @@ from conduit.native.memory import (
     store_release,
 )
 from conduit.native.object_args import data_of
-from conduit.store.format.words import (
-    DELETED,
-    FINAL,
-    GENERATION_MASK,
-    GENERATION_SHIFT,
-    KIND_MASK,
-    META_BYTES,
-    OPEN,
-    P_NUMBER,
-    PAGE_COMMITTED,
-    PAGE_EPOCH,
-    PAGE_HALO,
-    PAGE_PREVIOUS,
-    PAGE_PREVIOUS_GENERATION,
-    PAGE_STATE,
-    PAGE_UPDATES,
-    PAST_MASK,
-    ROW_BITS,
-    ROW_MASK,
-    SEALED,
-    SEAT_ENDED,
-    SEAT_STARTED,
-    SEAT_WEIGHING,
-    T_CONTROL,
-    T_COUNT,
-    T_FUTURE,
-    T_META,
-    T_PRIORITY,
-    T_ROWS,
-    T_SAMPLED,
-    TABLE_DATA,
-    TABLE_EPOCH,
-    TABLE_SHRUNK,
-    TABLE_SPACE,
-    WEIGHING_MARKS,
-)
+from conduit.store.format import words as w
 from conduit.store.pages.holds import give_slot, hazard_of, take_slot
 from conduit.store.pages.protocol import block_of, envs_of, lease
 from conduit.store.pages.rate_limiter import use_seat
@@ -70,8 +35,8 @@ _TRIES = 64
 @inner
 def is_present(table, page):
     """False when the page's rows went with a reset."""
-    epoch = load_acquire(peek_i64(table + T_CONTROL) + TABLE_EPOCH) >> 1
-    return epoch == 0 or load_relaxed(block_of(table, page) + PAGE_EPOCH) == epoch
+    epoch = load_acquire(peek_i64(table + w.VIEW_CONTROL) + w.TABLE_EPOCH) >> 1
+    return epoch == 0 or load_relaxed(block_of(table, page) + w.PAGE_EPOCH) == epoch
 
 
 @inner
@@ -83,26 +48,26 @@ def home_of(table, page, local):
     """
     block = block_of(table, page)
     tag = opened_in(table, page)
-    halo = load_relaxed(block + PAGE_HALO)
+    halo = load_relaxed(block + w.PAGE_HALO)
     hops = 0
     while local < halo:
         hops += 1
-        page = load_relaxed(block + PAGE_PREVIOUS) - 1
-        tag = load_relaxed(block + PAGE_PREVIOUS_GENERATION) & PAST_MASK
-        if not 0 <= page < peek_i64(table + T_COUNT):
+        page = load_relaxed(block + w.PAGE_PREVIOUS) - 1
+        tag = load_relaxed(block + w.PAGE_PREVIOUS_GENERATION) & w.PAST_MASK
+        if not 0 <= page < peek_i64(table + w.VIEW_COUNT):
             return -1, 0, 0
         block = block_of(table, page)
-        state = load_acquire(block + PAGE_STATE)
-        kind = state & KIND_MASK
-        if (kind != OPEN and kind != SEALED) or opened_in(table, page) != tag:
+        state = load_acquire(block + w.PAGE_STATE)
+        kind = state & w.KIND_MASK
+        if (kind != w.OPEN and kind != w.SEALED) or opened_in(table, page) != tag:
             return -1, 0, 0
-        local += load_acquire(block + PAGE_COMMITTED) - halo
-        halo = load_relaxed(block + PAGE_HALO)
+        local += load_acquire(block + w.PAGE_COMMITTED) - halo
+        halo = load_relaxed(block + w.PAGE_HALO)
         fence_acquire()
-        if (load_relaxed(block + PAGE_STATE) ^ state) >> GENERATION_SHIFT != 0:
+        if (load_relaxed(block + w.PAGE_STATE) ^ state) >> w.GENERATION_SHIFT != 0:
             return -1, 0, 0
         # damaged words may lead anywhere, and round
-        if not 0 <= local < peek_i64(table + T_ROWS) or hops > peek_i64(table + T_COUNT):
+        if not 0 <= local < peek_i64(table + w.VIEW_ROWS) or hops > peek_i64(table + w.VIEW_COUNT):
             return -1, 0, 0
     return page, local, tag
 
@@ -110,10 +75,10 @@ def home_of(table, page, local):
 @inner
 def weigh_nothing(table, page, row):
     """A row that has gone is not drawn by priority; learners sum its page anew."""
-    priorities = peek_i64(table + T_PRIORITY)
+    priorities = peek_i64(table + w.VIEW_PRIORITY)
     if priorities != 0:
         poke_u32(priorities + 4 * row, 0)
-        fetch_add(block_of(table, page) + PAGE_UPDATES, 1)
+        fetch_add(block_of(table, page) + w.PAGE_UPDATES, 1)
 
 
 @inner
@@ -122,14 +87,14 @@ def weigh_nothing_late(table, page, row, tag, seat):
 
     A mark keeps writers away from the page meanwhile. Where other threads have all marks it is left: no such row is drawn anyway.
     """
-    if peek_i64(table + T_PRIORITY) == 0:
+    if peek_i64(table + w.VIEW_PRIORITY) == 0:
         return
-    for attempt in range(_TRIES * WEIGHING_MARKS):
-        mark = seat + SEAT_WEIGHING + 8 * (attempt % WEIGHING_MARKS)
+    for attempt in range(_TRIES * w.WEIGHING_MARKS):
+        mark = seat + w.SEAT_WEIGHING + 8 * (attempt % w.WEIGHING_MARKS)
         if compare_and_swap(mark, 0, page + 1) == 0:
             fence_full()
-            kind = load_acquire(block_of(table, page) + PAGE_STATE) & KIND_MASK
-            if (kind == OPEN or kind == SEALED) and ((opened_in(table, page) ^ tag) & PAST_MASK) == 0:
+            kind = load_acquire(block_of(table, page) + w.PAGE_STATE) & w.KIND_MASK
+            if (kind == w.OPEN or kind == w.SEALED) and ((opened_in(table, page) ^ tag) & w.PAST_MASK) == 0:
                 weigh_nothing(table, page, row)
             store_release(mark, 0)
             return
@@ -138,13 +103,13 @@ def weigh_nothing_late(table, page, row, tag, seat):
 @inner
 def mark_deleted(table, page, local):
     """Flag a row of a page that is held; False when it is flagged already, or only an observation."""
-    row = page * peek_i64(table + T_ROWS) + local
-    at = peek_i64(table + T_META) + META_BYTES * row + 8
+    row = page * peek_i64(table + w.VIEW_ROWS) + local
+    at = peek_i64(table + w.VIEW_META) + w.META_BYTES * row + 8
     while True:
         word = load_acquire(at)
-        if (word >> 32) & (FINAL | DELETED):
+        if (word >> 32) & (w.FINAL | w.DELETED):
             return False
-        if compare_and_swap(at, word, word | (DELETED << 32)) == word:
+        if compare_and_swap(at, word, word | (w.DELETED << 32)) == word:
             break
     weigh_nothing(table, page, row)
     return True
@@ -159,23 +124,27 @@ def _delete_home(table, page, local, hazard):
     home, at, tag = home_of(table, page, local)
     newly = home == page
     if home >= 0 and home != page:
-        state = load_acquire(block_of(table, home) + PAGE_STATE)
-        if opened_in(table, home) == tag and lease(table, home, state >> GENERATION_SHIFT, hazard) >= 0:
+        state = load_acquire(block_of(table, home) + w.PAGE_STATE)
+        if opened_in(table, home) == tag and lease(table, home, state >> w.GENERATION_SHIFT, hazard) >= 0:
             newly = opened_in(table, home) == tag and mark_deleted(table, home, at)
             store_release(hazard, 0)
     if not newly:
         return
-    if peek_i64(table + T_SAMPLED) == 0 or mark_gone(table, home * peek_i64(table + T_ROWS) + at, tag):
+    if peek_i64(table + w.VIEW_SAMPLED) == 0 or mark_gone(table, home * peek_i64(table + w.VIEW_ROWS) + at, tag):
         count_gone(table, home, tag)
 
 
 @inner
 def _hold(table, page, generation, hazard):
     """Lease a page if its generation has these low bits and its rows are there; returns its rows, or -1."""
-    state = load_acquire(block_of(table, page) + PAGE_STATE)
-    kind = state & KIND_MASK
-    known = state >> GENERATION_SHIFT
-    if (kind != OPEN and kind != SEALED) or (known & GENERATION_MASK) != generation or not is_present(table, page):
+    state = load_acquire(block_of(table, page) + w.PAGE_STATE)
+    kind = state & w.KIND_MASK
+    known = state >> w.GENERATION_SHIFT
+    if (
+        (kind != w.OPEN and kind != w.SEALED)
+        or (known & w.GENERATION_MASK) != generation
+        or not is_present(table, page)
+    ):
         return -1
     return lease(table, page, known, hazard)
 
@@ -184,19 +153,19 @@ def _hold(table, page, generation, hazard):
 def _delete_copy(table, page, local, hazard):
     """Flag the copy of a row in the halo of the page that continues its stream."""
     old = block_of(table, page)
-    committed = load_acquire(old + PAGE_COMMITTED)
+    committed = load_acquire(old + w.PAGE_COMMITTED)
     generation = opened_in(table, page)
-    for other in range(peek_i64(table + T_COUNT)):
+    for other in range(peek_i64(table + w.VIEW_COUNT)):
         block = block_of(table, other)
-        state = load_acquire(block + PAGE_STATE)
-        kind = state & KIND_MASK
-        if load_relaxed(block + PAGE_PREVIOUS) != page + 1 or (kind != OPEN and kind != SEALED):
+        state = load_acquire(block + w.PAGE_STATE)
+        kind = state & w.KIND_MASK
+        if load_relaxed(block + w.PAGE_PREVIOUS) != page + 1 or (kind != w.OPEN and kind != w.SEALED):
             continue
-        if (load_relaxed(block + PAGE_PREVIOUS_GENERATION) ^ generation) & PAST_MASK != 0:
+        if (load_relaxed(block + w.PAGE_PREVIOUS_GENERATION) ^ generation) & w.PAST_MASK != 0:
             continue
-        if lease(table, other, state >> GENERATION_SHIFT, hazard) >= 0:
-            copy = local - (committed - load_relaxed(block + PAGE_HALO))
-            if 0 <= copy < peek_i64(table + T_ROWS):
+        if lease(table, other, state >> w.GENERATION_SHIFT, hazard) >= 0:
+            copy = local - (committed - load_relaxed(block + w.PAGE_HALO))
+            if 0 <= copy < peek_i64(table + w.VIEW_ROWS):
                 mark_deleted(table, other, copy)
             store_release(hazard, 0)
         return
@@ -204,30 +173,30 @@ def _delete_copy(table, page, local, hazard):
 
 @inner
 def _delete(table, ids, count, hazard, other, seat):
-    rows = peek_i64(table + T_ROWS)
+    rows = peek_i64(table + w.VIEW_ROWS)
     done = 0
-    fetch_add(seat + SEAT_STARTED, 1)
+    fetch_add(seat + w.SEAT_STARTED, 1)
     fence_full()
     for i in range(count):
         key = peek_i64(ids + 8 * i)
-        row = key & ROW_MASK
+        row = key & w.ROW_MASK
         page = row // rows
-        if key < 0 or page >= peek_i64(table + T_COUNT):
+        if key < 0 or page >= peek_i64(table + w.VIEW_COUNT):
             continue
-        committed = _hold(table, page, key >> ROW_BITS, hazard)
+        committed = _hold(table, page, key >> w.ROW_BITS, hazard)
         if committed < 0:
             continue
         local = row - page * rows
         if local < committed and mark_deleted(table, page, local):
             # behind the flag: a writer that is turning its page sees it, or has opened a page that is seen here
             fence_full()
-            if local >= committed - peek_i64(table + T_FUTURE) * envs_of(table, page):
+            if local >= committed - peek_i64(table + w.VIEW_FUTURE) * envs_of(table, page):
                 _delete_copy(table, page, local, other)
             _delete_home(table, page, local, other)
             done += 1
         store_release(hazard, 0)
-    fetch_add(seat + SEAT_ENDED, 1)
-    wake(peek_i64(table + T_CONTROL) + TABLE_SPACE)
+    fetch_add(seat + w.SEAT_ENDED, 1)
+    wake(peek_i64(table + w.VIEW_CONTROL) + w.TABLE_SPACE)
     return done
 
 
@@ -239,7 +208,7 @@ def delete(table, ids, count, seat):
         table: Table descriptor.
         ids: Row ids, int64 [count].
         count: How many.
-        seat: This process's seat (words.P_*), two of whose hazards are used.
+        seat: This process's seat (words.PROCESS_*), two of whose hazards are used.
 
     Returns:
         Rows deleted; not those that have gone before, or never were rows that are drawn. -1 when the hazards are not free, -2 - i
@@ -255,7 +224,7 @@ def delete(table, ids, count, seat):
     second = take_slot(mine)
     done = -1
     if second >= 0:
-        line = use_seat(table, peek_i64(mine + P_NUMBER))
+        line = use_seat(table, peek_i64(mine + w.PROCESS_NUMBER))
         done = _delete(table, ids, count, hazard_of(mine, first), hazard_of(mine, second), line)
         give_slot(mine, second)
     give_slot(mine, first)
@@ -276,38 +245,40 @@ def deleted_rows(table, page, generation, rows, out):
     Returns:
         1, or 0 when the page has no rows of that generation any more: what was written says nothing then.
     """
-    size = peek_i64(table + T_ROWS)
-    metas = peek_i64(table + T_META) + META_BYTES * page * size
+    size = peek_i64(table + w.VIEW_ROWS)
+    metas = peek_i64(table + w.VIEW_META) + w.META_BYTES * page * size
     for start in range(0, size, 32):
         bits = 0
         for row in range(start, min(start + 32, rows)):
-            bits |= (peek_u32(metas + META_BYTES * row + 12) & DELETED != 0) << (row - start)
+            bits |= (peek_u32(metas + w.META_BYTES * row + 12) & w.DELETED != 0) << (row - start)
         poke_u32(out + start // 8, bits)
     fence_acquire()
-    state = load_relaxed(block_of(table, page) + PAGE_STATE)
-    kind = state & KIND_MASK
-    return state >> GENERATION_SHIFT == generation and (kind == OPEN or kind == SEALED) and is_present(table, page)
+    state = load_relaxed(block_of(table, page) + w.PAGE_STATE)
+    kind = state & w.KIND_MASK
+    return (
+        state >> w.GENERATION_SHIFT == generation and (kind == w.OPEN or kind == w.SEALED) and is_present(table, page)
+    )
 
 
 @kernel("int64(int64)")
 def reset(table):
     """Let all rows go; returns the number of resets."""
-    control = peek_i64(table + T_CONTROL)
-    before = fetch_add(control + TABLE_EPOCH, 2)
-    fetch_add(control + TABLE_SHRUNK, 1)
-    wake(control + TABLE_DATA)
-    wake(control + TABLE_SPACE)
+    control = peek_i64(table + w.VIEW_CONTROL)
+    before = fetch_add(control + w.TABLE_EPOCH, 2)
+    fetch_add(control + w.TABLE_SHRUNK, 1)
+    wake(control + w.TABLE_DATA)
+    wake(control + w.TABLE_SPACE)
     return (before >> 1) + 1
 
 
 @kernel("int64(int64, int64)")
 def set_frozen(table, frozen):
     """Freeze (1) or thaw (0) a table; whoever waits is told."""
-    control = peek_i64(table + T_CONTROL)
+    control = peek_i64(table + w.VIEW_CONTROL)
     while True:
-        word = load_acquire(control + TABLE_EPOCH)
-        if compare_and_swap(control + TABLE_EPOCH, word, (word & ~1) | frozen) == word:
+        word = load_acquire(control + w.TABLE_EPOCH)
+        if compare_and_swap(control + w.TABLE_EPOCH, word, (word & ~1) | frozen) == word:
             break
-    wake(control + TABLE_DATA)
-    wake(control + TABLE_SPACE)
+    wake(control + w.TABLE_DATA)
+    wake(control + w.TABLE_SPACE)
     return word & 1

@@ -1,6 +1,6 @@
 """Holds on pages: one compiled call takes a hazard of this process, leases a page and notes both, another one ends it.
 
-`seat` is the process's seat (words.P_*), `words` are those of the hold (words.H_*); both are arrays.
+`seat` is the process's seat (words.PROCESS_*), `words` are those of the hold (words.HOLD_*); both are arrays.
 """
 
 from __future__ import annotations
@@ -8,24 +8,7 @@ from __future__ import annotations
 from conduit.native.jit import inner, kernel
 from conduit.native.memory import compare_and_swap, load_acquire, load_relaxed, peek_i64, poke_i64, store_release
 from conduit.native.object_args import data_of
-from conduit.store.format.words import (
-    GENERATION_SHIFT,
-    H_ENVS,
-    H_GENERATION,
-    H_HALO,
-    H_ROWS,
-    H_SLOT,
-    H_TABLE,
-    HAZARDS_PER_PARTICIPANT,
-    P_HAZARDS,
-    P_NUMBER,
-    P_SLOTS,
-    PAGE_COMMITTED,
-    PAGE_ENVS,
-    PAGE_HALO,
-    PAGE_STATE,
-    T_ROWS,
-)
+from conduit.store.format import words as w
 from conduit.store.pages.protocol import block_of, end_lease, lease
 
 OVERWRITTEN, NO_SLOT, NO_SEAT, DAMAGED = -1, -2, -3, -4
@@ -36,8 +19,8 @@ the page's words cannot be."""
 @inner
 def take_slot(seat):
     """Number of a hazard that nobody of this process uses, or NO_SLOT; another thread may ask at the same time."""
-    for slot in range(HAZARDS_PER_PARTICIPANT):
-        at = seat + P_SLOTS + 8 * slot
+    for slot in range(w.HAZARDS_PER_PARTICIPANT):
+        at = seat + w.PROCESS_SLOTS + 8 * slot
         if load_relaxed(at) == 0 and compare_and_swap(at, 0, 1) == 0:
             return slot
     return NO_SLOT
@@ -46,13 +29,13 @@ def take_slot(seat):
 @inner
 def give_slot(seat, slot):
     """Make a hazard available again; nothing is leased by it."""
-    store_release(seat + P_SLOTS + 8 * slot, 0)
+    store_release(seat + w.PROCESS_SLOTS + 8 * slot, 0)
 
 
 @inner
 def hazard_of(seat, slot):
     """Address of a hazard of this process."""
-    return peek_i64(seat + P_HAZARDS) + 8 * slot
+    return peek_i64(seat + w.PROCESS_HAZARDS) + 8 * slot
 
 
 @kernel("int64(int64, int64, int64, object, object)")
@@ -71,9 +54,9 @@ def hold(table, page, generation, seat, words):
     """
     mine, at = data_of(seat), data_of(words)
     block = block_of(table, page)
-    known = generation if generation >= 0 else load_acquire(block + PAGE_STATE) >> GENERATION_SHIFT
-    poke_i64(at + H_GENERATION, known)
-    if peek_i64(mine + P_NUMBER) < 0:
+    known = generation if generation >= 0 else load_acquire(block + w.PAGE_STATE) >> w.GENERATION_SHIFT
+    poke_i64(at + w.HOLD_GENERATION, known)
+    if peek_i64(mine + w.PROCESS_NUMBER) < 0:
         return NO_SEAT
     slot = take_slot(mine)
     if slot < 0:
@@ -82,32 +65,32 @@ def hold(table, page, generation, seat, words):
     if rows < 0:
         give_slot(mine, slot)
         return OVERWRITTEN
-    envs, halo = load_relaxed(block + PAGE_ENVS), load_relaxed(block + PAGE_HALO)
-    most = peek_i64(table + T_ROWS)
-    if not (1 <= envs <= most and 0 <= halo <= rows and 0 <= load_relaxed(block + PAGE_COMMITTED) <= most):
+    envs, halo = load_relaxed(block + w.PAGE_ENVS), load_relaxed(block + w.PAGE_HALO)
+    most = peek_i64(table + w.VIEW_ROWS)
+    if not (1 <= envs <= most and 0 <= halo <= rows and 0 <= load_relaxed(block + w.PAGE_COMMITTED) <= most):
         end_lease(table, hazard_of(mine, slot))
         give_slot(mine, slot)
         return DAMAGED
-    poke_i64(at + H_TABLE, table)
-    poke_i64(at + H_ROWS, rows)
-    poke_i64(at + H_ENVS, envs)
-    poke_i64(at + H_HALO, halo)
-    poke_i64(at + H_SLOT, slot + 1)
+    poke_i64(at + w.HOLD_TABLE, table)
+    poke_i64(at + w.HOLD_ROWS, rows)
+    poke_i64(at + w.HOLD_ENVS, envs)
+    poke_i64(at + w.HOLD_HALO, halo)
+    poke_i64(at + w.HOLD_SLOT, slot + 1)
     return rows
 
 
-M_AT, M_HELD = 0, 8
+MARK_AT, MARK_HELD = 0, 8
 """Words of a mark: address of the word that names this participant, 1 while it does."""
-M_WORDS = 2
+MARK_WORDS = 2
 
 
 @kernel("int64(int64, object, object)")
 def set_mark(at, words, seat):
     """Have the word at an address name this participant, and note it; the caller knows that it is free."""
     mark = data_of(words)
-    store_release(at, peek_i64(data_of(seat) + P_NUMBER) + 1)
-    poke_i64(mark + M_AT, at)
-    poke_i64(mark + M_HELD, 1)
+    store_release(at, peek_i64(data_of(seat) + w.PROCESS_NUMBER) + 1)
+    poke_i64(mark + MARK_AT, at)
+    poke_i64(mark + MARK_HELD, 1)
     return 0
 
 
@@ -115,24 +98,24 @@ def set_mark(at, words, seat):
 def end_mark(words, seat, _thing):
     """Have it name nobody. Idempotent: by then another object of this process may have set it (conduit.native.finish)."""
     mark = data_of(words)
-    if peek_i64(mark + M_HELD) != 0:
-        poke_i64(mark + M_HELD, 0)
-        number = peek_i64(data_of(seat) + P_NUMBER)
-        if number >= 0 and load_relaxed(peek_i64(mark + M_AT)) == number + 1:
-            store_release(peek_i64(mark + M_AT), 0)
+    if peek_i64(mark + MARK_HELD) != 0:
+        poke_i64(mark + MARK_HELD, 0)
+        number = peek_i64(data_of(seat) + w.PROCESS_NUMBER)
+        if number >= 0 and load_relaxed(peek_i64(mark + MARK_AT)) == number + 1:
+            store_release(peek_i64(mark + MARK_AT), 0)
     return 0
 
 
 @inner
 def end_hold_at(words, seat):
     """End a hold, by addresses; nothing where there is none."""
-    slot = peek_i64(words + H_SLOT) - 1
+    slot = peek_i64(words + w.HOLD_SLOT) - 1
     if slot < 0:
         return
-    poke_i64(words + H_SLOT, 0)
-    if peek_i64(seat + P_NUMBER) < 0:
+    poke_i64(words + w.HOLD_SLOT, 0)
+    if peek_i64(seat + w.PROCESS_NUMBER) < 0:
         return
-    end_lease(peek_i64(words + H_TABLE), hazard_of(seat, slot))
+    end_lease(peek_i64(words + w.HOLD_TABLE), hazard_of(seat, slot))
     give_slot(seat, slot)
 
 

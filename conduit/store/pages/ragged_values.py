@@ -14,23 +14,7 @@ import numpy as np
 
 from conduit.native.jit import inner, kernel
 from conduit.native.memory import copy_bytes, peek_i64, poke_i64
-from conduit.store.format.words import (
-    A_BYTES,
-    A_ITEM,
-    A_ITEMS,
-    A_KEPT,
-    A_PAGE_BYTES,
-    A_SPANS,
-    A_USED,
-    A_VALUES,
-    SPAN_BYTES,
-    SPAN_MASK,
-    SPAN_SHIFT,
-    T_ROWS,
-    W_ARENA_COUNT,
-    W_ARENAS,
-    W_TABLE,
-)
+from conduit.store.format import words as w
 
 Array = np.ndarray[Any, Any]
 
@@ -38,86 +22,88 @@ Array = np.ndarray[Any, Any]
 @inner
 def _take_items(arena, row, count):
     """Take `count` items behind those taken, and give the physical row their span; returns where they begin."""
-    used = peek_i64(arena + A_USED)
-    poke_i64(peek_i64(arena + A_SPANS) + SPAN_BYTES * row, used | (count << SPAN_SHIFT))
-    poke_i64(arena + A_USED, used + count)
+    used = peek_i64(arena + w.ARENA_USED)
+    poke_i64(peek_i64(arena + w.ARENA_SPANS) + w.SPAN_BYTES * row, used | (count << w.SPAN_SHIFT))
+    poke_i64(arena + w.ARENA_USED, used + count)
     return used
 
 
 @inner
 def place_value(arena, page, row, source, count):
     """Copy `count` items to the arena of `page`, behind those taken, and give the physical row their span."""
-    item = peek_i64(arena + A_ITEM)
+    item = peek_i64(arena + w.ARENA_ITEM)
     start = _take_items(arena, row, count) * item
-    target = peek_i64(arena + A_VALUES) + page * peek_i64(arena + A_PAGE_BYTES) + start
+    target = peek_i64(arena + w.ARENA_VALUES) + page * peek_i64(arena + w.ARENA_PAGE_BYTES) + start
     copy_bytes(target, source, count * item)
 
 
 @inner
 def copy_values(writer, rows, source, destination):
     """Copy the ragged values of one physical row to the arenas of another's page; pages have `rows` rows."""
-    for i in range(peek_i64(writer + W_ARENA_COUNT)):
-        arena = peek_i64(writer + W_ARENAS) + A_BYTES * i
-        span = peek_i64(peek_i64(arena + A_SPANS) + SPAN_BYTES * source)
-        values = peek_i64(arena + A_VALUES) + (source // rows) * peek_i64(arena + A_PAGE_BYTES)
+    for i in range(peek_i64(writer + w.WRITER_ARENA_COUNT)):
+        arena = peek_i64(writer + w.WRITER_ARENAS) + w.ARENA_BYTES * i
+        span = peek_i64(peek_i64(arena + w.ARENA_SPANS) + w.SPAN_BYTES * source)
+        values = peek_i64(arena + w.ARENA_VALUES) + (source // rows) * peek_i64(arena + w.ARENA_PAGE_BYTES)
         # no further than either arena goes: a word may be damaged
-        items = peek_i64(arena + A_ITEMS)
-        count = min((span >> SPAN_SHIFT) & SPAN_MASK, items - peek_i64(arena + A_USED))
-        start = min(span & SPAN_MASK, items - count) * peek_i64(arena + A_ITEM)
+        items = peek_i64(arena + w.ARENA_ITEMS)
+        count = min((span >> w.SPAN_SHIFT) & w.SPAN_MASK, items - peek_i64(arena + w.ARENA_USED))
+        start = min(span & w.SPAN_MASK, items - count) * peek_i64(arena + w.ARENA_ITEM)
         place_value(arena, destination // rows, destination, values + start, count)
 
 
 @inner
 def clear_spans(writer, row):
     """Give a physical row values of length 0."""
-    for i in range(peek_i64(writer + W_ARENA_COUNT)):
-        poke_i64(peek_i64(peek_i64(writer + W_ARENAS) + A_BYTES * i + A_SPANS) + SPAN_BYTES * row, 0)
+    for i in range(peek_i64(writer + w.WRITER_ARENA_COUNT)):
+        poke_i64(
+            peek_i64(peek_i64(writer + w.WRITER_ARENAS) + w.ARENA_BYTES * i + w.ARENA_SPANS) + w.SPAN_BYTES * row, 0
+        )
 
 
 @inner
 def empty_arenas(writer):
     """Begin a page: nothing is taken."""
-    for i in range(peek_i64(writer + W_ARENA_COUNT)):
-        poke_i64(peek_i64(writer + W_ARENAS) + A_BYTES * i + A_USED, 0)
+    for i in range(peek_i64(writer + w.WRITER_ARENA_COUNT)):
+        poke_i64(peek_i64(writer + w.WRITER_ARENAS) + w.ARENA_BYTES * i + w.ARENA_USED, 0)
 
 
 @inner
 def keep_values(writer):
     """Staged values belong to committed rows from now on."""
-    for i in range(peek_i64(writer + W_ARENA_COUNT)):
-        arena = peek_i64(writer + W_ARENAS) + A_BYTES * i
-        poke_i64(arena + A_KEPT, peek_i64(arena + A_USED))
+    for i in range(peek_i64(writer + w.WRITER_ARENA_COUNT)):
+        arena = peek_i64(writer + w.WRITER_ARENAS) + w.ARENA_BYTES * i
+        poke_i64(arena + w.ARENA_KEPT, peek_i64(arena + w.ARENA_USED))
 
 
 @inner
 def forget_values(writer):
     """Forget staged values."""
-    for i in range(peek_i64(writer + W_ARENA_COUNT)):
-        arena = peek_i64(writer + W_ARENAS) + A_BYTES * i
-        poke_i64(arena + A_USED, peek_i64(arena + A_KEPT))
+    for i in range(peek_i64(writer + w.WRITER_ARENA_COUNT)):
+        arena = peek_i64(writer + w.WRITER_ARENAS) + w.ARENA_BYTES * i
+        poke_i64(arena + w.ARENA_USED, peek_i64(arena + w.ARENA_KEPT))
 
 
 @inner
 def kept_bytes(writer):
     """Bytes of ragged values in the writer's page that belong to committed rows."""
     total = 0
-    for i in range(peek_i64(writer + W_ARENA_COUNT)):
-        arena = peek_i64(writer + W_ARENAS) + A_BYTES * i
-        total += peek_i64(arena + A_KEPT) * peek_i64(arena + A_ITEM)
+    for i in range(peek_i64(writer + w.WRITER_ARENA_COUNT)):
+        arena = peek_i64(writer + w.WRITER_ARENAS) + w.ARENA_BYTES * i
+        total += peek_i64(arena + w.ARENA_KEPT) * peek_i64(arena + w.ARENA_ITEM)
     return total
 
 
 @inner
 def has_room(arena, count):
     """True when `count` items more fit the arena of the writer's page."""
-    return peek_i64(arena + A_USED) + count <= peek_i64(arena + A_ITEMS)
+    return peek_i64(arena + w.ARENA_USED) + count <= peek_i64(arena + w.ARENA_ITEMS)
 
 
 @kernel("int64(int64, int64)")
 def values_fit(writer, counts):
     """1 when so many items more fit the arenas of the writer's page: int64 [arenas] at `counts`."""
-    for i in range(peek_i64(writer + W_ARENA_COUNT)):
-        if not has_room(peek_i64(writer + W_ARENAS) + A_BYTES * i, peek_i64(counts + 8 * i)):
+    for i in range(peek_i64(writer + w.WRITER_ARENA_COUNT)):
+        if not has_room(peek_i64(writer + w.WRITER_ARENAS) + w.ARENA_BYTES * i, peek_i64(counts + 8 * i)):
             return 0
     return 1
 
@@ -136,17 +122,17 @@ def put_value(writer, arena, row, source, count):
     Returns:
         0, or -1 when the arena has no room for it: nothing was stored.
     """
-    words = peek_i64(writer + W_ARENAS) + A_BYTES * arena
+    words = peek_i64(writer + w.WRITER_ARENAS) + w.ARENA_BYTES * arena
     if not has_room(words, count):
         return -1
-    place_value(words, row // peek_i64(peek_i64(writer + W_TABLE) + T_ROWS), row, source, count)
+    place_value(words, row // peek_i64(peek_i64(writer + w.WRITER_TABLE) + w.VIEW_ROWS), row, source, count)
     return 0
 
 
 @kernel("int64(int64, int64, int64, int64)")
 def reserve_value(writer, arena, row, count):
     """Stage a value of `count` items that the caller fills in; otherwise as `put_value`."""
-    words = peek_i64(writer + W_ARENAS) + A_BYTES * arena
+    words = peek_i64(writer + w.WRITER_ARENAS) + w.ARENA_BYTES * arena
     if not has_room(words, count):
         return -1
     _take_items(words, row, count)
@@ -163,14 +149,14 @@ def arena_words(arenas: list[tuple[int, int, int, int, int]]) -> Array:
     Returns:
         int64 [arenas, words].
     """
-    words = np.zeros((len(arenas), A_BYTES // 8), np.int64)
+    words = np.zeros((len(arenas), w.ARENA_BYTES // 8), np.int64)
     for i, (spans, values, page_bytes, item, items) in enumerate(arenas):
         for offset, value in (
-            (A_SPANS, spans),
-            (A_VALUES, values),
-            (A_PAGE_BYTES, page_bytes),
-            (A_ITEM, item),
-            (A_ITEMS, items),
+            (w.ARENA_SPANS, spans),
+            (w.ARENA_VALUES, values),
+            (w.ARENA_PAGE_BYTES, page_bytes),
+            (w.ARENA_ITEM, item),
+            (w.ARENA_ITEMS, items),
         ):
             words[i, offset // 8] = value
     return words

@@ -29,35 +29,13 @@ from conduit.native.memory import (
     store_release,
 )
 from conduit.native.object_args import data_of
-from conduit.store.format.words import (
-    LIMITS_BYTES,
-    LINE,
-    P_NUMBER,
-    PAGE_COMMITTED,
-    SEAT_DELIVERED,
-    SEAT_GRANTED,
-    SEAT_RESERVED,
-    T_CONTROL,
-    T_LIMITS,
-    T_SEATS,
-    TABLE_DATA,
-    TABLE_LIMITS,
-    TABLE_SEATS,
-    TABLE_SHRUNK,
-    TABLE_SPACE,
-    W_BLOCK,
-    W_GRANTED,
-    W_LOCAL,
-    W_PAGE,
-    W_SEAT,
-    W_TABLE,
-)
+from conduit.store.format import words as w
 from conduit.store.pages.row_counts import count_pages, count_seats
 
-G_TABLE, G_SEAT, G_INSERTED, G_SIZE, G_SHRUNK, G_HELD = range(0, 48, 8)
+GATE_TABLE, GATE_SEAT, GATE_INSERTED, GATE_SIZE, GATE_SHRUNK, GATE_HELD = range(0, 48, 8)
 """Words of a loader's gate: table descriptor; its participant's seat line; rows inserted, rows there and TABLE_SHRUNK as
 they were at its last look; samples reserved and neither delivered nor cancelled. I only grows, and the size only shrinks when TABLE_SHRUNK moves: mostly no new look is needed."""
-G_WORDS = 6
+GATE_WORDS = 6
 
 _ATTEMPTS = 8
 
@@ -65,20 +43,20 @@ _ATTEMPTS = 8
 @kernel("int64(int64, int64)")
 def use_seat(table, number):
     """Have a seat line looked at by everybody; before anything is reserved in it. Returns its address."""
-    at = peek_i64(table + T_CONTROL) + TABLE_SEATS
+    at = peek_i64(table + w.VIEW_CONTROL) + w.TABLE_SEATS
     while True:
         used = load_acquire(at)
         if used > number or compare_and_swap(at, used, number + 1) == used:
-            return peek_i64(table + T_SEATS) + LINE * number
+            return peek_i64(table + w.VIEW_SEATS) + w.LINE * number
 
 
 @inner
 def _limits_of(table):
     """The limits in force: spi, min_size, min_diff, max_diff."""
-    line = peek_i64(table + T_CONTROL) + TABLE_LIMITS
+    line = peek_i64(table + w.VIEW_CONTROL) + w.TABLE_LIMITS
     while True:
         changes = load_acquire(line)
-        at = peek_i64(table + T_LIMITS) if changes == 0 else line + 8 + LIMITS_BYTES * (changes & 1)
+        at = peek_i64(table + w.VIEW_LIMITS) if changes == 0 else line + 8 + w.LIMITS_BYTES * (changes & 1)
         found = peek_f64(at), peek_f64(at + 8), peek_f64(at + 16), peek_f64(at + 24)
         fence_acquire()
         if load_relaxed(line) == changes:
@@ -94,13 +72,13 @@ def _pause(seat, attempt):
 
 @inner
 def _cancel(gate):
-    held = peek_i64(gate + G_HELD)
+    held = peek_i64(gate + GATE_HELD)
     if held == 0:
         return
-    poke_i64(gate + G_HELD, 0)
-    fetch_add(peek_i64(gate + G_SEAT) + SEAT_RESERVED, -held)
+    poke_i64(gate + GATE_HELD, 0)
+    fetch_add(peek_i64(gate + GATE_SEAT) + w.SEAT_RESERVED, -held)
     fence_full()
-    event = peek_i64(peek_i64(gate + G_TABLE) + T_CONTROL) + TABLE_DATA
+    event = peek_i64(peek_i64(gate + GATE_TABLE) + w.VIEW_CONTROL) + w.TABLE_DATA
     if load_relaxed(event + 8) != 0:
         wake(event)
 
@@ -110,32 +88,32 @@ def reserve(gate, count):
     """Reserve samples.
 
     Args:
-        gate: Address of the loader's words (G_*).
+        gate: Address of the loader's words (GATE_*).
         count: Samples.
 
     Returns:
         0, or what forbids it: 1 too few rows, 2 the ratio, 3 both; nothing is reserved then.
     """
-    table, seat = peek_i64(gate + G_TABLE), peek_i64(gate + G_SEAT)
-    shrunk_at = peek_i64(table + T_CONTROL) + TABLE_SHRUNK
+    table, seat = peek_i64(gate + GATE_TABLE), peek_i64(gate + GATE_SEAT)
+    shrunk_at = peek_i64(table + w.VIEW_CONTROL) + w.TABLE_SHRUNK
     blocked = 0
     for attempt in range(_ATTEMPTS):
-        fetch_add(seat + SEAT_RESERVED, count)
+        fetch_add(seat + w.SEAT_RESERVED, count)
         fence_full()
         spi, min_size, min_diff, _ = _limits_of(table)
         reserved, delivered, _ = count_seats(table)
-        inserted, size = peek_i64(gate + G_INSERTED), peek_i64(gate + G_SIZE)
+        inserted, size = peek_i64(gate + GATE_INSERTED), peek_i64(gate + GATE_SIZE)
         shrunk = load_acquire(shrunk_at)
-        if shrunk != peek_i64(gate + G_SHRUNK) or size < min_size or inserted * spi - reserved < min_diff:
+        if shrunk != peek_i64(gate + GATE_SHRUNK) or size < min_size or inserted * spi - reserved < min_diff:
             inserted, _, size = count_pages(table)
-            poke_i64(gate + G_INSERTED, inserted)
-            poke_i64(gate + G_SIZE, size)
-            poke_i64(gate + G_SHRUNK, shrunk)
+            poke_i64(gate + GATE_INSERTED, inserted)
+            poke_i64(gate + GATE_SIZE, size)
+            poke_i64(gate + GATE_SHRUNK, shrunk)
         blocked = (size < min_size) | ((inserted * spi - reserved < min_diff) << 1)
         if blocked == 0:
-            poke_i64(gate + G_HELD, peek_i64(gate + G_HELD) + count)
+            poke_i64(gate + GATE_HELD, peek_i64(gate + GATE_HELD) + count)
             return 0
-        fetch_add(seat + SEAT_RESERVED, -count)
+        fetch_add(seat + w.SEAT_RESERVED, -count)
         # it may be only that others asked at the same moment, and withdraw as well
         if blocked != 2 or inserted * spi - (delivered + count) < min_diff:
             return blocked
@@ -148,17 +126,17 @@ def deliver(gate, batch_at, batch):
     """What is reserved has been delivered, and the next batch's number is stored; a writer that waits for that is told.
 
     Args:
-        gate: Address of the loader's words (G_*).
+        gate: Address of the loader's words (GATE_*).
         batch_at: Address of the number of the sampler's next batch, or 0.
         batch: That number from now on.
     """
     if batch_at != 0:
         poke_i64(batch_at, batch)
-    count = peek_i64(gate + G_HELD)
-    poke_i64(gate + G_HELD, 0)
-    fetch_add(peek_i64(gate + G_SEAT) + SEAT_DELIVERED, count)
+    count = peek_i64(gate + GATE_HELD)
+    poke_i64(gate + GATE_HELD, 0)
+    fetch_add(peek_i64(gate + GATE_SEAT) + w.SEAT_DELIVERED, count)
     fence_full()
-    event = peek_i64(peek_i64(gate + G_TABLE) + T_CONTROL) + TABLE_SPACE
+    event = peek_i64(peek_i64(gate + GATE_TABLE) + w.VIEW_CONTROL) + w.TABLE_SPACE
     if load_relaxed(event + 8) != 0:
         wake(event)
     return 0
@@ -169,11 +147,11 @@ def cancel(words, seat, _thing):
     """Give reserved samples back that were not delivered; another loader that waits is told (conduit.native.finish).
 
     Args:
-        words: The loader's words (G_*).
-        seat: This process's seat (words.P_*).
+        words: The loader's words (GATE_*).
+        seat: This process's seat (words.PROCESS_*).
         _thing: Left alone.
     """
-    if peek_i64(data_of(seat) + P_NUMBER) >= 0:
+    if peek_i64(data_of(seat) + w.PROCESS_NUMBER) >= 0:
         _cancel(data_of(words))
     return 0
 
@@ -181,24 +159,24 @@ def cancel(words, seat, _thing):
 @inner
 def _unpublished(writer):
     """Rows that a writer has committed and holds back still."""
-    if peek_i64(writer + W_PAGE) < 0:
+    if peek_i64(writer + w.WRITER_PAGE) < 0:
         return 0
-    return peek_i64(writer + W_LOCAL) - load_relaxed(peek_i64(writer + W_BLOCK) + PAGE_COMMITTED)
+    return peek_i64(writer + w.WRITER_LOCAL) - load_relaxed(peek_i64(writer + w.WRITER_BLOCK) + w.PAGE_COMMITTED)
 
 
 @inner
 def ask_for_rows(writer, rows):
     """Have `rows` more rows granted, less what is left of earlier grants; False when the limiter forbids it."""
-    wanted = rows + _unpublished(writer) - peek_i64(writer + W_GRANTED)
+    wanted = rows + _unpublished(writer) - peek_i64(writer + w.WRITER_GRANTED)
     if wanted <= 0:
         return True
-    table, seat = peek_i64(writer + W_TABLE), peek_i64(writer + W_SEAT)
+    table, seat = peek_i64(writer + w.WRITER_TABLE), peek_i64(writer + w.WRITER_SEAT)
     for attempt in range(_ATTEMPTS):
-        fetch_add(seat + SEAT_GRANTED, wanted)
+        fetch_add(seat + w.SEAT_GRANTED, wanted)
         fence_full()
         spi, min_size, _, max_diff = _limits_of(table)
         if max_diff == np.inf:
-            poke_i64(writer + W_GRANTED, peek_i64(writer + W_GRANTED) + wanted)
+            poke_i64(writer + w.WRITER_GRANTED, peek_i64(writer + w.WRITER_GRANTED) + wanted)
             return True
         # grants before pages: a row that is published in between is counted twice, and not left out
         _, delivered, outstanding = count_seats(table)
@@ -206,9 +184,9 @@ def ask_for_rows(writer, rows):
         deleted = inserted - size
         total = inserted + outstanding
         if total - deleted <= min_size or total * spi - delivered <= max_diff:
-            poke_i64(writer + W_GRANTED, peek_i64(writer + W_GRANTED) + wanted)
+            poke_i64(writer + w.WRITER_GRANTED, peek_i64(writer + w.WRITER_GRANTED) + wanted)
             return True
-        fetch_add(seat + SEAT_GRANTED, -wanted)
+        fetch_add(seat + w.SEAT_GRANTED, -wanted)
         alone = inserted + wanted
         if alone - deleted > min_size and alone * spi - delivered > max_diff:
             return False
@@ -225,13 +203,13 @@ def grant(writer, rows):
 @inner
 def give_back_rows(writer):
     """Give back what was granted and is not going to be written now; another writer that waits is told."""
-    surplus = peek_i64(writer + W_GRANTED) - _unpublished(writer)
+    surplus = peek_i64(writer + w.WRITER_GRANTED) - _unpublished(writer)
     if surplus <= 0:
         return
-    poke_i64(writer + W_GRANTED, peek_i64(writer + W_GRANTED) - surplus)
-    fetch_add(peek_i64(writer + W_SEAT) + SEAT_GRANTED, -surplus)
+    poke_i64(writer + w.WRITER_GRANTED, peek_i64(writer + w.WRITER_GRANTED) - surplus)
+    fetch_add(peek_i64(writer + w.WRITER_SEAT) + w.SEAT_GRANTED, -surplus)
     fence_full()
-    event = peek_i64(peek_i64(writer + W_TABLE) + T_CONTROL) + TABLE_SPACE
+    event = peek_i64(peek_i64(writer + w.WRITER_TABLE) + w.VIEW_CONTROL) + w.TABLE_SPACE
     if load_relaxed(event + 8) != 0:
         wake(event)
 
@@ -251,20 +229,20 @@ def limits_in_force(table, out):
     poke_f64(out + 8, min_size)
     poke_f64(out + 16, min_diff)
     poke_f64(out + 24, max_diff)
-    return load_acquire(peek_i64(table + T_CONTROL) + TABLE_LIMITS)
+    return load_acquire(peek_i64(table + w.VIEW_CONTROL) + w.TABLE_LIMITS)
 
 
 @kernel("int64(int64, int64)")
 def change_limits(table, limits):
     """Put other limits, float64 [4], in force at once; one caller at a time. Returns the number of the change."""
-    line = peek_i64(table + T_CONTROL) + TABLE_LIMITS
+    line = peek_i64(table + w.VIEW_CONTROL) + w.TABLE_LIMITS
     number = load_acquire(line) + 1
-    at = line + 8 + LIMITS_BYTES * (number & 1)
+    at = line + 8 + w.LIMITS_BYTES * (number & 1)
     for i in range(4):
         poke_f64(at + 8 * i, peek_f64(limits + 8 * i))
     store_release(line, number)
     # a reader of the copy that the next change overwrites must see this number before any of that
     fence_full()
-    wake(peek_i64(table + T_CONTROL) + TABLE_DATA)
-    wake(peek_i64(table + T_CONTROL) + TABLE_SPACE)
+    wake(peek_i64(table + w.VIEW_CONTROL) + w.TABLE_DATA)
+    wake(peek_i64(table + w.VIEW_CONTROL) + w.TABLE_SPACE)
     return number

@@ -16,44 +16,7 @@ from conduit.native.memory import (
     store_relaxed,
     store_release,
 )
-from conduit.store.format.words import (
-    CONSUMER_MASK,
-    FREE,
-    GENERATION_SHIFT,
-    INIT,
-    KIND_MASK,
-    LINE,
-    OPEN,
-    OWNER_MASK,
-    OWNER_SHIFT,
-    PAGE_AGE,
-    PAGE_COMMITTED,
-    PAGE_ENDED,
-    PAGE_HALO,
-    PAGE_STATE,
-    PAGE_STREAM,
-    PAGE_TICK,
-    PAGE_UPDATES,
-    SEAT_DELIVERED,
-    SEAT_ENDED,
-    SEAT_GRANTED,
-    SEAT_INSERTED,
-    SEAT_RESERVED,
-    SEAT_STARTED,
-    SEAT_WEIGHING,
-    SIDE_CLAIM,
-    T_CONTROL,
-    T_COUNT,
-    T_PRIORITY,
-    T_QUEUE,
-    T_SEAT_COUNT,
-    T_SEATS,
-    TABLE_DATA,
-    TABLE_DELIVERED_AGAIN,
-    TABLE_RECOVERED,
-    TABLE_SPACE,
-    TABLE_UNSETTLED,
-)
+from conduit.store.format import words as w
 from conduit.store.pages.protocol import _add_up, _age, _disown, block_of, end_claim, sealed_word, side_of
 
 
@@ -61,14 +24,14 @@ from conduit.store.pages.protocol import _add_up, _age, _disown, block_of, end_c
 def _has_elder(table, page, owner):
     """True when the same owner still has an earlier OPEN page of this page's stream."""
     block = block_of(table, page)
-    for other in range(peek_i64(table + T_COUNT)):
-        state = load_acquire(block_of(table, other) + PAGE_STATE)
+    for other in range(peek_i64(table + w.VIEW_COUNT)):
+        state = load_acquire(block_of(table, other) + w.PAGE_STATE)
         if (
             other != page
-            and (state & KIND_MASK) == OPEN
-            and ((state >> OWNER_SHIFT) & OWNER_MASK) == owner
-            and load_relaxed(block_of(table, other) + PAGE_STREAM) == load_relaxed(block + PAGE_STREAM)
-            and load_relaxed(block_of(table, other) + PAGE_TICK) < load_relaxed(block + PAGE_TICK)
+            and (state & w.KIND_MASK) == w.OPEN
+            and ((state >> w.OWNER_SHIFT) & w.OWNER_MASK) == owner
+            and load_relaxed(block_of(table, other) + w.PAGE_STREAM) == load_relaxed(block + w.PAGE_STREAM)
+            and load_relaxed(block_of(table, other) + w.PAGE_TICK) < load_relaxed(block + w.PAGE_TICK)
         ):
             return True
     return False
@@ -78,9 +41,9 @@ def _has_elder(table, page, owner):
 def _end_claims(table, owner):
     """Give back every claim of a dead consumer; returns their number."""
     ended = 0
-    for page in range(peek_i64(table + T_COUNT)):
-        word = load_acquire(side_of(table, page) + SIDE_CLAIM)
-        if (word & CONSUMER_MASK) == owner + 1:
+    for page in range(peek_i64(table + w.VIEW_COUNT)):
+        word = load_acquire(side_of(table, page) + w.SIDE_CLAIM)
+        if (word & w.CONSUMER_MASK) == owner + 1:
             ended += end_claim(table, page, word)
     return ended
 
@@ -96,57 +59,57 @@ def recover(table, owner):
     Returns:
         Number of pages taken back.
     """
-    control = peek_i64(table + T_CONTROL)
+    control = peek_i64(table + w.VIEW_CONTROL)
     taken = 0
     for sweep in range(2):
-        for page in range(peek_i64(table + T_COUNT)):
+        for page in range(peek_i64(table + w.VIEW_COUNT)):
             block = block_of(table, page)
-            state = load_acquire(block + PAGE_STATE)
-            kind = state & KIND_MASK
-            if (kind != INIT and kind != OPEN) or ((state >> OWNER_SHIFT) & OWNER_MASK) != owner:
+            state = load_acquire(block + w.PAGE_STATE)
+            kind = state & w.KIND_MASK
+            if (kind != w.INIT and kind != w.OPEN) or ((state >> w.OWNER_SHIFT) & w.OWNER_MASK) != owner:
                 continue
-            bare = (state >> GENERATION_SHIFT) << GENERATION_SHIFT
-            if kind == INIT:
-                _add_up(table, page, state >> GENERATION_SHIFT)
+            bare = (state >> w.GENERATION_SHIFT) << w.GENERATION_SHIFT
+            if kind == w.INIT:
+                _add_up(table, page, state >> w.GENERATION_SHIFT)
                 _disown(block)
-                compare_and_swap(block + PAGE_STATE, state, bare | FREE)
+                compare_and_swap(block + w.PAGE_STATE, state, bare | w.FREE)
                 taken += 1
                 continue
-            committed = load_acquire(block + PAGE_COMMITTED)
-            own = committed - load_relaxed(block + PAGE_HALO)
+            committed = load_acquire(block + w.PAGE_COMMITTED)
+            own = committed - load_relaxed(block + w.PAGE_HALO)
             if committed == 0 or (own <= 0 and _has_elder(table, page, owner)):
-                compare_and_swap(block + PAGE_STATE, state, bare | FREE)
+                compare_and_swap(block + w.PAGE_STATE, state, bare | w.FREE)
                 taken += 1
             elif sweep == 1:
-                store_relaxed(block + PAGE_ENDED, 1)
-                if peek_i64(table + T_QUEUE) == 0:
-                    store_relaxed(block + PAGE_AGE, _age(table, block))
-                compare_and_swap(block + PAGE_STATE, state, sealed_word(table, page, state))
+                store_relaxed(block + w.PAGE_ENDED, 1)
+                if peek_i64(table + w.VIEW_QUEUE) == 0:
+                    store_relaxed(block + w.PAGE_AGE, _age(table, block))
+                compare_and_swap(block + w.PAGE_STATE, state, sealed_word(table, page, state))
                 taken += 1
-    ended = _end_claims(table, owner) if peek_i64(table + T_QUEUE) != 0 else 0
+    ended = _end_claims(table, owner) if peek_i64(table + w.VIEW_QUEUE) != 0 else 0
     if ended > 0:
-        fetch_add(control + TABLE_DELIVERED_AGAIN, ended)
-    if owner >= peek_i64(table + T_SEAT_COUNT):
+        fetch_add(control + w.TABLE_DELIVERED_AGAIN, ended)
+    if owner >= peek_i64(table + w.VIEW_SEAT_COUNT):
         # of an engine that had more seats (a checkpoint), or of a damaged word
         return taken
-    for mark in range(SEAT_WEIGHING, LINE, 8):
-        store_release(peek_i64(table + T_SEATS) + LINE * owner + mark, 0)
+    for mark in range(w.SEAT_WEIGHING, w.LINE, 8):
+        store_release(peek_i64(table + w.VIEW_SEATS) + w.LINE * owner + mark, 0)
     # what it had been granted and had not used is given back
-    seat = peek_i64(table + T_SEATS) + LINE * owner
-    started = load_relaxed(seat + SEAT_STARTED)
-    if load_relaxed(seat + SEAT_ENDED) != started:
+    seat = peek_i64(table + w.VIEW_SEATS) + w.LINE * owner
+    started = load_relaxed(seat + w.SEAT_STARTED)
+    if load_relaxed(seat + w.SEAT_ENDED) != started:
         # first the mark: a repairer that dies in between leaves it to the next one
-        fetch_add(control + TABLE_UNSETTLED, 1)
-        store_release(seat + SEAT_ENDED, started)
-    unused = load_relaxed(seat + SEAT_RESERVED) - load_relaxed(seat + SEAT_DELIVERED)
-    unused += load_relaxed(seat + SEAT_GRANTED) - load_relaxed(seat + SEAT_INSERTED)
-    store_relaxed(seat + SEAT_RESERVED, load_relaxed(seat + SEAT_DELIVERED))
-    store_relaxed(seat + SEAT_GRANTED, load_relaxed(seat + SEAT_INSERTED))
+        fetch_add(control + w.TABLE_UNSETTLED, 1)
+        store_release(seat + w.SEAT_ENDED, started)
+    unused = load_relaxed(seat + w.SEAT_RESERVED) - load_relaxed(seat + w.SEAT_DELIVERED)
+    unused += load_relaxed(seat + w.SEAT_GRANTED) - load_relaxed(seat + w.SEAT_INSERTED)
+    store_relaxed(seat + w.SEAT_RESERVED, load_relaxed(seat + w.SEAT_DELIVERED))
+    store_relaxed(seat + w.SEAT_GRANTED, load_relaxed(seat + w.SEAT_INSERTED))
     if taken > 0:
-        fetch_add(control + TABLE_RECOVERED, taken)
+        fetch_add(control + w.TABLE_RECOVERED, taken)
     if taken > 0 or ended > 0 or unused != 0:
-        wake(control + TABLE_DATA)
-        wake(control + TABLE_SPACE)
+        wake(control + w.TABLE_DATA)
+        wake(control + w.TABLE_SPACE)
     return taken
 
 
@@ -157,9 +120,9 @@ def outdate_sums(table):
     Its stores came before its death, so whoever acquires the raised counts sees them. To raise them again costs the same
     sums once more.
     """
-    if peek_i64(table + T_PRIORITY) != 0:
-        for page in range(peek_i64(table + T_COUNT)):
-            fetch_add(block_of(table, page) + PAGE_UPDATES, 1)
+    if peek_i64(table + w.VIEW_PRIORITY) != 0:
+        for page in range(peek_i64(table + w.VIEW_COUNT)):
+            fetch_add(block_of(table, page) + w.PAGE_UPDATES, 1)
     return 0
 
 

@@ -23,52 +23,15 @@ from conduit.native.memory import (
     peek_i64,
     poke_i64,
 )
-from conduit.store.format.words import (
-    COUNT_TAG_MASK,
-    COUNT_TAG_SHIFT,
-    GENERATION_SHIFT,
-    HAS_GONE,
-    INIT,
-    KIND_MASK,
-    LINE,
-    OPEN,
-    PAGE_COMMITTED,
-    PAGE_EPOCH,
-    PAGE_HALO,
-    PAGE_PAST,
-    PAGE_STATE,
-    PAST_MASK,
-    PAST_SHIFT,
-    SEALED,
-    SEAT_DELIVERED,
-    SEAT_GRANTED,
-    SEAT_INSERTED,
-    SEAT_RESERVED,
-    SIDE_GONE,
-    T_CONTROL,
-    T_COUNT,
-    T_PAGES,
-    T_ROWS,
-    T_SAMPLED,
-    T_SEAT_COUNT,
-    T_SEATS,
-    T_SIDES,
-    T_WORDS,
-    TABLE_BASE_DELETED,
-    TABLE_BASE_INSERTED,
-    TABLE_BASE_SAMPLED,
-    TABLE_EPOCH,
-    TABLE_SEATS,
-    TABLE_SHRUNK,
-)
+from conduit.store.format import words as w
 from conduit.store.pages.protocol import block_of
 
 Array = np.ndarray[Any, Any]
 
-N_INSERTED, N_EVICTED, N_SIZE, N_RESERVED, N_DELIVERED, N_OUTSTANDING = range(6)
+COUNT_INSERTED, COUNT_EVICTED, COUNT_SIZE, COUNT_RESERVED, COUNT_DELIVERED, COUNT_OUTSTANDING = range(6)
 """What `count` stores: rows inserted; of these evicted with their page; those that are there; samples reserved and
 delivered; rows that writers have been granted and have not published."""
-N_WORDS = 6
+COUNT_WORDS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +67,15 @@ def counts_over(blocks: Array, sides: Array, control: Array, seats: Array, page_
         seats: Every participant's seat line, int64 [participants, 16].
         page_rows: Rows per page.
     """
-    descriptor = np.zeros(T_WORDS, np.int64)
+    descriptor = np.zeros(w.VIEW_WORDS, np.int64)
     for offset, value in (
-        (T_PAGES, blocks.ctypes.data),
-        (T_COUNT, len(blocks)),
-        (T_ROWS, page_rows),
-        (T_CONTROL, control.ctypes.data),
-        (T_SIDES, sides.ctypes.data),
-        (T_SEATS, seats.ctypes.data),
-        (T_SEAT_COUNT, len(seats)),
+        (w.VIEW_PAGES, blocks.ctypes.data),
+        (w.VIEW_COUNT, len(blocks)),
+        (w.VIEW_ROWS, page_rows),
+        (w.VIEW_CONTROL, control.ctypes.data),
+        (w.VIEW_SIDES, sides.ctypes.data),
+        (w.VIEW_SEATS, seats.ctypes.data),
+        (w.VIEW_SEAT_COUNT, len(seats)),
     ):
         descriptor[offset // 8] = value
     return counts_of(descriptor.ctypes.data)
@@ -120,7 +83,7 @@ def counts_over(blocks: Array, sides: Array, control: Array, seats: Array, page_
 
 def counts_of(table: int) -> Counts:
     """The counts of the table at a descriptor's address."""
-    words = np.zeros(N_WORDS, np.int64)
+    words = np.zeros(COUNT_WORDS, np.int64)
     entry(count)(table, words.ctypes.data)
     inserted, evicted, size, reserved, delivered, outstanding = words.tolist()
     return Counts(inserted, delivered, inserted - size, size, evicted, reserved - delivered, outstanding)
@@ -130,23 +93,23 @@ def counts_of(table: int) -> Counts:
 def _count_page(table, page, epoch):
     """Own rows that a page ever had, of these those of earlier generations, and those that are there."""
     block = block_of(table, page)
-    rows = peek_i64(table + T_ROWS)
+    rows = peek_i64(table + w.VIEW_ROWS)
     while True:
-        state = load_acquire(block + PAGE_STATE)
-        past = load_acquire(block + PAGE_PAST)
-        committed = load_acquire(block + PAGE_COMMITTED)
-        own = min(max(committed - load_relaxed(block + PAGE_HALO), 0), rows)
-        gone = load_relaxed(peek_i64(table + T_SIDES) + LINE * page + SIDE_GONE) >> PAST_SHIFT
-        opened = load_relaxed(block + PAGE_EPOCH)
+        state = load_acquire(block + w.PAGE_STATE)
+        past = load_acquire(block + w.PAGE_PAST)
+        committed = load_acquire(block + w.PAGE_COMMITTED)
+        own = min(max(committed - load_relaxed(block + w.PAGE_HALO), 0), rows)
+        gone = load_relaxed(peek_i64(table + w.VIEW_SIDES) + w.LINE * page + w.SIDE_GONE) >> w.PAST_SHIFT
+        opened = load_relaxed(block + w.PAGE_EPOCH)
         # another claim or recovery has come in between if either word moved; it made progress, so this ends
         fence_acquire()
-        if load_relaxed(block + PAGE_PAST) == past and load_relaxed(block + PAGE_STATE) == state:
+        if load_relaxed(block + w.PAGE_PAST) == past and load_relaxed(block + w.PAGE_STATE) == state:
             break
-    kind = state & KIND_MASK
-    before = past >> PAST_SHIFT
-    if kind == OPEN or kind == SEALED:
+    kind = state & w.KIND_MASK
+    before = past >> w.PAST_SHIFT
+    if kind == w.OPEN or kind == w.SEALED:
         return before + own, before, max(own - gone, 0) if opened == epoch else 0
-    if kind == INIT and ((past ^ (state >> GENERATION_SHIFT)) & PAST_MASK) != 0:
+    if kind == w.INIT and ((past ^ (state >> w.GENERATION_SHIFT)) & w.PAST_MASK) != 0:
         before += own
     return before, before, 0
 
@@ -154,46 +117,46 @@ def _count_page(table, page, epoch):
 @inner
 def count_pages(table):
     """Rows inserted, evicted, and there."""
-    control = peek_i64(table + T_CONTROL)
-    epoch = load_acquire(control + TABLE_EPOCH) >> 1
+    control = peek_i64(table + w.VIEW_CONTROL)
+    epoch = load_acquire(control + w.TABLE_EPOCH) >> 1
     inserted, evicted, size = 0, 0, 0
-    for page in range(peek_i64(table + T_COUNT)):
+    for page in range(peek_i64(table + w.VIEW_COUNT)):
         ever, before, present = _count_page(table, page, epoch)
         inserted += ever
         evicted += before
         size += present
-    base = load_relaxed(control + TABLE_BASE_INSERTED)
-    return base + inserted, load_relaxed(control + TABLE_BASE_DELETED) + evicted, size
+    base = load_relaxed(control + w.TABLE_BASE_INSERTED)
+    return base + inserted, load_relaxed(control + w.TABLE_BASE_DELETED) + evicted, size
 
 
 @inner
 def count_seats(table):
     """Samples reserved and delivered, rows granted and not yet published; the last is never too small."""
-    seats = peek_i64(table + T_SEATS)
-    reserved = load_relaxed(peek_i64(table + T_CONTROL) + TABLE_BASE_SAMPLED)
+    seats = peek_i64(table + w.VIEW_SEATS)
+    reserved = load_relaxed(peek_i64(table + w.VIEW_CONTROL) + w.TABLE_BASE_SAMPLED)
     delivered = reserved
     outstanding = 0
-    used = load_acquire(peek_i64(table + T_CONTROL) + TABLE_SEATS)
-    for number in range(min(used, peek_i64(table + T_SEAT_COUNT))):
-        seat = seats + LINE * number
-        published = load_acquire(seat + SEAT_INSERTED)
-        outstanding += load_relaxed(seat + SEAT_GRANTED) - published
-        delivered += load_relaxed(seat + SEAT_DELIVERED)
-        reserved += load_relaxed(seat + SEAT_RESERVED)
+    used = load_acquire(peek_i64(table + w.VIEW_CONTROL) + w.TABLE_SEATS)
+    for number in range(min(used, peek_i64(table + w.VIEW_SEAT_COUNT))):
+        seat = seats + w.LINE * number
+        published = load_acquire(seat + w.SEAT_INSERTED)
+        outstanding += load_relaxed(seat + w.SEAT_GRANTED) - published
+        delivered += load_relaxed(seat + w.SEAT_DELIVERED)
+        reserved += load_relaxed(seat + w.SEAT_RESERVED)
     return reserved, delivered, outstanding
 
 
 @kernel("int64(int64, int64)")
 def count(table, out):
-    """Fill int64 [N_WORDS] at `out` (N_*); returns the rows inserted."""
+    """Fill int64 [COUNT_WORDS] at `out` (COUNT_*); returns the rows inserted."""
     reserved, delivered, outstanding = count_seats(table)
     inserted, evicted, size = count_pages(table)
-    poke_i64(out + 8 * N_INSERTED, inserted)
-    poke_i64(out + 8 * N_EVICTED, evicted)
-    poke_i64(out + 8 * N_SIZE, size)
-    poke_i64(out + 8 * N_RESERVED, reserved)
-    poke_i64(out + 8 * N_DELIVERED, delivered)
-    poke_i64(out + 8 * N_OUTSTANDING, outstanding)
+    poke_i64(out + 8 * COUNT_INSERTED, inserted)
+    poke_i64(out + 8 * COUNT_EVICTED, evicted)
+    poke_i64(out + 8 * COUNT_SIZE, size)
+    poke_i64(out + 8 * COUNT_RESERVED, reserved)
+    poke_i64(out + 8 * COUNT_DELIVERED, delivered)
+    poke_i64(out + 8 * COUNT_OUTSTANDING, outstanding)
     return inserted
 
 
@@ -206,24 +169,24 @@ def may_be_taken(word, limit):
 @inner
 def tag_of(word):
     """The generation that a row's page was opened in, its low bits, out of the row's count of deliveries."""
-    return (word >> COUNT_TAG_SHIFT) & COUNT_TAG_MASK
+    return (word >> w.COUNT_TAG_SHIFT) & w.COUNT_TAG_MASK
 
 
 @inner
 def opened_in(table, page):
     """Low bits of the generation that a page was opened in; later ones are of claims that were given back."""
-    return load_acquire(peek_i64(table + T_SIDES) + LINE * page + SIDE_GONE) & PAST_MASK
+    return load_acquire(peek_i64(table + w.VIEW_SIDES) + w.LINE * page + w.SIDE_GONE) & w.PAST_MASK
 
 
 @inner
 def count_gone(table, page, tag):
     """Count one own row of a page as gone, unless the page was opened in another generation than `tag` says."""
-    at = peek_i64(table + T_SIDES) + LINE * page + SIDE_GONE
+    at = peek_i64(table + w.VIEW_SIDES) + w.LINE * page + w.SIDE_GONE
     seen = load_acquire(at)
-    while ((seen ^ tag) & PAST_MASK) == 0:
-        found = compare_and_swap(at, seen, seen + (1 << PAST_SHIFT))
+    while ((seen ^ tag) & w.PAST_MASK) == 0:
+        found = compare_and_swap(at, seen, seen + (1 << w.PAST_SHIFT))
         if found == seen:
-            fetch_add(peek_i64(table + T_CONTROL) + TABLE_SHRUNK, 1)
+            fetch_add(peek_i64(table + w.VIEW_CONTROL) + w.TABLE_SHRUNK, 1)
             return True
         seen = found
     return False
@@ -232,10 +195,10 @@ def count_gone(table, page, tag):
 @inner
 def mark_gone(table, row, tag):
     """Mark in a row's count of deliveries that the row has gone; False when it is marked, or another generation's by now."""
-    at = peek_i64(table + T_SAMPLED) + 8 * row
+    at = peek_i64(table + w.VIEW_SAMPLED) + 8 * row
     word = load_acquire(at)
-    while ((tag_of(word) ^ tag) & PAST_MASK) == 0 and word & HAS_GONE == 0:
-        found = compare_and_swap(at, word, word | HAS_GONE)
+    while ((tag_of(word) ^ tag) & w.PAST_MASK) == 0 and word & w.HAS_GONE == 0:
+        found = compare_and_swap(at, word, word | w.HAS_GONE)
         if found == word:
             return True
         word = found

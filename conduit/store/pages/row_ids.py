@@ -16,16 +16,7 @@ import numpy as np
 from conduit.errors import FieldError
 from conduit.native.jit import inner, kernel
 from conduit.native.memory import load_relaxed, peek_i64, words_at
-from conduit.store.format.words import (
-    GENERATION_MASK,
-    GENERATION_SHIFT,
-    PAGE_STATE,
-    ROW_BITS,
-    ROW_MASK,
-    T_COUNT,
-    T_FIRST_GENERATION,
-    T_ROWS,
-)
+from conduit.store.format import words as w
 from conduit.store.pages.protocol import block_of
 
 NO_ROW = -1
@@ -36,24 +27,24 @@ NO_ROW = -1
 def newest_generation(table):
     """How often a page of the table has been claimed, of the page that was most often."""
     newest = 0
-    for page in range(peek_i64(table + T_COUNT)):
-        state = load_relaxed(block_of(table, page) + PAGE_STATE)
-        newest = max(newest, (state >> GENERATION_SHIFT) - peek_i64(table + T_FIRST_GENERATION))
-    return min(newest, GENERATION_MASK)
+    for page in range(peek_i64(table + w.VIEW_COUNT)):
+        state = load_relaxed(block_of(table, page) + w.PAGE_STATE)
+        newest = max(newest, (state >> w.GENERATION_SHIFT) - peek_i64(table + w.VIEW_FIRST_GENERATION))
+    return min(newest, w.GENERATION_MASK)
 
 
 @inner
 def are_own(table, ids, count, newest):
     """True when all ids are of rows of the table, up to generation `newest` of its own; without branches."""
-    first = peek_i64(table + T_FIRST_GENERATION)
-    rows = peek_i64(table + T_COUNT) * peek_i64(table + T_ROWS)
+    first = peek_i64(table + w.VIEW_FIRST_GENERATION)
+    rows = peek_i64(table + w.VIEW_COUNT) * peek_i64(table + w.VIEW_ROWS)
     keys = words_at(ids)
     foreign = 0
     for i in range(count):
         key = keys[i]
         # below 0 where it is generation 0 or an id below 0, above where it is later than the newest
-        claims = (((key >> ROW_BITS) & GENERATION_MASK) - first) & GENERATION_MASK
-        foreign |= (claims - 1) | (newest - claims) | (rows - 1 - (key & ROW_MASK)) | key
+        claims = (((key >> w.ROW_BITS) & w.GENERATION_MASK) - first) & w.GENERATION_MASK
+        foreign |= (claims - 1) | (newest - claims) | (rows - 1 - (key & w.ROW_MASK)) | key
     return foreign >= 0
 
 

@@ -25,36 +25,7 @@ from conduit.native.memory import (
     poke_i64,
     store_relaxed,
 )
-from conduit.store.format.words import (
-    COUNT_TAG_SHIFT,
-    DELETED,
-    FINAL,
-    HAS_GONE,
-    KIND_MASK,
-    LINE,
-    META_BYTES,
-    MOST_DELIVERIES,
-    OPEN,
-    PAGE_COMMITTED,
-    PAGE_HALO,
-    PAGE_STATE,
-    PAST_MASK,
-    PAST_SHIFT,
-    SEALED,
-    SEAT_ENDED,
-    SEAT_STARTED,
-    SIDE_GONE,
-    T_CONTROL,
-    T_COUNT,
-    T_MAX_SAMPLED,
-    T_META,
-    T_ROWS,
-    T_SAMPLED,
-    T_SEAT_COUNT,
-    T_SEATS,
-    TABLE_SEATS,
-    TABLE_UNSETTLED,
-)
+from conduit.store.format import words as w
 from conduit.store.pages.deletion import home_of
 from conduit.store.pages.protocol import block_of, side_of
 from conduit.store.pages.row_counts import mark_gone, may_be_taken, opened_in
@@ -67,12 +38,12 @@ _LOOKS = 64
 @inner
 def _begun(table):
     """How often anybody has begun to count, or -1 while somebody is at it."""
-    used = min(load_acquire(peek_i64(table + T_CONTROL) + TABLE_SEATS), peek_i64(table + T_SEAT_COUNT))
+    used = min(load_acquire(peek_i64(table + w.VIEW_CONTROL) + w.TABLE_SEATS), peek_i64(table + w.VIEW_SEAT_COUNT))
     begun = 0
     for number in range(used):
-        seat = peek_i64(table + T_SEATS) + LINE * number
-        started = load_acquire(seat + SEAT_STARTED)
-        if load_acquire(seat + SEAT_ENDED) != started:
+        seat = peek_i64(table + w.VIEW_SEATS) + w.LINE * number
+        started = load_acquire(seat + w.SEAT_STARTED)
+        if load_acquire(seat + w.SEAT_ENDED) != started:
             return -1
         begun += started
     return begun
@@ -86,24 +57,24 @@ def times_begun(table):
 
 @inner
 def _is_deleted(table, row):
-    return peek_u32(peek_i64(table + T_META) + META_BYTES * row + 12) & (DELETED | FINAL) == DELETED
+    return peek_u32(peek_i64(table + w.VIEW_META) + w.META_BYTES * row + 12) & (w.DELETED | w.FINAL) == w.DELETED
 
 
 @inner
 def _rows_of(table, page):
     """State of a page and how many rows it has, 0 where they are nobody's."""
-    state = load_acquire(block_of(table, page) + PAGE_STATE)
-    kind = state & KIND_MASK
-    if kind != OPEN and kind != SEALED:
+    state = load_acquire(block_of(table, page) + w.PAGE_STATE)
+    kind = state & w.KIND_MASK
+    if kind != w.OPEN and kind != w.SEALED:
         return state, 0
-    return state, min(max(load_acquire(block_of(table, page) + PAGE_COMMITTED), 0), peek_i64(table + T_ROWS))
+    return state, min(max(load_acquire(block_of(table, page) + w.PAGE_COMMITTED), 0), peek_i64(table + w.VIEW_ROWS))
 
 
 @inner
 def _spend(table, page, scratch):
     """Mark the rows of a page as gone that will not be delivered any more; False when somebody was in between."""
-    sampled, limit = peek_i64(table + T_SAMPLED), peek_i64(table + T_MAX_SAMPLED)
-    base = page * peek_i64(table + T_ROWS)
+    sampled, limit = peek_i64(table + w.VIEW_SAMPLED), peek_i64(table + w.VIEW_MAX_SAMPLED)
+    base = page * peek_i64(table + w.VIEW_ROWS)
     tag = opened_in(table, page)
     begun = _begun(table)
     state, rows = _rows_of(table, page)
@@ -111,45 +82,45 @@ def _spend(table, page, scratch):
         return False
     for local in range(rows):
         word = load_acquire(sampled + 8 * (base + local))
-        lost = word & HAS_GONE == 0 and (not may_be_taken(word, limit) or _is_deleted(table, base + local))
+        lost = word & w.HAS_GONE == 0 and (not may_be_taken(word, limit) or _is_deleted(table, base + local))
         # what has gone is looked at too: its copy may be marked and itself not
-        poke_i64(scratch + 8 * local, word if lost or word & HAS_GONE else 0)
+        poke_i64(scratch + 8 * local, word if lost or word & w.HAS_GONE else 0)
     fence_acquire()
-    if _begun(table) != begun or load_relaxed(block_of(table, page) + PAGE_STATE) >> 4 != state >> 4:
+    if _begun(table) != begun or load_relaxed(block_of(table, page) + w.PAGE_STATE) >> 4 != state >> 4:
         return False
-    halo = load_relaxed(block_of(table, page) + PAGE_HALO)
+    halo = load_relaxed(block_of(table, page) + w.PAGE_HALO)
     for local in range(rows):
         word = peek_i64(scratch + 8 * local)
         if word != 0:
             # nobody else changes the word of such a row, but who deletes it or reuses the page
-            compare_and_swap(sampled + 8 * (base + local), word, word | HAS_GONE)
+            compare_and_swap(sampled + 8 * (base + local), word, word | w.HAS_GONE)
             if local < halo and opened_in(table, page) == tag:
                 home, at, home_tag = home_of(table, page, local)
                 if home >= 0:
-                    mark_gone(table, home * peek_i64(table + T_ROWS) + at, home_tag)
+                    mark_gone(table, home * peek_i64(table + w.VIEW_ROWS) + at, home_tag)
     return True
 
 
 @inner
 def _count_page(table, page):
     """Set SIDE_GONE to the rows of the page that have gone; False when somebody was in between."""
-    at = side_of(table, page) + SIDE_GONE
+    at = side_of(table, page) + w.SIDE_GONE
     seen = load_acquire(at)
     begun = _begun(table)
     _, rows = _rows_of(table, page)
     if begun < 0:
         return False
-    base = page * peek_i64(table + T_ROWS)
+    base = page * peek_i64(table + w.VIEW_ROWS)
     gone = 0
-    for local in range(max(load_relaxed(block_of(table, page) + PAGE_HALO), 0), rows):
-        if peek_i64(table + T_SAMPLED) == 0:
+    for local in range(max(load_relaxed(block_of(table, page) + w.PAGE_HALO), 0), rows):
+        if peek_i64(table + w.VIEW_SAMPLED) == 0:
             gone += _is_deleted(table, base + local)
         else:
-            gone += load_relaxed(peek_i64(table + T_SAMPLED) + 8 * (base + local)) & HAS_GONE != 0
+            gone += load_relaxed(peek_i64(table + w.VIEW_SAMPLED) + 8 * (base + local)) & w.HAS_GONE != 0
     fence_acquire()
     if _begun(table) != begun:
         return False
-    return rows == 0 or compare_and_swap(at, seen, (gone << PAST_SHIFT) | (seen & PAST_MASK)) == seen
+    return rows == 0 or compare_and_swap(at, seen, (gone << w.PAST_SHIFT) | (seen & w.PAST_MASK)) == seen
 
 
 @kernel("int64(int64, int64)", nogil=True)
@@ -163,14 +134,14 @@ def settle(table, scratch):
     Returns:
         1 when nothing is left to settle, 0 when others were counting at every look: it is left to the next caller.
     """
-    word = peek_i64(table + T_CONTROL) + TABLE_UNSETTLED
+    word = peek_i64(table + w.VIEW_CONTROL) + w.TABLE_UNSETTLED
     waiting = load_acquire(word)
     if waiting == 0:
         return 1
     # first all marks, since a copy's is carried to its own page
     for sweep in range(2):
-        for page in range(peek_i64(table + T_COUNT)):
-            done = sweep == 0 and peek_i64(table + T_SAMPLED) == 0
+        for page in range(peek_i64(table + w.VIEW_COUNT)):
+            done = sweep == 0 and peek_i64(table + w.VIEW_SAMPLED) == 0
             looks = 0
             while not done and looks < _LOOKS:
                 done = _spend(table, page, scratch) if sweep == 0 else _count_page(table, page)
@@ -184,22 +155,22 @@ def settle(table, scratch):
 @kernel("int64(int64)")
 def is_settled(table):
     """1 when nobody has died half-way since the last `settle`."""
-    return 1 if load_relaxed(peek_i64(table + T_CONTROL) + TABLE_UNSETTLED) == 0 else 0
+    return 1 if load_relaxed(peek_i64(table + w.VIEW_CONTROL) + w.TABLE_UNSETTLED) == 0 else 0
 
 
 @kernel("int64(int64)")
 def settle_restored(table):
     """In a restored table, to which nobody has attached: what was taken and not delivered is nobody's, and is given back."""
-    sampled = peek_i64(table + T_SAMPLED)
+    sampled = peek_i64(table + w.VIEW_SAMPLED)
     if sampled != 0:
-        for page in range(peek_i64(table + T_COUNT)):
+        for page in range(peek_i64(table + w.VIEW_COUNT)):
             _, rows = _rows_of(table, page)
-            for row in range(page * peek_i64(table + T_ROWS), page * peek_i64(table + T_ROWS) + rows):
+            for row in range(page * peek_i64(table + w.VIEW_ROWS), page * peek_i64(table + w.VIEW_ROWS) + rows):
                 word = load_relaxed(sampled + 8 * row)
-                delivered = word & MOST_DELIVERIES
-                kept = (word >> COUNT_TAG_SHIFT << COUNT_TAG_SHIFT) | (word & HAS_GONE)
+                delivered = word & w.MOST_DELIVERIES
+                kept = (word >> w.COUNT_TAG_SHIFT << w.COUNT_TAG_SHIFT) | (word & w.HAS_GONE)
                 store_relaxed(sampled + 8 * row, kept | (delivered << 16) | delivered)
-    store_relaxed(peek_i64(table + T_CONTROL) + TABLE_UNSETTLED, 1)
+    store_relaxed(peek_i64(table + w.VIEW_CONTROL) + w.TABLE_UNSETTLED, 1)
     fence_full()
     return 1
 
@@ -208,10 +179,10 @@ def settle_table(descriptor: Array) -> bool:
     """Count anew what the dead may have left half counted; False when it is left for later, since others are counting.
 
     Args:
-        descriptor: int64 words of the table (words.T_*).
+        descriptor: int64 words of the table (words.VIEW_*).
     """
     address = descriptor.ctypes.data
     if entry(is_settled)(address):
         return True
-    scratch = np.zeros(int(descriptor[T_ROWS // 8]), np.int64)
+    scratch = np.zeros(int(descriptor[w.VIEW_ROWS // 8]), np.int64)
     return entry(settle)(address, scratch.ctypes.data) == 1

@@ -20,7 +20,7 @@ from conduit.native.finish import when_gone
 from conduit.native.jit import entry, inner, kernel
 from conduit.native.memory import peek_i64, poke_i64, syscall
 from conduit.native.object_args import data_of
-from conduit.store.format.words import P_LOCK, P_NUMBER, P_WORDS
+from conduit.store.format import words as w
 
 Array = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -41,9 +41,9 @@ _OPENAT = {"x86_64": 257, "aarch64": 56}.get(platform.machine(), -1)
 _HERE = -100
 _SET_LOCK, _WRITE, _UNLOCK = fcntl.F_OFD_SETLK, fcntl.F_WRLCK, fcntl.F_UNLCK
 
-L_BYTE, L_HELD, L_REQUEST = 0, 8, 16
+LOCK_BYTE_NUMBER, LOCK_BYTE_HELD, LOCK_BYTE_REQUEST = 0, 8, 16
 """Words of a `LockByte`: its byte; 1 while it is held; the struct flock that the kernel reads."""
-L_WORDS = 6
+LOCK_BYTE_WORDS = 6
 
 
 def try_lock(fd: int, byte: int, length: int = 1) -> bool:
@@ -78,22 +78,22 @@ def held(fd: int, byte: int = 0, length: int = LOCK_SPAN) -> bool:
 @inner
 def _ask(lock, seat, kind):
     """`_set_lock` on the byte of a LockByte; 0 where it was done."""
-    request = lock + L_REQUEST
+    request = lock + LOCK_BYTE_REQUEST
     poke_i64(request, kind)
-    poke_i64(request + 8, LOCK_BASE + peek_i64(lock + L_BYTE))
+    poke_i64(request + 8, LOCK_BASE + peek_i64(lock + LOCK_BYTE_NUMBER))
     poke_i64(request + 16, 1)
     poke_i64(request + 24, 0)
-    return syscall(_FCNTL, peek_i64(seat + P_LOCK), _SET_LOCK, request, 0, 0, 0)
+    return syscall(_FCNTL, peek_i64(seat + w.PROCESS_LOCK), _SET_LOCK, request, 0, 0, 0)
 
 
 @kernel("int64(object, object, int64)")
 def take_byte(words, seat, byte):
     """Take a lock byte and note it; 1, or 0 when somebody else has it."""
     lock = data_of(words)
-    poke_i64(lock + L_BYTE, byte)
+    poke_i64(lock + LOCK_BYTE_NUMBER, byte)
     taken = 1 if _ask(lock, data_of(seat), _WRITE) == 0 else 0
     if taken != 0:
-        poke_i64(lock + L_HELD, 1)
+        poke_i64(lock + LOCK_BYTE_HELD, 1)
     return taken
 
 
@@ -101,8 +101,8 @@ def take_byte(words, seat, byte):
 def give_byte(words, seat, _thing):
     """Give a lock byte back if it is held. Idempotent (conduit.native.finish)."""
     lock = data_of(words)
-    if peek_i64(lock + L_HELD) != 0:
-        poke_i64(lock + L_HELD, 0)
+    if peek_i64(lock + LOCK_BYTE_HELD) != 0:
+        poke_i64(lock + LOCK_BYTE_HELD, 0)
         _ask(lock, data_of(seat), _UNLOCK)
     return 0
 
@@ -111,9 +111,9 @@ def give_byte(words, seat, _thing):
 def give_all(seat, _thing):
     """Close the lock descriptor: every lock of this handle is given back. Idempotent (conduit.native.finish)."""
     at = data_of(seat)
-    fd = peek_i64(at + P_LOCK)
-    poke_i64(at + P_LOCK, -1)
-    poke_i64(at + P_NUMBER, -1)
+    fd = peek_i64(at + w.PROCESS_LOCK)
+    poke_i64(at + w.PROCESS_LOCK, -1)
+    poke_i64(at + w.PROCESS_NUMBER, -1)
     if fd >= 0:
         syscall(_CLOSE, fd, 0, 0, 0, 0, 0)
     return 0
@@ -161,26 +161,26 @@ class Locks:
     """A process's hold on a segment: its lock descriptor, and what it has taken under it; all of it ends with the object.
 
     Attributes:
-        seat: int64 words (words.P_*), as kernels note what is held.
+        seat: int64 words (words.PROCESS_*), as kernels note what is held.
     """
 
     def __init__(self) -> None:
-        self.seat = np.zeros(P_WORDS, np.int64)
-        self.seat[P_NUMBER // 8] = -1
-        self.seat[P_LOCK // 8] = -1
+        self.seat = np.zeros(w.PROCESS_WORDS, np.int64)
+        self.seat[w.PROCESS_NUMBER // 8] = -1
+        self.seat[w.PROCESS_LOCK // 8] = -1
         when_gone(self, entry(give_all), self.seat)
 
     def open(self, path: str) -> None:
         """Open the descriptor on a segment's file."""
         # a fork in between would give the child a descriptor that nobody there knows of
         with opening():
-            self.seat[P_LOCK // 8] = open_file(path, os.O_RDWR | os.O_CLOEXEC)
+            self.seat[w.PROCESS_LOCK // 8] = open_file(path, os.O_RDWR | os.O_CLOEXEC)
             drop_in_child(self)
 
     @property
     def fd(self) -> int:
         """The descriptor, which is never mapped (a mapping would keep its locks alive in forked children), or -1."""
-        return int(self.seat[P_LOCK // 8])
+        return int(self.seat[w.PROCESS_LOCK // 8])
 
     def close(self) -> None:
         """Give every lock back; idempotent."""
@@ -197,12 +197,12 @@ class LockByte:
     The threads of a process must keep apart by themselves.
 
     Args:
-        seat: The process's seat (words.P_*).
+        seat: The process's seat (words.PROCESS_*).
     """
 
     def __init__(self, seat: Array) -> None:
         self._seat = seat
-        self._words = np.zeros(L_WORDS, np.int64)
+        self._words = np.zeros(LOCK_BYTE_WORDS, np.int64)
         when_gone(self, entry(give_byte), self._words, seat)
 
     def take(self, byte: int) -> bool:

@@ -21,8 +21,8 @@ import numpy as np
 from conduit.errors import ConduitError, EngineNotFound, Forked, OwnerGone, ParticipantsFull
 from conduit.native.finish import when_gone
 from conduit.native.jit import entry
+from conduit.store.format import words as w
 from conduit.store.format.layout import LOADER_BYTES, MAX_NAMED_LOADERS
-from conduit.store.format.words import HAZARDS_PER_PARTICIPANT, P_HAZARDS, P_NUMBER
 from conduit.store.pages import recovery
 from conduit.store.pages.settling import settle_table
 from conduit.store.segment import writer_counts
@@ -99,7 +99,7 @@ class Participants:
         self._count: int = segment.layout.spec.max_participants
         self._lines = segment.array(segment.layout.participants, (self._count, 16), np.dtype(np.int64))
         self._hazards = segment.array(
-            segment.layout.hazards, (self._count, HAZARDS_PER_PARTICIPANT), np.dtype(np.int64)
+            segment.layout.hazards, (self._count, w.HAZARDS_PER_PARTICIPANT), np.dtype(np.int64)
         )
         self.seat = segment.seat
         # threads of a process share the lock descriptor, so the kernel's lock does not keep them apart
@@ -114,8 +114,8 @@ class Participants:
         # a client that is dropped without close() must not keep its seat: with the lock gone it counts as dead
         when_gone(self, entry(give_all), self.seat)
         self.number = self._join()
-        self.seat[P_HAZARDS // 8] = self._hazards[self.number].ctypes.data
-        self.seat[P_NUMBER // 8] = self.number
+        self.seat[w.PROCESS_HAZARDS // 8] = self._hazards[self.number].ctypes.data
+        self.seat[w.PROCESS_NUMBER // 8] = self.number
 
     def _join(self) -> int:
         number = self._take_seat()
@@ -198,7 +198,7 @@ class Participants:
         Garbage collection gives the lock back before it finalizes writers and leases that lie in the same cycle; by then
         their pages may be another participant's.
         """
-        return bool(self.seat[P_NUMBER // 8] >= 0)
+        return bool(self.seat[w.PROCESS_NUMBER // 8] >= 0)
 
     @property
     def has_lost_owner(self) -> bool:
@@ -219,7 +219,7 @@ class Participants:
     def leave(self) -> None:
         """Give the seat back; the caller has finished its pages. Idempotent."""
         if self.number >= 0 and not self.forked and self._segment.lock_fd >= 0:
-            self.seat[P_NUMBER // 8] = -1
+            self.seat[w.PROCESS_NUMBER // 8] = -1
             self._recover(self.number)
             self._lines[self.number, LINE_PID] = 0
             unlock(self._segment.lock_fd, self.number)
@@ -240,7 +240,7 @@ class Participants:
         pages = sum(entry(recovery.recover)(table.ctypes.data, number) for table in self._tables)
         for table in self._tables:
             settle_table(table)
-        entry(recovery.clear_hazards)(self._hazards[number].ctypes.data, HAZARDS_PER_PARTICIPANT)
+        entry(recovery.clear_hazards)(self._hazards[number].ctypes.data, w.HAZARDS_PER_PARTICIPANT)
         # the names of its loaders are free again (conduit.store.tables.loader_cursors.LOADER_OWNER)
         loaders = self._segment.base + self._segment.layout.loaders
         entry(recovery.clear_marks)(loaders, LOADER_BYTES, MAX_NAMED_LOADERS, number + 1)

@@ -25,6 +25,7 @@ from conduit.errors import (
     EngineNotFound,
     NoSpace,
 )
+from conduit.store.format import words as w
 from conduit.store.format.layout import (
     HEADER_BYTES,
     HEADER_CLOSED,
@@ -44,7 +45,6 @@ from conduit.store.format.layout import (
     lay_out,
     read_spec,
 )
-from conduit.store.format.words import FREE, GENERATION_SHIFT, LINE, PAGE_STATE
 from conduit.store.segment.allocation import allocate, check_room, fill_and_allocate
 from conduit.store.segment.leftovers import free_name, is_unfinished
 from conduit.store.segment.locks import LOCK_CREATOR, Locks, open_file, try_lock
@@ -68,7 +68,7 @@ class Segment:
         root: uint8 [size], the mapping; every array is a view of it, so the mapping lives as long as any of them.
         words: The mapping as int64 words.
         base: Address of the first byte.
-        seat: This process's seat, int64 words (words.P_*): what it holds of the segment, as kernels note it.
+        seat: This process's seat, int64 words (words.PROCESS_*): what it holds of the segment, as kernels note it.
     """
 
     def __init__(self, name: str, backing: Backing, fd: int, locks: Locks, layout: SegmentLayout) -> None:
@@ -186,10 +186,10 @@ def create(
                 allocate(fd, layout.size, name, backing)
                 segment = Segment(name, backing, fd, locks, layout)
                 for table in layout.tables.values():
-                    states = segment.array(table.blocks, (table.pages, LINE // 8), np.dtype(np.int64))[
-                        :, PAGE_STATE // 8
+                    states = segment.array(table.blocks, (table.pages, w.LINE // 8), np.dtype(np.int64))[
+                        :, w.PAGE_STATE // 8
                     ]
-                    states[:] = (table.first_generation << GENERATION_SHIFT) | FREE
+                    states[:] = (table.first_generation << w.GENERATION_SHIFT) | w.FREE
             else:
                 os.ftruncate(fd, layout.size)
                 segment = Segment(name, backing, fd, locks, layout)

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from conduit.store.format import words as w
 from conduit.store.format.layout import TableLayout
-from conduit.store.format.words import LINE, SEAT_WRITERS, TABLE_LOST
 from conduit.store.segment.segment import Segment
 
 _MOST = 1 << 20
@@ -20,8 +20,8 @@ _MOST = 1 << 20
 
 
 def _seats(segment: Segment, layout: TableLayout) -> np.ndarray[Any, np.dtype[np.int64]]:
-    shape = (segment.layout.spec.max_participants, LINE // 8)
-    return segment.array(layout.seats, shape, np.dtype(np.int64))[:, SEAT_WRITERS // 8]
+    shape = (segment.layout.spec.max_participants, w.LINE // 8)
+    return segment.array(layout.seats, shape, np.dtype(np.int64))[:, w.SEAT_WRITERS // 8]
 
 
 def _bounded(count: Any) -> int:
@@ -32,7 +32,7 @@ def _bounded(count: Any) -> int:
 def note(segment: Segment, layout: TableLayout, seat: int, count: int, *, opened: bool) -> None:
     """Store how many writers of a table a seat's holder has open; one of them has just been opened, or closed."""
     _seats(segment, layout)[seat] = count
-    at = (layout.control + TABLE_LOST) // 8
+    at = (layout.control + w.TABLE_LOST) // 8
     if opened and segment.words[at] > 0:
         segment.words[at] -= 1
 
@@ -44,7 +44,7 @@ def empty(segment: Segment, seat: int, *, died: bool) -> None:
         count = _bounded(seats[seat])
         seats[seat] = 0
         if died and count:
-            at = (layout.control + TABLE_LOST) // 8
+            at = (layout.control + w.TABLE_LOST) // 8
             segment.words[at] = _bounded(_bounded(segment.words[at]) + count)
 
 
@@ -60,7 +60,7 @@ def count(
     """
     seats = _seats(segment, layout)
     alive: dict[int, int] = {}
-    dead = _bounded(segment.words[(layout.control + TABLE_LOST) // 8])
+    dead = _bounded(segment.words[(layout.control + w.TABLE_LOST) // 8])
     for seat, pid, lives in participants:
         found = _bounded(seats[seat])
         if found and lives:

@@ -61,10 +61,10 @@ class Gate:
         limits = limits_of(table)
         check_batch(limits, count, table.layout.name)
         check_window(limits, future, table.layout.name)
-        self._words = np.zeros(kernels.G_WORDS, np.int64)
-        self._words[kernels.G_TABLE // 8] = table.address
-        self._words[kernels.G_SEAT // 8] = seat_line(table)
-        self._words[kernels.G_SHRUNK // 8] = -1
+        self._words = np.zeros(kernels.GATE_WORDS, np.int64)
+        self._words[kernels.GATE_TABLE // 8] = table.address
+        self._words[kernels.GATE_SEAT // 8] = seat_line(table)
+        self._words[kernels.GATE_SHRUNK // 8] = -1
         self._address = self._words.ctypes.data
         self._table = table
         self._seat = table.check_open().seat

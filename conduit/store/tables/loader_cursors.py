@@ -17,9 +17,9 @@ from conduit.errors import Busy, ConfigError, WaitTimeout
 from conduit.forking import renew_in_child
 from conduit.native.finish import when_gone
 from conduit.native.jit import entry
+from conduit.store.format import words as w
 from conduit.store.format.layout import LOADER_BYTES, MAX_NAMED_LOADERS
 from conduit.store.format.soundness import LARGEST, damaged
-from conduit.store.format.words import LINE
 from conduit.store.pages import holds
 from conduit.store.segment.locks import LOCK_LOADERS, LockByte, held
 from conduit.store.segment.participants import Participants
@@ -62,7 +62,7 @@ def _name_of(segment: Segment, slot: Words) -> str | None:
         return None
     if not (0 < length <= LONGEST_NAME and 0 <= table < len(segment.layout.tables) and 0 <= batch < LARGEST):
         raise damaged("the list of named loaders", f"a name of {length} bytes, table {table}, batch {batch}")
-    text = slot[LINE // 8 :].tobytes()[:length]
+    text = slot[w.LINE // 8 :].tobytes()[:length]
     try:
         return text.decode()
     except UnicodeDecodeError as error:
@@ -94,7 +94,7 @@ def write_loader(segment: Segment, index: int, name: str, known: Known) -> None:
     slot[LOADER_BATCH] = known.batch
     slot[LOADER_STOCK] = known.stock
     slot[LOADER_TABLE] = list(segment.layout.tables).index(known.table)
-    slot[LINE // 8 :].view(np.uint8)[: len(text)] = np.frombuffer(text, np.uint8)
+    slot[w.LINE // 8 :].view(np.uint8)[: len(text)] = np.frombuffer(text, np.uint8)
     slot[LOADER_LENGTH] = len(text)  # last: a slot without a name is free, whoever died while filling it
 
 
@@ -112,7 +112,7 @@ class NamedLoader:
         self._slot = slot
         self._words = slot.data
         self._seat = participants.seat
-        self._mark = np.zeros(holds.M_WORDS, np.int64)
+        self._mark = np.zeros(holds.MARK_WORDS, np.int64)
         when_gone(self, entry(holds.end_mark), self._mark, self._seat)
         self.seed = int(slot[LOADER_SEED])
 

@@ -25,9 +25,9 @@ from conduit.native.jit import entry
 from conduit.native.wait import wait_for
 from conduit.nesting import hint
 from conduit.schema import Field, dtype_name
+from conduit.store.format import words as w
 from conduit.store.format.layout import WEIGHT_COPIES, TensorSpec, WeightsLayout
 from conduit.store.format.soundness import LARGEST, damaged
-from conduit.store.format.words import LAST_VERSION, POLICY_EVENT, W_VERSION
 from conduit.store.pages import protocol
 from conduit.store.segment.locks import LOCK_PUBLISHERS, try_lock, unlock
 from conduit.store.segment.participants import Participants
@@ -264,7 +264,7 @@ class PolicySlot(StaysHere):
             Closed: The client or engine has closed.
             OwnerGone: The engine's owner is gone.
         """
-        event = self._layout.control + POLICY_EVENT
+        event = self._layout.control + w.POLICY_EVENT
         weights = wait_for(
             self._poll_open, self._segment.base + event, self._segment.words, event // 8, Deadline(timeout)
         )
@@ -283,12 +283,12 @@ class PolicySlot(StaysHere):
     def _hold(self, version: int) -> None:
         self.held = version
         for state in self._bound:
-            state.words[W_VERSION // 8] = min(version, LAST_VERSION)
+            state.words[w.WRITER_VERSION // 8] = min(version, w.LAST_VERSION)
 
     def bind(self, state: Any) -> None:
-        """Let a writer's rows carry the version this object holds; `state.words` are its words (words.W_*)."""
+        """Let a writer's rows carry the version this object holds; `state.words` are its words (words.WRITER_*)."""
         self._bound.add(state)
-        state.words[W_VERSION // 8] = min(self.held, LAST_VERSION)
+        state.words[w.WRITER_VERSION // 8] = min(self.held, w.LAST_VERSION)
 
     def close(self) -> None:
         """Stop publishing, so that another process may; idempotent.

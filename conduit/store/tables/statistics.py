@@ -38,9 +38,9 @@ from conduit.native.memory import (
     zero_bytes,
 )
 from conduit.nesting import hint
+from conduit.store.format import words as w
 from conduit.store.format.field_moments import copy_bytes_of, seat_bytes
 from conduit.store.format.soundness import LARGEST, damaged
-from conduit.store.format.words import LINE
 from conduit.store.tables.appearance import never_raises, place_of, state_of
 from conduit.store.tables.view import TableView
 
@@ -101,8 +101,8 @@ def add(seat, size, elements, count, summary, note, upto):
     # the copy that is overwritten now must not be taken for current any more
     fence_full()
     version = peek_i64(seat)
-    current = seat + LINE + size * (version & 1)
-    other = seat + LINE + size * (1 - (version & 1))
+    current = seat + w.LINE + size * (version & 1)
+    other = seat + w.LINE + size * (1 - (version & 1))
     before = peek_f64(current)
     if not 0.0 <= before < LARGEST:
         return -1
@@ -138,7 +138,7 @@ def gather(seats, stride, count, size, elements, out, scratch):
         attempt = 0
         version = load_acquire(seat)
         while version != 0:
-            copy_bytes(scratch, seat + LINE + size * (version & 1), 8 * (1 + 2 * elements))
+            copy_bytes(scratch, seat + w.LINE + size * (version & 1), 8 * (1 + 2 * elements))
             fence_acquire()
             # the next but one update overwrites this copy, and begins once the next one has been stored
             again = load_relaxed(seat)
@@ -174,8 +174,8 @@ class Moments:
 
 def set_totals(seat: Array, totals: Array) -> None:
     """Let a seat that nobody has used, float64 words, hold these totals (`totals_of`)."""
-    size = (len(seat) - LINE // 8) // 2
-    seat[LINE // 8 + size :][: len(totals)] = totals
+    size = (len(seat) - w.LINE // 8) // 2
+    seat[w.LINE // 8 + size :][: len(totals)] = totals
     seat[:1].view(np.int64)[0] = 1  # the second copy is the current one
 
 

@@ -12,53 +12,10 @@ from conduit.errors import Closed, Frozen, Overwritten
 from conduit.native.finish import when_gone
 from conduit.native.jit import entry
 from conduit.native.wait import wait_for
+from conduit.store.format import words as w
 from conduit.store.format.layout import TableLayout
 from conduit.store.format.soundness import check_spans, damaged_page
 from conduit.store.format.table_spec import row_stride
-from conduit.store.format.words import (
-    H_ENVS,
-    H_GENERATION,
-    H_HALO,
-    H_ROWS,
-    H_SLOT,
-    H_WORDS,
-    HAZARDS_PER_PARTICIPANT,
-    LINE,
-    T_COLUMN_COUNT,
-    T_COLUMNS,
-    T_CONTROL,
-    T_COUNT,
-    T_FIRST_GENERATION,
-    T_FUTURE,
-    T_HAZARD_COUNT,
-    T_HAZARDS,
-    T_HISTORY,
-    T_KEEP,
-    T_LIMITS,
-    T_MARKS,
-    T_MAX_SAMPLED,
-    T_META,
-    T_PAGE_BASE,
-    T_PAGES,
-    T_PRIORITY,
-    T_QUEUE,
-    T_REOPENS,
-    T_ROLLOUT,
-    T_ROWS,
-    T_SAMPLED,
-    T_SEAT_COUNT,
-    T_SEATS,
-    T_SIDES,
-    T_TERMINATED,
-    T_TRUNCATED,
-    T_WORDS,
-    TABLE_DATA,
-    TABLE_DELIVERED_AGAIN,
-    TABLE_EPOCH,
-    TABLE_RECOVERED,
-    TABLE_SPACE,
-    TABLE_STREAMS,
-)
 from conduit.store.pages import deletion, holds, protocol, row_counts, settling
 from conduit.store.pages.rate_limiter import use_seat
 from conduit.store.pages.row_ids import as_ids, find_foreign, not_a_row
@@ -87,7 +44,7 @@ class TableView:
         meta: META_DTYPE [rows].
         priorities: Leaf priorities, uint32 [rows] (kernels.cpu.priorities), or None.
         sampled: Counts of the rows' deliveries, int64 [rows] (words.ONE_TAKEN), or None.
-        descriptor: int64 words (words.T_*) whose address kernels take as `table`.
+        descriptor: int64 words (words.VIEW_*) whose address kernels take as `table`.
     """
 
     def __init__(self, segment: Segment, layout: TableLayout) -> None:
@@ -122,40 +79,40 @@ class TableView:
         if layout.table.max_times_sampled is not None:
             self.sampled = segment.array(layout.sampled, (rows,), np.dtype(np.int64))
         self._pairs = np.array(pairs, np.int64)
-        self.descriptor = np.zeros(T_WORDS, np.int64)
+        self.descriptor = np.zeros(w.VIEW_WORDS, np.int64)
         for offset, value in (
-            (T_PAGES, segment.base + layout.blocks),
-            (T_COUNT, layout.pages),
-            (T_ROWS, layout.page_rows),
-            (T_HAZARDS, segment.base + segment.layout.hazards),
-            (T_HAZARD_COUNT, segment.layout.hazard_count),
-            (T_CONTROL, segment.base + layout.control),
-            (T_PAGE_BASE, layout.page_base),
-            (T_COLUMNS, self._pairs.ctypes.data),
-            (T_COLUMN_COUNT, len(pairs)),
-            (T_META, segment.base + layout.meta),
-            (T_TERMINATED, segment.base + layout.terminated),
-            (T_TRUNCATED, segment.base + layout.truncated),
-            (T_PRIORITY, segment.base + layout.priority if self.priorities is not None else 0),
-            (T_MARKS, segment.base + layout.marks if self.priorities is not None else 0),
-            (T_FIRST_GENERATION, layout.first_generation),
-            (T_HISTORY, layout.table.max_stack - 1),
-            (T_FUTURE, layout.table.future_ticks),
-            (T_SIDES, segment.base + layout.sides),
-            (T_SEATS, segment.base + layout.seats),
-            (T_SEAT_COUNT, segment.layout.spec.max_participants),
-            (T_SAMPLED, segment.base + layout.sampled if self.sampled is not None else 0),
-            (T_MAX_SAMPLED, layout.table.max_times_sampled or 0),
-            (T_QUEUE, layout.table.kind == "queue"),
-            (T_ROLLOUT, layout.table.rollout_length or 0),
-            (T_KEEP, layout.keep),
-            (T_REOPENS, layout.table.fills_pages),
+            (w.VIEW_PAGES, segment.base + layout.blocks),
+            (w.VIEW_COUNT, layout.pages),
+            (w.VIEW_ROWS, layout.page_rows),
+            (w.VIEW_HAZARDS, segment.base + segment.layout.hazards),
+            (w.VIEW_HAZARD_COUNT, segment.layout.hazard_count),
+            (w.VIEW_CONTROL, segment.base + layout.control),
+            (w.VIEW_PAGE_BASE, layout.page_base),
+            (w.VIEW_COLUMNS, self._pairs.ctypes.data),
+            (w.VIEW_COLUMN_COUNT, len(pairs)),
+            (w.VIEW_META, segment.base + layout.meta),
+            (w.VIEW_TERMINATED, segment.base + layout.terminated),
+            (w.VIEW_TRUNCATED, segment.base + layout.truncated),
+            (w.VIEW_PRIORITY, segment.base + layout.priority if self.priorities is not None else 0),
+            (w.VIEW_MARKS, segment.base + layout.marks if self.priorities is not None else 0),
+            (w.VIEW_FIRST_GENERATION, layout.first_generation),
+            (w.VIEW_HISTORY, layout.table.max_stack - 1),
+            (w.VIEW_FUTURE, layout.table.future_ticks),
+            (w.VIEW_SIDES, segment.base + layout.sides),
+            (w.VIEW_SEATS, segment.base + layout.seats),
+            (w.VIEW_SEAT_COUNT, segment.layout.spec.max_participants),
+            (w.VIEW_SAMPLED, segment.base + layout.sampled if self.sampled is not None else 0),
+            (w.VIEW_MAX_SAMPLED, layout.table.max_times_sampled or 0),
+            (w.VIEW_QUEUE, layout.table.kind == "queue"),
+            (w.VIEW_ROLLOUT, layout.table.rollout_length or 0),
+            (w.VIEW_KEEP, layout.keep),
+            (w.VIEW_REOPENS, layout.table.fills_pages),
         ):
             self.descriptor[offset // 8] = value
         self._limits: Array | None = None
         if layout.limits is not None:
             self._limits = np.array(layout.limits.numbers, np.float64)
-            self.descriptor[T_LIMITS // 8] = self._limits.ctypes.data
+            self.descriptor[w.VIEW_LIMITS // 8] = self._limits.ctypes.data
         self.address = self.descriptor.ctypes.data
         self.participants: Participants | None = None
 
@@ -165,15 +122,15 @@ class TableView:
     @property
     def epoch(self) -> int:
         """Resets so far; after the first, only pages that were opened in the present epoch have rows."""
-        return self._word(TABLE_EPOCH) >> 1
+        return self._word(w.TABLE_EPOCH) >> 1
 
     def new_stream(self) -> int:
         """A stream number that no other writer of this table has had."""
-        return entry(protocol.take_ticket)(self.segment.base + self.layout.control + TABLE_STREAMS)
+        return entry(protocol.take_ticket)(self.segment.base + self.layout.control + w.TABLE_STREAMS)
 
     def pages(self) -> Array:
         """A copy of every page's words, int64 [pages, 16] (words.PAGE_* // 8)."""
-        out = np.zeros((self.layout.pages, LINE // 8), np.int64)
+        out = np.zeros((self.layout.pages, w.LINE // 8), np.int64)
         entry(protocol.copy_words)(self.address, out.ctypes.data)
         return out
 
@@ -202,12 +159,12 @@ class TableView:
     @property
     def pages_recovered(self) -> int:
         """Pages taken back from dead writers."""
-        return self._word(TABLE_RECOVERED)
+        return self._word(w.TABLE_RECOVERED)
 
     @property
     def delivered_again(self) -> int:
         """Claims of dead consumers that were given back."""
-        return self._word(TABLE_DELIVERED_AGAIN)
+        return self._word(w.TABLE_DELIVERED_AGAIN)
 
     def check_open(self) -> Participants:
         """Refuse work on a closed engine, or through a handle that a fork has made useless.
@@ -243,7 +200,7 @@ class TableView:
         Raises:
             Frozen: It is.
         """
-        if self._word(TABLE_EPOCH) & 1:
+        if self._word(w.TABLE_EPOCH) & 1:
             raise Frozen(
                 f"Expected table {self.layout.name!r} to take rows, but it is frozen: thaw it with client.thaw({self.layout.name!r})"
             )
@@ -255,7 +212,7 @@ class TableView:
             Closed: The engine closed meanwhile.
             OwnerGone: Its owner died.
         """
-        offset = self.layout.control + (TABLE_SPACE if for_space else TABLE_DATA)
+        offset = self.layout.control + (w.TABLE_SPACE if for_space else w.TABLE_DATA)
 
         def alive_attempt() -> T | None:
             self.check_open().look_after_dead()
@@ -317,7 +274,7 @@ class Lease:
     def __init__(self, table: TableView, page: int) -> None:
         self._table = table
         self._seat = table.check_open().seat
-        self._array = np.zeros(H_WORDS, np.int64)
+        self._array = np.zeros(w.HOLD_WORDS, np.int64)
         self._words = self._array.data
         self.page = page
         when_gone(self, entry(holds.end_hold), self._array, self._seat)
@@ -339,22 +296,22 @@ class Lease:
     @property
     def rows(self) -> int:
         """Rows committed when the page was taken, halo included."""
-        return self._words[H_ROWS // 8]
+        return self._words[w.HOLD_ROWS // 8]
 
     @property
     def generation(self) -> int:
         """Generation of the page."""
-        return self._words[H_GENERATION // 8]
+        return self._words[w.HOLD_GENERATION // 8]
 
     @property
     def envs(self) -> int:
         """Rows per tick."""
-        return self._words[H_ENVS // 8]
+        return self._words[w.HOLD_ENVS // 8]
 
     @property
     def halo(self) -> int:
         """Leading rows that are copies of the page before."""
-        return self._words[H_HALO // 8]
+        return self._words[w.HOLD_HALO // 8]
 
     def column(self, name: str) -> Array:
         """Zero-copy view [rows, *shape] of a field's rows (or of "terminated", "truncated", "meta"); read it only.
@@ -380,7 +337,7 @@ class Lease:
 
     def _check(self) -> TableView:
         table = self._table
-        if self._words[H_SLOT // 8] == 0 or table.participants is None:
+        if self._words[w.HOLD_SLOT // 8] == 0 or table.participants is None:
             raise Closed("Expected a lease that holds its page, this one has ended")
         table.participants.check()
         return table
@@ -399,6 +356,6 @@ class Lease:
 def too_many_holds() -> BufferError:
     """What to raise where every hazard of this process is in use."""
     return BufferError(
-        f"Expected at most {HAZARDS_PER_PARTICIPANT} leases and claims at a time in one attached client: end some, "
+        f"Expected at most {w.HAZARDS_PER_PARTICIPANT} leases and claims at a time in one attached client: end some, "
         "acknowledge claims and drop what was made from them"
     )

@@ -6,14 +6,7 @@ import torch
 
 import conduit
 from conduit.errors import Closed, ConfigError
-from conduit.store.format.words import (
-    GENERATION_SHIFT,
-    PAGE_HALO,
-    PAGE_PREVIOUS,
-    PAGE_PREVIOUS_GENERATION,
-    PAGE_STATE,
-    ROW_MASK,
-)
+from conduit.store.format import words as w
 from tests.gpu.device.conftest import SMALL, Source
 
 WINDOWS = [
@@ -101,12 +94,12 @@ def test_a_copy_of_a_row_whose_own_page_was_overwritten_is_drawn_no_more_once_it
             draws.refresh()
             draws.replay()
             words = other.residence.words
-            elder = words[:, PAGE_PREVIOUS // 8] - 1
+            elder = words[:, w.PAGE_PREVIOUS // 8] - 1
             left = (elder >= 0) & (
-                words[elder, PAGE_STATE // 8] >> GENERATION_SHIFT != words[:, PAGE_PREVIOUS_GENERATION // 8]
+                words[elder, w.PAGE_STATE // 8] >> w.GENERATION_SHIFT != words[:, w.PAGE_PREVIOUS_GENERATION // 8]
             )
-            places = [(key, *divmod(key & ROW_MASK, 48)) for key in draws.ids.tolist()]
-            copies = [key for key, page, local in places if left[page] and local < words[page, PAGE_HALO // 8]]
+            places = [(key, *divmod(key & w.ROW_MASK, 48)) for key in draws.ids.tolist()]
+            copies = [key for key, page, local in places if left[page] and local < words[page, w.PAGE_HALO // 8]]
         copies = sorted(set(copies))
         assert engine.delete("replay", np.array(copies)) == len(copies)
         draws.refresh()

@@ -11,7 +11,7 @@ from conduit.errors import ConfigError, FieldError
 from conduit.kernels.gpu import launch as launching
 from conduit.kernels.gpu import transitions
 from conduit.kernels.gpu.launch import launch, recorded
-from conduit.store.format.words import LINK_SHIFT
+from conduit.store.format import words as w
 from tests.gpu.interpret import conftest
 
 interpreted = pytest.mark.skipif(not conftest.INTERPRETED, reason="of the interpreter")
@@ -52,8 +52,8 @@ def test_rows_whose_meta_lies_beyond_two_giga_words_are_resolved(out, device):
     except RuntimeError as error:
         pytest.skip(f"no 8.6 GB of address space: {error}")
     page_rows = 2**29
-    meta[last] = torch.tensor([0, 3, 0, 1 << LINK_SHIFT])
-    meta[last + 1] = torch.tensor([0, 4, 0, 1 << LINK_SHIFT])
+    meta[last] = torch.tensor([0, 3, 0, 1 << w.LINK_SHIFT])
+    meta[last + 1] = torch.tensor([0, 4, 0, 1 << w.LINK_SHIFT])
     following, used, discounts = out(1, torch.int64), out(1, torch.int64), out(1, torch.float32)
     flags = [out(1, torch.uint8).view(torch.bool) for _ in range(2)]
     transitions.transitions(

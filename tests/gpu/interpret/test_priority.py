@@ -11,8 +11,8 @@ from conduit.kernels.gpu import draws, philox
 from conduit.kernels.gpu import priorities as priority
 from conduit.kernels.gpu.launch import recorded
 from conduit.kernels.reference import device as reference
-from conduit.sampling.marks import P_BEGIN, P_BYTES, P_END, P_GENERATION
-from conduit.store.format.words import DELETED, ENDED, KIND_MASK, PAGE_COMMITTED, PAGE_ENDED, SEALED
+from conduit.sampling.marks import SEEN_BEGIN, SEEN_BYTES, SEEN_END, SEEN_GENERATION
+from conduit.store.format import words as w
 
 RNG = np.random.default_rng(4)
 F = priority.FAN_OUT
@@ -180,12 +180,12 @@ def test_a_loader_draws_the_same_rows_with_the_same_probabilities(out, device, e
         assert view.rows_evicted > 0
 
         def candidates():
-            words = P_BYTES // 8
+            words = SEEN_BYTES // 8
             known = loader.sampler._tree[: words * view.layout.pages].reshape(-1, words)
             chosen = np.zeros(rows, bool)
-            for page in np.flatnonzero(known[:, P_GENERATION // 8] >= 0):
+            for page in np.flatnonzero(known[:, SEEN_GENERATION // 8] >= 0):
                 first = page * view.layout.page_rows
-                chosen[first + known[page, P_BEGIN // 8] : first + known[page, P_END // 8]] = True
+                chosen[first + known[page, SEEN_BEGIN // 8] : first + known[page, SEEN_END // 8]] = True
             return chosen
 
         batch = loader.next()
@@ -235,16 +235,16 @@ def test_rows_that_cannot_be_drawn_weigh_nothing_as_on_the_cpu(out, device, engi
         assert engine.delete("replay", some) == len(some)
         number = loader.sampler.batch
         batch = loader.next()
-        known = loader.sampler._tree[: P_BYTES // 8 * pages].reshape(pages, -1)
-        there = known[:, P_GENERATION // 8] >= 0
-        begins, ends = (np.where(there, known[:, word // 8], 0) for word in (P_BEGIN, P_END))
+        known = loader.sampler._tree[: SEEN_BYTES // 8 * pages].reshape(pages, -1)
+        there = known[:, SEEN_GENERATION // 8] >= 0
+        begins, ends = (np.where(there, known[:, word // 8], 0) for word in (SEEN_BEGIN, SEEN_END))
         blocks = view.pages()
-        over = (blocks[:, 0] & KIND_MASK == SEALED) & (blocks[:, PAGE_ENDED // 8] == ENDED)
+        over = (blocks[:, 0] & w.KIND_MASK == w.SEALED) & (blocks[:, w.PAGE_ENDED // 8] == w.ENDED)
         # the deleted rows by their bits alone: what was copied before they were
         meta = np.array(view.meta).view(np.int32).reshape(-1, 4)
         flags = meta[:, 3]
-        deleted = flags & DELETED != 0
-        flags &= ~DELETED
+        deleted = flags & w.DELETED != 0
+        flags &= ~w.DELETED
         gone = np.zeros((pages, 32 * -(-page_rows // 32)), bool)
         gone[:, :page_rows] = deleted.reshape(pages, page_rows)
         gone = np.packbits(gone, 1, bitorder="little").view(np.int32)
@@ -252,7 +252,7 @@ def test_rows_that_cannot_be_drawn_weigh_nothing_as_on_the_cpu(out, device, engi
         leaves = np.where(deleted, 1000, view.priorities).astype(np.uint32)
         tree = priority.make_tree(view.layout.rows, device([0]).device)
         draws.drawable(
-            device(leaves), device(begins), device(ends), device(meta), device(blocks[:, PAGE_COMMITTED // 8]),
+            device(leaves), device(begins), device(ends), device(meta), device(blocks[:, w.PAGE_COMMITTED // 8]),
             device(over.astype(np.int64)), device(gone), tree.leaves, window=window, page_rows=page_rows,
         )  # fmt: skip
         assert np.count_nonzero(tree.leaves.cpu().numpy()) == loader.sampler.candidates < (ends - begins).sum()

@@ -9,21 +9,7 @@ from conduit.errors import ConfigError, FieldError
 from conduit.kernels.gpu import transitions
 from conduit.kernels.reference import device as reference
 from conduit.kernels.spec.transforms import Transform
-from conduit.store.format.words import (
-    DELETED,
-    ENDED,
-    FINAL,
-    FIRST,
-    KEPT,
-    KIND_MASK,
-    LINK_SHIFT,
-    PAGE_COMMITTED,
-    PAGE_ENDED,
-    PAGE_ENVS,
-    SEALED,
-    TERMINATED,
-    TRUNCATED,
-)
+from conduit.store.format import words as w
 from conduit.store.tables.view import META_DTYPE
 
 PAGE_ROWS = 24
@@ -63,9 +49,16 @@ def any_pages(rng, pages, envs):
     meta = np.zeros(pages * PAGE_ROWS, META_DTYPE)
     links = rng.choice([0, 1, envs, envs, envs, envs, 5, PAGE_ROWS, 2**27 - 1], len(meta))
     flags = np.zeros(len(meta), np.int64)
-    for flag, share in ((TERMINATED, 0.1), (TRUNCATED, 0.1), (FIRST, 0.1), (FINAL, 0.05), (KEPT, 0.15), (DELETED, 0.1)):
+    for flag, share in (
+        (w.TERMINATED, 0.1),
+        (w.TRUNCATED, 0.1),
+        (w.FIRST, 0.1),
+        (w.FINAL, 0.05),
+        (w.KEPT, 0.15),
+        (w.DELETED, 0.1),
+    ):
         flags |= flag * (rng.random(len(meta)) < share)
-    meta["link"] = (links << LINK_SHIFT | flags).astype(np.uint32)
+    meta["link"] = (links << w.LINK_SHIFT | flags).astype(np.uint32)
     meta["step"] = rng.integers(0, 6, len(meta))
     return meta
 
@@ -164,11 +157,11 @@ def compare(out, device, engine, window):
         rows = batch.ids & ((1 << 40) - 1)
         blocks = view.segment.words
         pages = [(view.layout.blocks + 128 * page) // 8 for page in range(view.layout.pages)]
-        committed = np.array([blocks[page + PAGE_COMMITTED // 8] for page in pages])
+        committed = np.array([blocks[page + w.PAGE_COMMITTED // 8] for page in pages])
         over = np.array(
-            [blocks[page] & KIND_MASK == SEALED and blocks[page + PAGE_ENDED // 8] == ENDED for page in pages]
+            [blocks[page] & w.KIND_MASK == w.SEALED and blocks[page + w.PAGE_ENDED // 8] == w.ENDED for page in pages]
         )
-        envs = np.array([blocks[page + PAGE_ENVS // 8] for page in pages])
+        envs = np.array([blocks[page + w.PAGE_ENVS // 8] for page in pages])
         made = Made(out, 64, window).run(
             device(rows),
             device(np.array(view.meta).view(np.int32).reshape(-1, 4)),
