@@ -18,7 +18,7 @@ from conduit import errors as errors
 from conduit.kernels.cpu.priorities import sequence_priority as sequence_priority
 from conduit.kernels.ops.hindsight import hindsight as hindsight
 from conduit.kernels.ops.returns import gae as gae
-from conduit.kernels.ops.returns import normalise_advantages as normalise_advantages
+from conduit.kernels.ops.returns import normalize_advantages as normalize_advantages
 from conduit.kernels.ops.returns import returns_to_go as returns_to_go
 from conduit.kernels.ops.returns import vtrace as vtrace
 from conduit.kernels.spec.batch_transforms import BatchTransform as BatchTransform
@@ -26,7 +26,7 @@ from conduit.kernels.spec.batch_transforms import apply as apply
 from conduit.kernels.spec.transforms import Transform as Transform
 from conduit.kernels.spec.transforms import cast as cast
 from conduit.kernels.spec.transforms import clip as clip
-from conduit.kernels.spec.transforms import normalise as normalise
+from conduit.kernels.spec.transforms import normalize as normalize
 from conduit.kernels.spec.transforms import one_hot as one_hot
 from conduit.kernels.spec.transforms import random_shift as random_shift
 from conduit.kernels.spec.transforms import scale as scale
@@ -57,7 +57,7 @@ from conduit.plane.ingest.policy import CommitEvery as CommitEvery
 from conduit.plane.ingest.policy import Ingestion as Ingestion
 from conduit.plane.ingest.writer import Writer as Writer
 from conduit.plane.table import TableHandle as TableHandle
-from conduit.sampling.prioritized import Prioritised as Prioritised
+from conduit.sampling.prioritized import Prioritized as Prioritized
 from conduit.sampling.shuffled import Shuffled as Shuffled
 from conduit.schema import Field as Field
 from conduit.schema import Schema as Schema
@@ -102,7 +102,7 @@ __all__ = [
     "PolicySlot",
     "Pool",
     "Priorities",
-    "Prioritised",
+    "Prioritized",
     "Queue",
     "RateLimiter",
     "Request",
@@ -129,8 +129,8 @@ __all__ = [
     "gae",
     "hindsight",
     "launch",
-    "normalise",
-    "normalise_advantages",
+    "normalize",
+    "normalize_advantages",
     "one_hot",
     "random_shift",
     "returns_to_go",

@@ -112,7 +112,7 @@ class Field:
         ragged: bool = False,
         reward: bool = False,
     ) -> None:
-        """Check and normalise the parts.
+        """Check and normalize the parts.
 
         Args:
             name: Dotted name of at most 200 characters; each part matches ``[A-Za-z_][A-Za-z0-9_]*``, or is a position in

@@ -39,8 +39,8 @@ class Curve:
 
 
 EXAMPLES = {
-    "dqn_per_nstep": Curve("DQN, 3-step returns, prioritised, CartPole-v1"),
-    "r2d2_cartpole": Curve("Recurrent Q-learning, prioritised sequences, CartPole-v1 without velocities"),
+    "dqn_per_nstep": Curve("DQN, 3-step returns, prioritized, CartPole-v1"),
+    "r2d2_cartpole": Curve("Recurrent Q-learning, prioritized sequences, CartPole-v1 without velocities"),
     "ppo_cartpole": Curve("PPO, rollouts through a queue, CartPole-v1"),
     "sac_pendulum": Curve("SAC, samples per insert limited, Pendulum-v1", bottom=-1700, top=0, resumed=True),
 }

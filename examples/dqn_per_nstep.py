@@ -1,4 +1,4 @@
-"""DQN on CartPole-v1 with n-step returns and prioritised replay (Rainbow's two most useful parts), on a double Q target.
+"""DQN on CartPole-v1 with n-step returns and prioritized replay (Rainbow's two most useful parts), on a double Q target.
 
 One process acts and learns in turns, on one core: `python examples/dqn_per_nstep.py`. What the loader makes in its one pass:
 n-step returns with the discount that belongs to each, true final observations, importance weights. The same algorithm over
@@ -100,7 +100,7 @@ def train(seed: int, steps: int, settings: Settings | None = None) -> Iterator[t
             "replay",
             batch_size=settings.batch_size,
             window=conduit.Transition(n_step=settings.n_step, gamma=settings.gamma),
-            sampling=conduit.Prioritised(beta=settings.beta),
+            sampling=conduit.Prioritized(beta=settings.beta),
             seed=seed,
         ) as loader,
     ):

@@ -122,7 +122,7 @@ def train(seed: int, steps: int, settings: Settings | None = None) -> Iterator[t
     table = conduit.Table(schema, settings.capacity, **sizes, priorities=conduit.Priorities(alpha=settings.alpha))
     draws = {
         "window": conduit.Sequence(settings.length, burn_in=settings.burn_in, overlap=settings.burn_in + 1),
-        "sampling": conduit.Prioritised(beta=settings.beta),
+        "sampling": conduit.Prioritized(beta=settings.beta),
         "transform": {"reward": conduit.scale(settings.reward_scale)},
     }
     envs, agent = make_envs(settings.envs), Agent(seed, settings)

@@ -137,7 +137,7 @@ def cpprb_batches(workload: Workload, columns: Columns, next_obs: NDArray[np.gen
     return batch
 
 
-class PrioritisedRing:
+class PrioritizedRing:
     """cpprb's PrioritizedReplayBuffer, filled with all rows."""
 
     def __init__(self, workload: Workload, columns: Columns, next_obs: NDArray[np.generic], alpha: float) -> None:

@@ -138,15 +138,15 @@ def _pixel_batch(stack: contextlib.ExitStack) -> HotPath:
     return HotPath(run, taking(load, size, 6, scale=True))
 
 
-def _prioritised(stack: contextlib.ExitStack, load: Workload) -> Any:
+def _prioritized(stack: contextlib.ExitStack, load: Workload) -> Any:
     table = {"priorities": subjects.conduit.Priorities(alpha=0.6, eps=1e-6)}
-    return loader_of(stack, load, 256, table=table, sampling=subjects.conduit.Prioritised(), buffers=4)
+    return loader_of(stack, load, 256, table=table, sampling=subjects.conduit.Prioritized(), buffers=4)
 
 
-def prioritised_sample(stack: contextlib.ExitStack, rows: int = _ROWS) -> HotPath:
+def prioritized_sample(stack: contextlib.ExitStack, rows: int = _ROWS) -> HotPath:
     """Batches of 256 by priority, with weights."""
     load = CARTPOLE.sized(rows)
-    loader = _prioritised(stack, load)
+    loader = _prioritized(stack, load)
 
     def run() -> None:
         for _ in range(16):
@@ -155,10 +155,10 @@ def prioritised_sample(stack: contextlib.ExitStack, rows: int = _ROWS) -> HotPat
     return HotPath(run, taking(load, 256, 24, scale=False))
 
 
-def prioritised_update(stack: contextlib.ExitStack, rows: int = _ROWS) -> HotPath:
+def prioritized_update(stack: contextlib.ExitStack, rows: int = _ROWS) -> HotPath:
     """Priorities of 256 rows."""
     load = CARTPOLE.sized(rows)
-    loader = _prioritised(stack, load)
+    loader = _prioritized(stack, load)
     ids = [loader.next().ids.copy() for _ in range(96)]
     values = np.random.default_rng(3).random(256)
 
@@ -174,8 +174,8 @@ PATHS: Mapping[str, Build] = {
     "vector append": writing(SLAB_97B, 256),
     "small batch": _small_batch,
     "pixel batch": _pixel_batch,
-    "prioritised sample": prioritised_sample,
-    "prioritised update": prioritised_update,
+    "prioritized sample": prioritized_sample,
+    "prioritized update": prioritized_update,
 }
 
 

@@ -58,9 +58,9 @@ def _several_steps(stack: contextlib.ExitStack) -> Any:
     return loader_of(stack, CARTPOLE, 256, table={"max_n_step": 5}, window=_STEPS, fields=fields)
 
 
-def _prioritised(stack: contextlib.ExitStack) -> Any:
+def _prioritized(stack: contextlib.ExitStack) -> Any:
     table = {"priorities": conduit.Priorities(alpha=0.6, eps=1e-6)}
-    return loader_of(stack, CARTPOLE, 256, table=table, sampling=conduit.Prioritised())
+    return loader_of(stack, CARTPOLE, 256, table=table, sampling=conduit.Prioritized())
 
 
 def _humanoid(stack: contextlib.ExitStack) -> Any:
@@ -69,7 +69,7 @@ def _humanoid(stack: contextlib.ExitStack) -> Any:
 
 LOADERS: Mapping[str, Callable[[contextlib.ExitStack], Any]] = {
     "batch of 256 small rows": _small,
-    "prioritised sample of 256": _prioritised,
+    "prioritized sample of 256": _prioritized,
     "n-step(5) alone, 256": _several_steps,
     "batch of 256, 376 float64 to float32": _humanoid,
 }
@@ -134,8 +134,8 @@ def _hand_over(way: str) -> float:
 
 PATHS: Mapping[str, gate.Build] = {
     "batch of 256 small rows": _small_batch,
-    "prioritised sample of 256": functools.partial(gate.prioritised_sample, rows=CARTPOLE.rows),
-    "update of 256 priorities": functools.partial(gate.prioritised_update, rows=CARTPOLE.rows),
+    "prioritized sample of 256": functools.partial(gate.prioritized_sample, rows=CARTPOLE.rows),
+    "update of 256 priorities": functools.partial(gate.prioritized_update, rows=CARTPOLE.rows),
     "n-step(5) alone, 256": _n_step,
     "packed batch of 64 ragged rows": _packed,
     "batch of 256, 376 float64 to float32": _doubles,

@@ -126,7 +126,7 @@ def test_a_final_observation_a_priority_and_statistics_take_bfloat16(engine_name
         with engine.writer("t") as writer:
             for _ in range(20):
                 writer.append(obs=kind([1.0, 2.0]), final=kind([3.0, 4.0]), terminated=True, priority=2.0)
-        with engine.loader("t", batch_size=16, format="torch", sampling=conduit.Prioritised()) as loader:
+        with engine.loader("t", batch_size=16, format="torch", sampling=conduit.Prioritized()) as loader:
             batch = loader.next()
             assert (batch["next_obs"].float() == torch.tensor([3.0, 4.0])).all()
             assert loader.update_priorities(batch.ids, kind([0.5] * 16)) == 0

@@ -209,7 +209,7 @@ def test_both_buffers_of_the_dqn_hold_the_same_transitions(load, engine_name):
         conduit.Engine.create(engine_name, tables={"replay": table}) as engine,
         engine.writer("replay", num_envs=settings.envs, autoreset="next_step") as writer,
         engine.loader(
-            "replay", batch_size=128, window=window, sampling=conduit.Prioritised(), format="numpy"
+            "replay", batch_size=128, window=window, sampling=conduit.Prioritized(), format="numpy"
         ) as loader,
     ):
         for obs, action, reward, terminated, truncated, after, _ in Play(envs, 400):
@@ -251,7 +251,7 @@ def test_both_buffers_of_the_recurrent_agent_hold_the_same_sequences_and_probabi
             "replay",
             batch_size=128,
             window=window,
-            sampling=conduit.Prioritised(),
+            sampling=conduit.Prioritized(),
             transform=transform,
             format="numpy",
         ) as loader,

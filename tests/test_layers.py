@@ -265,7 +265,7 @@ with conduit.Engine.create(sys.argv[1], {"replay": table}) as engine:
         for t in range(100):
             writer.append(obs=np.full((8, 8), t, np.uint8), reward=1.0, value=0.5)
     loader = engine.loader(
-        "replay", batch_size=4, window=conduit.Transition(n_step=3, stack=2), sampling=conduit.Prioritised(),
+        "replay", batch_size=4, window=conduit.Transition(n_step=3, stack=2), sampling=conduit.Prioritized(),
         transform={"obs": (conduit.random_shift(2), conduit.scale(1 / 255))},
     )
     batch = loader.next()

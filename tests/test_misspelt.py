@@ -104,7 +104,7 @@ CASES = {
     "schema": (lambda e: e.schema("plein"), "plain"),
     "mix's tables": (lambda e: mix(e, ("plain", "moar")), "more"),
     "mix's min_rows": (lambda e: mix(e, min_rows={"plane": 4}), "plain"),
-    "mix's sampling": (lambda e: mix(e, sampling={"plane": conduit.Prioritised()}), "plain"),
+    "mix's sampling": (lambda e: mix(e, sampling={"plane": conduit.Prioritized()}), "plain"),
     "mix's transform": (lambda e: mix(e, transform={"rewards": conduit.scale(2.0)}), "reward"),
     "mix's fields": (lambda e: mix(e, fields=["obs", "rewards"]), "reward"),
     "policy": (lambda e: e.policy("polcy"), "policy"),
@@ -122,8 +122,8 @@ CASES = {
     "gae's values": (lambda e: rollout(e, conduit.gae(values="values")), "value"),
     "gae's reward": (lambda e: rollout(e, conduit.gae(reward="rewards")), "reward"),
     "returns_to_go": (lambda e: rollout(e, conduit.returns_to_go(reward="rewards")), "reward"),
-    "normalise_advantages": (
-        lambda e: rollout(e, (conduit.gae(), conduit.normalise_advantages(name="advantage"))),
+    "normalize_advantages": (
+        lambda e: rollout(e, (conduit.gae(), conduit.normalize_advantages(name="advantage"))),
         "advantages",
     ),
     "append": (lambda e: appended(e, rewards=1.0), "reward"),

@@ -180,11 +180,11 @@ FLOATS = {
     "offset": lambda x: conduit.scale(1.0, offset=x),
     "clip": lambda x: conduit.clip(x, 9),
     "transform": lambda x: conduit.Transform("float32", factor=x),
-    "normalise": lambda x: conduit.normalise(eps=x),
+    "normalize": lambda x: conduit.normalize(eps=x),
     "gae": lambda x: conduit.gae(x, x),
     "vtrace": lambda x: conduit.vtrace(x, rho_bar=x, c_bar=x),
     "returns_to_go": conduit.returns_to_go,
-    "normalise_advantages": lambda x: conduit.normalise_advantages(eps=x),
+    "normalize_advantages": lambda x: conduit.normalize_advantages(eps=x),
     "eta": lambda x: conduit.sequence_priority(np.ones((2, 3)), eta=x),
     "mean_lengths": lambda x: conduit.Table(RAGGED, 400, mean_lengths={"tokens": x}),
 }
@@ -264,7 +264,7 @@ def test_what_is_neither_true_nor_false_is_refused_by_name():
             lambda x: conduit.Sequence(4, pad=x),
             lambda x: conduit.Episode(4, next_obs=x),
             lambda x: conduit.Rollout(4, 2, next_obs=x),
-            lambda x: conduit.Prioritised(stratified=x),
+            lambda x: conduit.Prioritized(stratified=x),
             lambda x: conduit.Shuffled(drop_last=x),
             lambda x: conduit.Table(SCHEMA, 100, within_episodes=x),
         ):
@@ -287,7 +287,7 @@ NO_ARGUMENTS = {
     "a batch beyond 64 bits": lambda e: setattr(e.loader("t", batch_size=2, format="numpy").sampler, "batch", 1 << 63),
     "valid of no batch": lambda e: e.mix({"t": 1}, batch_size=2, format="numpy").valid([1]),
     "priorities of no batch": lambda e: e.mix(
-        {"t": 1}, batch_size=2, format="numpy", sampling=conduit.Prioritised()
+        {"t": 1}, batch_size=2, format="numpy", sampling=conduit.Prioritized()
     ).update_priorities([1], [1.0]),
     "two priorities of one step": lambda e: e.writer("t").append(obs=[0, 0], action=0, reward=0.0, priority=[1.0, 2.0]),
     "columns": lambda e: e.writer("t").extend(3),

@@ -224,7 +224,7 @@ class TestPriorities:
         with engine.writer("replay") as writer:
             steps(writer, range(5))
             with engine.loader(
-                "replay", batch_size=64, sampling=conduit.Prioritised(), format="numpy", min_rows=1
+                "replay", batch_size=64, sampling=conduit.Prioritized(), format="numpy", min_rows=1
             ) as loader:
                 batch = loader.next()
                 ids = dict(zip(batch["obs"].tolist(), batch.ids.tolist(), strict=True))
@@ -243,7 +243,7 @@ class TestPriorities:
             with engine.loader(
                 "replay",
                 batch_size=4000,
-                sampling=conduit.Prioritised(stratified=False),
+                sampling=conduit.Prioritized(stratified=False),
                 format="numpy",
                 min_rows=1,
                 fields=["obs"],
@@ -265,7 +265,7 @@ class TestPriorities:
         with engine.writer("replay") as writer:
             steps(writer, range(3))
             with engine.loader(
-                "replay", batch_size=256, sampling=conduit.Prioritised(normalise="none"), format="numpy", min_rows=1
+                "replay", batch_size=256, sampling=conduit.Prioritized(normalize="none"), format="numpy", min_rows=1
             ) as loader:
                 batch = loader.next()
                 ids = dict(zip(batch["obs"].tolist(), batch.ids.tolist(), strict=True))
@@ -279,7 +279,7 @@ class TestPriorities:
         with engine.writer("replay") as writer:
             steps(writer, range(100))
             with engine.loader(
-                "replay", batch_size=64, sampling=conduit.Prioritised(), format="numpy", min_rows=1
+                "replay", batch_size=64, sampling=conduit.Prioritized(), format="numpy", min_rows=1
             ) as loader:
                 ids = loader.next().ids.copy()
                 for bad in (np.nan, np.inf, -np.inf, -1.0):
@@ -296,7 +296,7 @@ class TestPriorities:
         engine = make(priorities=conduit.Priorities())
         with engine.writer("replay") as writer:
             steps(writer, range(11))
-            batch = drawn(engine, sampling=conduit.Prioritised(normalise="none"))
+            batch = drawn(engine, sampling=conduit.Prioritized(normalize="none"))
         assert all(row["probabilities"] == 0.1 and row["weights"] == 1 for row in batch.values())
 
     def test_a_late_update_does_not_hit_the_row_that_took_the_place(self, make):
@@ -305,7 +305,7 @@ class TestPriorities:
         with engine.writer("replay") as writer:
             steps(writer, range(50))
             with engine.loader(
-                "replay", batch_size=32, sampling=conduit.Prioritised(), format="numpy", min_rows=1
+                "replay", batch_size=32, sampling=conduit.Prioritized(), format="numpy", min_rows=1
             ) as loader:
                 late = loader.next().ids.copy()
                 steps(writer, range(50, 400))
@@ -316,7 +316,7 @@ class TestPriorities:
     def test_an_empty_table_gives_no_fill_rows(self, make):
         """Reverb and cpprb: zeros with weight NaN, or a wait without an end."""
         engine = make(priorities=conduit.Priorities())
-        for sampling in (None, conduit.Prioritised()):
+        for sampling in (None, conduit.Prioritized()):
             with (
                 engine.loader("replay", batch_size=4, sampling=sampling, timeout=0.05, format="numpy") as loader,
                 pytest.raises(DataTimeout, match="got 0 within"),
@@ -362,7 +362,7 @@ class TestTypesAndShapes:
                 writer.append(obs=t, action=t, reward=float(t))
             for window in (None, conduit.Transition(n_step=3)):
                 with engine.loader(
-                    "replay", batch_size=4, window=window, sampling=conduit.Prioritised(), min_rows=1
+                    "replay", batch_size=4, window=window, sampling=conduit.Prioritized(), min_rows=1
                 ) as loader:
                     batch = loader.next()
                     got = {name: str(value.dtype).removeprefix("torch.") for name, value in batch.items()}
@@ -393,6 +393,6 @@ class TestTypesAndShapes:
         engine = make(priorities=conduit.Priorities())
         with engine.writer("replay") as writer:
             steps(writer, range(4))
-            for sampling in (None, conduit.Prioritised()):
+            for sampling in (None, conduit.Prioritized()):
                 got = drawn(engine, batches=2, size=1000, sampling=sampling)
                 assert got.keys() == {0, 1, 2}

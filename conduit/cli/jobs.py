@@ -193,7 +193,7 @@ def _pixels(stack: contextlib.ExitStack) -> Job:
 
 def _priorities(stack: contextlib.ExitStack) -> Job:
     rows, size = 1 << 17, 256
-    loader, ring = _reading(stack, rows, (21,), "float32", size, sampling=conduit.Prioritised())
+    loader, ring = _reading(stack, rows, (21,), "float32", size, sampling=conduit.Prioritized())
     take, rng = _taker(ring, rows, size), np.random.default_rng()
     leaves = np.ones(rows)
     errors = rng.random(size)
@@ -208,7 +208,7 @@ def _priorities(stack: contextlib.ExitStack) -> Job:
         take()
         leaves[index] = errors**0.6
 
-    return Job("prioritised batch of 256, with update", size, ours, plain, 2.0)
+    return Job("prioritized batch of 256, with update", size, ours, plain, 2.0)
 
 
 JOBS: tuple[Callable[[contextlib.ExitStack], Job], ...] = (_steps, _slabs, _small, _pixels, _priorities)

@@ -39,7 +39,7 @@ from conduit.plane.ingest.policy import CommitPerStep, Ingestion
 from conduit.plane.ingest.stream import OnFull
 from conduit.plane.ingest.writer import Writer, writer_type
 from conduit.plane.table import TableHandle
-from conduit.sampling.prioritized import Prioritised
+from conduit.sampling.prioritized import Prioritized
 from conduit.sampling.shuffled import Shuffled
 from conduit.schema import Schema
 from conduit.store.pages import deletion
@@ -219,7 +219,7 @@ class Client:
     def loader(self, table: str, *, sampling: Shuffled, **options: Unpack[_LoaderOptions]) -> EpochLoader: ...
     @overload
     def loader(
-        self, table: str, *, sampling: Prioritised | None = None, **options: Unpack[_LoaderOptions]
+        self, table: str, *, sampling: Prioritized | None = None, **options: Unpack[_LoaderOptions]
     ) -> Loader: ...
 
     def loader(
@@ -228,7 +228,7 @@ class Client:
         *,
         batch_size: int,
         window: Window | None = None,
-        sampling: Prioritised | Shuffled | None = None,
+        sampling: Prioritized | Shuffled | None = None,
         transform: Mapping[str, Pipeline] | None = None,
         batch_transforms: Iterable[BatchTransform] = (),
         max_staleness: int | None = None,
@@ -254,14 +254,14 @@ class Client:
             batch_size: Samples per batch.
             window: What a sample is built from: Transition (default, 1 step), Sequence, Episode or Rollout; the table must
                 have been created for windows as wide.
-            sampling: conduit.Prioritised(...) to draw by priority; conduit.Shuffled(...) for epochs in which each window comes once,
+            sampling: conduit.Prioritized(...) to draw by priority; conduit.Shuffled(...) for epochs in which each window comes once,
                 in an `EpochLoader`; None draws uniformly.
             max_staleness: Skip rows whose policy version is more than this many versions behind the slot's; needs `policy`.
             policy: The slot that versions count in.
-            transform: {field: step or tuple of steps}, of conduit.scale, cast, clip, one_hot, normalise, random_shift; those
+            transform: {field: step or tuple of steps}, of conduit.scale, cast, clip, one_hot, normalize, random_shift; those
                 for an observation also apply to the next one, those for a reward to every reward that a return sums up.
             batch_transforms: Steps on the whole batch, in this order: conduit.gae, vtrace, returns_to_go,
-                normalise_advantages, hindsight, apply.
+                normalize_advantages, hindsight, apply.
             seed: The same committed rows and seed give the same batches; None for 0, or for what a named loader began with.
             name: Keep under this name which batch comes next, in the engine and in its checkpoints: the next loader of the
                 name, in whichever process, goes on there.
@@ -399,7 +399,7 @@ class Client:
         *,
         batch_size: int,
         window: Window | None = None,
-        sampling: Prioritised | Mapping[str, Prioritised | None] | None = None,
+        sampling: Prioritized | Mapping[str, Prioritized | None] | None = None,
         transform: Mapping[str, Pipeline] | None = None,
         batch_transforms: Iterable[BatchTransform] = (),
         max_staleness: int | None = None,
@@ -420,8 +420,8 @@ class Client:
 
         Args:
             tables: {table: weight}, such as {"replay": 0.75, "demos": 0.25}; a table's rows lie side by side, in this order.
-            sampling: conduit.Prioritised(...) for all tables or {table: ...}; None draws uniformly. Weights are worked out for
-                each table by itself; rows of a uniformly drawn table beside a prioritised one have weight 1.
+            sampling: conduit.Prioritized(...) for all tables or {table: ...}; None draws uniformly. Weights are worked out for
+                each table by itself; rows of a uniformly drawn table beside a prioritized one have weight 1.
             min_rows: Rows that must be in a table before the first batch, for all or {table: ...}; default its share of a batch.
             counts: "exact": a table's share of all rows so far is exact to within a row, whatever its share of one batch.
                 "random": each row's table is drawn.
@@ -497,11 +497,11 @@ class Client:
             format: "torch" tensors or "numpy" arrays, on the CPU, without a copy.
             timeout: Seconds that `next` may wait; None without limit.
             partial: What becomes of rollouts that are shorter than rollout_length: "deliver" them, or "drop" them.
-            transform: As for `loader`, of conduit.scale, cast, clip, one_hot, normalise: {field: step or tuple of steps}. Those for an
+            transform: As for `loader`, of conduit.scale, cast, clip, one_hot, normalize: {field: step or tuple of steps}. Those for an
                 observation also apply to `bootstrap` and `finals`. What they make is the claim's own, other fields stay views.
-                normalise(update=True) counts a claim when it is acknowledged.
+                normalize(update=True) counts a claim when it is acknowledged.
             batch_transforms: Steps on each claim as a batch of one rollout (`Claim.batch`): conduit.gae, vtrace,
-                returns_to_go, normalise_advantages, apply. What they add is in the claim, without the batch axis.
+                returns_to_go, normalize_advantages, apply. What they add is in the claim, without the batch axis.
             rename: {field, or parent of fields: name in claims}, for a field whose name is also that of something that a batch
                 or a step adds, such as {"mask": "action_mask"}.
             on_refused: What becomes of a claim with a row that a transform refuses: "raise" FieldError, and it is given back and comes
@@ -548,7 +548,7 @@ class Client:
         return read_episodes(view, since, last)
 
     def statistics(self, table: str) -> Statistics:
-        """The running statistics of a table's fields, shared by all processes; see `Table.statistics`, `conduit.normalise`."""
+        """The running statistics of a table's fields, shared by all processes; see `Table.statistics`, `conduit.normalize`."""
         return Statistics(self._view(table))
 
     def limiter(self, table: str) -> RateLimiter:

@@ -1,4 +1,4 @@
-"""Prioritised sampling: P(i) = p_i / sum p, exactly, in integers (conduit.sampling.sum_tree).
+"""Prioritized sampling: P(i) = p_i / sum p, exactly, in integers (conduit.sampling.sum_tree).
 
 Draws are stratified (slot k of B draws from the k-th of B equal slices of the mass; Schaul et al., "Prioritized Experience
 Replay", 2016) or independent. Rows of priority 0 are never drawn while others are positive; if all are 0, draws are uniform.
@@ -68,10 +68,10 @@ from conduit.store.format.table_spec import Priorities
 from conduit.store.pages.row_ids import not_a_row
 
 Array = np.ndarray[Any, Any]
-Normalise = Literal["none", "batch", "buffer"]
+Normalize = Literal["none", "batch", "buffer"]
 
 WEIGHTS = (Computed("weights", "float32", ()), Computed("probabilities", "float64", ()))
-"""What prioritised sampling adds to a batch."""
+"""What prioritized sampling adds to a batch."""
 
 
 def callbacks() -> Iterator[tuple[Callable[..., int], str]]:
@@ -80,8 +80,8 @@ def callbacks() -> Iterator[tuple[Callable[..., int], str]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Prioritised:
-    """Prioritised sampling of a loader; the table must have been created with priorities.
+class Prioritized:
+    """Prioritized sampling of a loader; the table must have been created with priorities.
 
     N of the weights (N * P(i))^-beta counts, and the sum in P(i) = p_i / sum p adds up, exactly the rows that can be drawn when the
     batch is begun. Left out are observation-only and deleted rows, rows whose window is not whole (the newest ones, as far as they wait; the
@@ -90,23 +90,23 @@ class Prioritised:
 
     Attributes:
         beta: Exponent of importance weights, from 0; can be changed live by `loader.sampler.beta`.
-        normalise: Divide weights by nothing, by the batch's largest, or by the largest any row of the table has.
+        normalize: Divide weights by nothing, by the batch's largest, or by the largest any row of the table has.
         stratified: One draw per equal slice of the mass, or independent draws.
     """
 
     beta: float = 0.4
-    normalise: Normalise = "batch"
+    normalize: Normalize = "batch"
     stratified: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "beta", within("beta", self.beta, 0, math.inf))
         object.__setattr__(self, "stratified", flag("stratified", self.stratified))
-        if self.normalise not in ("none", "batch", "buffer"):
-            raise ConfigError(f"Expected normalise 'none', 'batch' or 'buffer', got {self.normalise!r}")
+        if self.normalize not in ("none", "batch", "buffer"):
+            raise ConfigError(f"Expected normalize 'none', 'batch' or 'buffer', got {self.normalize!r}")
 
 
-class PrioritisedSampler:
-    """The sampler of a loader with prioritised sampling; owns one learner's sums.
+class PrioritizedSampler:
+    """The sampler of a loader with prioritized sampling; owns one learner's sums.
 
     Args:
         options: What was asked for.
@@ -128,7 +128,7 @@ class PrioritisedSampler:
 
     def __init__(
         self,
-        options: Prioritised,
+        options: Prioritized,
         rule: Priorities,
         name: str,
         table: int,
@@ -203,7 +203,7 @@ class PrioritisedSampler:
 
     def __repr__(self) -> str:
         return (
-            f"PrioritisedSampler(beta={self.beta:g}, batch {self.batch}, {self.candidates:,} candidate rows at the last draw, "
+            f"PrioritizedSampler(beta={self.beta:g}, batch {self.batch}, {self.candidates:,} candidate rows at the last draw, "
             f"{self.ignored:,} updates ignored)"
         )
 
@@ -244,9 +244,9 @@ class PrioritisedSampler:
             self._outputs[id(arrays)] = known
         total = self._words[DRAW_TOTAL // 8]
         least = 0.0
-        if self._options.normalise == "none":
+        if self._options.normalize == "none":
             least = -1.0
-        elif self._options.normalise == "buffer" and total > 0:
+        elif self._options.normalize == "buffer" and total > 0:
             least = self._least_leaf(self._sums, self._table) / total
         size = self._size if count is None else count
         drawn, out, weights = self._drawn + 8 * first, known[1] + 8 * first, known[2] + 4 * first

@@ -258,13 +258,13 @@ class Uniform:
             UnknownName: Always, when it is set too.
         """
         raise UnknownName(
-            "Expected a loader opened with sampling=conduit.Prioritised(...), this one draws uniformly", at="beta"
+            "Expected a loader opened with sampling=conduit.Prioritized(...), this one draws uniformly", at="beta"
         )
 
     @beta.setter
     def beta(self, value: float) -> None:
         raise UnknownName(
-            f"Expected a loader opened with sampling=conduit.Prioritised(...) to set beta={value!r}, this one draws uniformly",
+            f"Expected a loader opened with sampling=conduit.Prioritized(...) to set beta={value!r}, this one draws uniformly",
             at="beta",
         )
 

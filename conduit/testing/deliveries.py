@@ -1,6 +1,6 @@
 """Writers that overwrite and loaders that count: how often was each row delivered, whoever is killed or stopped meanwhile?
 
-    python -m conduit.testing.deliveries --seconds 60 --kills --sampling prioritised
+    python -m conduit.testing.deliveries --seconds 60 --kills --sampling prioritized
 
 Every row carries a number that no other row has. A loader writes down the numbers of a batch once it has it, in memory that
 outlives it; so a delivery that nobody wrote down was the last act of a process that was killed. No number may be written down more often
@@ -40,7 +40,7 @@ from conduit.store.tables.view import TableView
 from conduit.testing.invariants import kinds
 
 Array = np.ndarray[Any, Any]
-Sampling = Literal["uniform", "prioritised"]
+Sampling = Literal["uniform", "prioritized"]
 
 _WRITERS, _LOADERS = 2, 3
 _BATCH = 100
@@ -54,7 +54,7 @@ _WORDS = 8
 def table_of(times: int, sampling: Sampling) -> Table:
     """A table of 24 pages of 40 rows that is overwritten many times a second."""
     schema = Schema([Field("obs", "int64", (), observation=True), Field("reward", "float32")])
-    priorities = Priorities(span=1000) if sampling == "prioritised" else None
+    priorities = Priorities(span=1000) if sampling == "prioritized" else None
     return Table(schema, 900, page_rows=40, max_n_step=3, max_times_sampled=times, priorities=priorities)
 
 
@@ -74,7 +74,7 @@ def _write(client: Client, words: Array, life: int) -> None:
 def _load(client: Client, words: Array, log: Array, life: int, sampling: Sampling) -> None:
     """Batches that often cannot be filled; some rows get other priorities, some are deleted."""
     chance = np.random.default_rng(life)
-    options: dict[str, Any] = {"sampling": conduit.Prioritised()} if sampling == "prioritised" else {}
+    options: dict[str, Any] = {"sampling": conduit.Prioritized()} if sampling == "prioritized" else {}
     window = conduit.Transition(n_step=3)
     with client.loader(
         "replay", batch_size=_BATCH, window=window, seed=life, min_rows=1, timeout=0.0, format="numpy", **options
@@ -88,7 +88,7 @@ def _load(client: Client, words: Array, log: Array, life: int, sampling: Samplin
                 continue
             np.add.at(log, batch["obs"], 1)
             words[_BATCHES] += 1
-            if sampling == "prioritised":
+            if sampling == "prioritized":
                 loader.update_priorities(batch.ids, chance.pareto(1.0, _BATCH))
             if chance.random() < 0.05:
                 words[_DELETED] += client.delete("replay", batch.ids[:2])
@@ -254,7 +254,7 @@ def _load_kernels(engine: Engine, sampling: Sampling) -> None:
     with engine.writer("replay") as writer:
         for _ in range(_BATCH):
             writer.append(obs=0, reward=0.0)
-    options: dict[str, Any] = {"sampling": conduit.Prioritised()} if sampling == "prioritised" else {}
+    options: dict[str, Any] = {"sampling": conduit.Prioritized()} if sampling == "prioritized" else {}
     with engine.loader("replay", batch_size=1, min_rows=1, format="numpy", **options) as loader:
         loader.next(timeout=0.0)
     engine.reset("replay")
@@ -301,7 +301,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--times", type=int, default=3)
-    parser.add_argument("--sampling", choices=["uniform", "prioritised"], default="uniform")
+    parser.add_argument("--sampling", choices=["uniform", "prioritized"], default="uniform")
     parser.add_argument("--kills", action="store_true")
     parser.add_argument("--name", default=f"deliveries-{os.getpid()}", help="engine name")
     asked = parser.parse_args()

@@ -361,7 +361,7 @@ class Load(_Writing):
 
     def open_loader(self) -> conduit.Loader:
         return self.engine.loader(
-            "t", batch_size=8, format="numpy", sampling=conduit.Prioritised(), min_rows=1, timeout=5
+            "t", batch_size=8, format="numpy", sampling=conduit.Prioritized(), min_rows=1, timeout=5
         )
 
     def operate(self) -> None:

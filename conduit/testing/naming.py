@@ -226,13 +226,13 @@ def _opened(form: Any, *arguments: Any) -> Any:
 
 def _loaders(kind: str, name: str) -> Iterator[dict[str, Any]]:
     """Options of loaders that read a table in different ways."""
-    prioritised = {"sampling": conduit.Prioritised()}
+    prioritized = {"sampling": conduit.Prioritized()}
     yield {}
-    yield {"window": conduit.Transition(n_step=2, gamma=0.5), **prioritised}
+    yield {"window": conduit.Transition(n_step=2, gamma=0.5), **prioritized}
     if kind == "ragged":
         yield {"ragged": "pack"}
         return
-    yield {"window": conduit.Transition(stack=2), "transform": {name: conduit.normalise(update=True)}}
+    yield {"window": conduit.Transition(stack=2), "transform": {name: conduit.normalize(update=True)}}
     yield {"window": conduit.Sequence(4, next_obs=False), "batch_transforms": (conduit.returns_to_go(),)}
     reward = "reward" if name.partition(".")[0] != "reward" else "gain"
     yield {"window": conduit.Rollout(4, 1), "batch_transforms": (conduit.gae(values=reward),)}

@@ -80,7 +80,7 @@ def on_a_gpu() -> Iterator[Bar]:
         ("the same, against torch eager indexing", ">= 3x"),
         ("the same from registered host memory, share of a host-to-device copy", ">= 0.80"),
         ("deduplicated frames from host memory, against stacked storage", ">= 1.5x"),
-        ("prioritised draw and update of 4096, 2^20 rows, against torch cumsum and searchsorted", ">= 5x"),
+        ("prioritized draw and update of 4096, 2^20 rows, against torch cumsum and searchsorted", ">= 5x"),
         ("GAE 128 x 4096, against a torch loop", ">= 50x"),
         ("loader end to end: share of a training step that the learner waits", "< 3 %"),
     ):

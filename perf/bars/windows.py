@@ -16,7 +16,7 @@ import numpy as np
 from conduit.kernels.reference import gather
 from perf import subjects
 from perf.bars import Bar, at_least, at_most, unmeasured
-from perf.baselines import PrioritisedRing, StepRing, cpprb_absent
+from perf.baselines import PrioritizedRing, StepRing, cpprb_absent
 from perf.measure import CLOCK_WORDS, Comparison, Method, Spread, compare, time_text
 from perf.rooflines import memcpy
 from perf.workloads import ATARI, CARTPOLE, PIXELS, Log, Workload, ticks
@@ -36,9 +36,9 @@ def _times(result: Comparison) -> str:
     return f"{CLOCK_WORDS[result.clock]}: {parts}"
 
 
-def prioritised() -> Iterator[Bar]:
-    """Prioritised sample of 256 with weights, and update of 256, 2^20 rows."""
-    names = ("prioritised sample of 256 with weights, 2^20 rows", "update of 256 priorities, 2^20 rows")
+def prioritized() -> Iterator[Bar]:
+    """Prioritized sample of 256 with weights, and update of 256, 2^20 rows."""
+    names = ("prioritized sample of 256 with weights, 2^20 rows", "update of 256 priorities, 2^20 rows")
     factors = (3.0, 10.0)
     rng = np.random.default_rng()
     size, burst = CARTPOLE.batch, 16
@@ -51,7 +51,7 @@ def prioritised() -> Iterator[Bar]:
             client.loader(
                 subjects.TABLE,
                 batch_size=size,
-                sampling=conduit.Prioritised(),
+                sampling=conduit.Prioritized(),
                 seed=0,
                 format="numpy",
                 buffers=burst + 2,
@@ -77,7 +77,7 @@ def prioritised() -> Iterator[Bar]:
         updating = [Method("conduit", put_back, prepare=lambda: draw(1))]
         if absent is None:
             flat = {name: c.reshape(-1, *c.shape[2:]) for name, c in log.columns.items()}
-            ring = PrioritisedRing(CARTPOLE, flat, log.expected(flat["action"])["next_obs"], PRIORITIES.alpha)
+            ring = PrioritizedRing(CARTPOLE, flat, log.expected(flat["action"])["next_obs"], PRIORITIES.alpha)
             drawn: list[Any] = []
 
             def theirs(count: int = burst) -> None:
@@ -101,7 +101,7 @@ def prioritised() -> Iterator[Bar]:
         starts = []
         for seed in range(9):
             with client.loader(
-                subjects.TABLE, batch_size=size, sampling=conduit.Prioritised(), seed=seed, format="numpy"
+                subjects.TABLE, batch_size=size, sampling=conduit.Prioritized(), seed=seed, format="numpy"
             ) as fresh:
                 begun = time.perf_counter_ns()
                 fresh.next()
@@ -296,7 +296,7 @@ def ragged() -> Iterator[Bar]:
 
 
 def distribution(draws: int = 5_000_000) -> Iterator[Bar]:
-    """Prioritised draws against exact probabilities."""
+    """Prioritized draws against exact probabilities."""
     rng = np.random.default_rng()
     rule = conduit.Priorities(alpha=0.6, eps=0.0)
     workload = CARTPOLE.sized(1 << 14)
@@ -311,7 +311,7 @@ def distribution(draws: int = 5_000_000) -> Iterator[Bar]:
             with client.loader(
                 subjects.TABLE,
                 batch_size=8192,
-                sampling=conduit.Prioritised(stratified=stratified),
+                sampling=conduit.Prioritized(stratified=stratified),
                 format="numpy",
                 seed=5,
                 min_rows=1,
@@ -336,7 +336,7 @@ def distribution(draws: int = 5_000_000) -> Iterator[Bar]:
             # stratified draws vary less than independent ones: only too much is wrong
             ok = zeros == 0 and score < 4 and (stratified or score > -4)
             yield Bar(
-                f"prioritised draws, {'stratified' if stratified else 'independent'}, {counts.sum() / 1e6:.1f} M",
+                f"prioritized draws, {'stratified' if stratified else 'independent'}, {counts.sum() / 1e6:.1f} M",
                 f"chi-square {chi:.0f} at {freedom} degrees of freedom ({score:+.1f} sigma), "
                 f"{zeros} draws of {int((~some).sum())} zero-priority rows",
                 "within 4 sigma, 0 draws",
@@ -362,4 +362,4 @@ def memory() -> Iterator[Bar]:
     yield Bar("Atari table (84x84, stack 4)", f"1/{1 / share:.1f} of obs+next_obs", "<= 1/7", share <= 1 / 7, (note,))
 
 
-GROUPS = (prioritised, image_transitions, n_step_alone, sequences, ragged, distribution, memory)
+GROUPS = (prioritized, image_transitions, n_step_alone, sequences, ragged, distribution, memory)

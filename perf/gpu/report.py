@@ -67,7 +67,7 @@ def bars(found: Sequence[Found]) -> list[Bar]:
         Bar("the same, times as fast as torch eager indexing", 3, pick(atari, times("torch eager"))),
         Bar("the same from registered host memory, share of the rate of a copy from the host", 0.80, over_bus),
         Bar("single frames, times as fast as stacked storage", 1.5, single),
-        Bar("prioritised draw and update, times as fast as torch cumsum", 5, pick("priorities", times("torch cumsum"))),
+        Bar("prioritized draw and update, times as fast as torch cumsum", 5, pick("priorities", times("torch cumsum"))),
         Bar("GAE 128 x 4096, times as fast as a torch loop", 50, pick("GAE", times("torch loop"))),
         Bar("loader end to end, share of the step that the learner waits", 0.03, waits, most=True),
     ]

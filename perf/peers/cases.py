@@ -114,7 +114,7 @@ _CASES = (
     Case("humanoid-batch", "batch of 256, 376 float64 to float32", "batch", HUMANOID),
     Case("pixels-batch", "batch of 256, 4x84x84 to float32", "batch", PIXELS),
     Case("frames-batch", "batch of 256 stacked from single 84x84 frames, to float32", "frames", FRAMES),
-    Case("small-priorities", "prioritised batch of 256, 97 B", "priorities", SMALL, ends=1 / 200),
+    Case("small-priorities", "prioritized batch of 256, 97 B", "priorities", SMALL, ends=1 / 200),
     Case("sequences-batch", "64 sequences of 80 steps, 97 B", "sequences", SEQUENCES, ends=0.0),
     Case("rollout", "a rollout of 128 x 64 steps collected and delivered, 97 B", "rollout", ROLLOUTS, ends=0.0),
     Case("tokens-batch", "batch of 64 token rows of 200 to 4,000, padded", "tokens", TOKENS, ends=0.0),

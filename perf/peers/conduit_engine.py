@@ -68,7 +68,7 @@ class ConduitEngine(Adapter):
         reader: dict[str, Any] = {"batch_size": load.batch, "seed": 0}
         if case.kind == "priorities":
             table["priorities"] = conduit.Priorities(alpha=ALPHA, eps=EPS)
-            reader["sampling"] = conduit.Prioritised(beta=BETA)
+            reader["sampling"] = conduit.Prioritized(beta=BETA)
         elif case.kind == "frames":
             table["max_stack"] = STACK
             reader["window"] = conduit.Transition(stack=STACK)

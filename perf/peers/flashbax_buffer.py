@@ -39,7 +39,7 @@ class Flashbax(Adapter):
         kinds["next_obs"] = kinds.get("obs", ("", ()))
         example = {n: jax.numpy.zeros(kinds[n][1], np.dtype(kinds[n][0])) for n in names}
         if case.kind == "priorities":
-            self.buffer = fbx.make_prioritised_item_buffer(
+            self.buffer = fbx.make_prioritized_item_buffer(
                 rows, size, size, add_sequences=False, add_batches=vector, priority_exponent=ALPHA
             )
         elif case.kind == "sequences":

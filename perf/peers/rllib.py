@@ -37,9 +37,9 @@ class RLlib(Adapter):
 
     def open(self, case: Case) -> None:
         self.case, load = case, case.workload
-        plain, prioritised = self.kinds
+        plain, prioritized = self.kinds
         if case.kind == "priorities":
-            self.buffer = prioritised(capacity=load.rows, alpha=ALPHA)
+            self.buffer = prioritized(capacity=load.rows, alpha=ALPHA)
         else:
             self.buffer = plain(capacity=load.rows)
         self.open_episodes: list[Any] = [None] * load.lanes

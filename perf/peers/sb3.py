@@ -25,7 +25,7 @@ class StableBaselines(Adapter):
 
     def cannot(self, case: Case) -> str | None:
         return {
-            "priorities": "has no prioritised buffer",
+            "priorities": "has no prioritized buffer",
             "frames": "stores the stacks that a wrapper makes; does not stack when it samples",
             "sequences": "draws single transitions",
             "tokens": "observations have one shape; a Box of the longest with a length beside it has no place in its buffers",

@@ -36,10 +36,10 @@ class Tianshou(Adapter):
 
     def open(self, case: Case) -> None:
         self.case, load = case, case.workload
-        single, vector, prioritised = self.kinds
+        single, vector, prioritized = self.kinds
         rows = ROLLOUT * load.lanes if case.kind == "rollout" else load.rows
         if case.kind == "priorities":
-            self.buffer = prioritised(rows, load.lanes, alpha=ALPHA, beta=BETA)
+            self.buffer = prioritized(rows, load.lanes, alpha=ALPHA, beta=BETA)
         elif load.num_envs is None:
             self.buffer = single(rows, ignore_obs_next=case.kind in ("tokens", "sequences"))
         else:

@@ -26,7 +26,7 @@ def _name() -> str:
 
 def _deliveries() -> Iterator[Bar]:
     """Cases of deliveries."""
-    for sampling in ("uniform", "prioritised"):
+    for sampling in ("uniform", "prioritized"):
         report = deliveries.run(_name(), 20.0, sampling=sampling, kills=False, seed=1)  # type: ignore[arg-type]
         wrong = report.above + len(report.failures)
         yield Bar(
@@ -35,7 +35,7 @@ def _deliveries() -> Iterator[Bar]:
             "0",
             wrong == 0,
         )
-    for sampling in ("uniform", "prioritised"):
+    for sampling in ("uniform", "prioritized"):
         report = deliveries.run(_name(), SECONDS / 2, sampling=sampling, kills=True, seed=2)  # type: ignore[arg-type]
         wrong = report.above + len(report.failures)
         yield Bar(
@@ -54,7 +54,7 @@ def _share(values: np.ndarray, scale: float) -> float:
     with conduit.Engine.create(_name(), {"t": table}) as engine, engine.writer("t") as writer:
         for number in range(len(values) + 1):
             writer.append(obs=number, reward=0.0)
-        sampling = conduit.Prioritised(stratified=False)
+        sampling = conduit.Prioritized(stratified=False)
         with engine.loader("t", batch_size=1000, min_rows=1, sampling=sampling, format="numpy", seed=3) as loader:
             ids = np.full(len(values), -1)
             while (ids < 0).any():
@@ -99,7 +99,7 @@ def _ids() -> Iterator[Bar]:
             with engine.writer(name) as writer:
                 for number in range(50):
                     writer.append(obs=number, reward=0.0)
-        options = {"batch_size": 8, "min_rows": 1, "format": "numpy", "sampling": conduit.Prioritised()}
+        options = {"batch_size": 8, "min_rows": 1, "format": "numpy", "sampling": conduit.Prioritized()}
         with engine.loader("one", **options) as one, engine.loader("two", **options) as two:  # type: ignore[arg-type]
             ids, own = one.next().ids, two.next().ids
             cases: tuple[tuple[str, Callable[[], object], str], ...] = (

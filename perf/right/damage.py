@@ -42,7 +42,7 @@ def _restores() -> Iterator[Bar]:
     """A6 the next batches of a restored engine."""
     loaders: dict[str, dict[str, object]] = {
         "uniform": {},
-        "prioritised": {"sampling": conduit.Prioritised()},
+        "prioritized": {"sampling": conduit.Prioritized()},
         "3 steps": {"window": conduit.Transition(n_step=3)},
         "3 steps, short ones too": {"window": conduit.Transition(n_step=3, newest="bootstrap")},
     }

@@ -141,7 +141,7 @@ def refusals() -> Iterator[Bar]:
         with engine.writer("t") as writer:
             for t in range(40):
                 writer.append(obs=[np.nan if t == 7 else t], reward=t)
-        transform = {"obs": conduit.normalise(update=True)}
+        transform = {"obs": conduit.normalize(update=True)}
         with engine.loader("t", batch_size=256, min_rows=1, transform=transform, format="numpy") as loader:
             try:
                 loader.next()
@@ -150,7 +150,7 @@ def refusals() -> Iterator[Bar]:
                 found = error.at, error.row_id, str(error.value), engine.statistics("t").read("obs").count
                 deleted = engine.delete("t", [error.row_id])
             yield _equal(
-                "A11 a NaN under normalise names field, row and value, and is in no statistics",
+                "A11 a NaN under normalize names field, row and value, and is in no statistics",
                 found[0::2],
                 ("obs", "nan"),
             )

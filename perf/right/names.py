@@ -114,7 +114,7 @@ def derived() -> Iterator[Bar]:
         ("discount", {"window": conduit.Transition(n_step=3, gamma=0.9)}),
         ("n_steps", {"window": conduit.Transition(n_step=3)}),
         *((name, {"window": conduit.Sequence(4)}) for name in ("mask", "is_first", "loss_mask", "lengths")),
-        ("weights", {"sampling": conduit.Prioritised()}),
+        ("weights", {"sampling": conduit.Prioritized()}),
         ("advantages", {**rollout, "batch_transforms": (conduit.gae(),)}),
         ("returns", {**rollout, "batch_transforms": (conduit.gae(),)}),
     ]

@@ -131,10 +131,10 @@ def test_an_offset_takes_away_what_was_not_rounded_before(engine_name, x, factor
             assert abs(float(wanted) - right) < 1e-6
 
 
-def test_a_normalised_value_is_its_distance_from_the_mean_in_float64():
+def test_a_normalized_value_is_its_distance_from_the_mean_in_float64():
     """Stored float32 values around a mean that float32 does not hold."""
     output = Output(
-        "x", conduit.Field("x", "float32"), "anchor", (), Transform("float32"), normalise=conduit.normalise(eps=0.0)
+        "x", conduit.Field("x", "float32"), "anchor", (), Transform("float32"), normalize=conduit.normalize(eps=0.0)
     )
     moments = Moments(3, np.array(LARGE + 0.3), np.array(1.0))
     made = gather.transform(output, np.array([LARGE, LARGE + 8], np.float32), moments)
@@ -157,9 +157,9 @@ def test_statistics_of_large_values_have_the_variance_of_their_differences(engin
 
 
 @pytest.mark.parametrize("make", FORMATS.values(), ids=FORMATS)
-def test_normalised_advantages_keep_small_differences_of_large_ones(make):
+def test_normalized_advantages_keep_small_differences_of_large_ones(make):
     advantages = make(np.array([[LARGE, LARGE + 8, LARGE + 16]], np.float32))
-    step = conduit.normalise_advantages(eps=0.0)
+    step = conduit.normalize_advantages(eps=0.0)
     step.run({"advantages": advantages}, {}, (0, 0))
     np.testing.assert_allclose(np.asarray(advantages), [[-(1.5**0.5), 0.0, 1.5**0.5]], rtol=1e-6)
 

@@ -209,7 +209,7 @@ def test_what_comes_with_a_ragged_field_is_named_behind_it():
             {"transform": {"tokens": conduit.one_hot(5)}},
             r"Expected conduit.cast, scale or clip .* transform\['tokens'\]",
         ),
-        ({"transform": {"tokens": conduit.normalise()}}, "Expected conduit.cast, scale or clip"),
+        ({"transform": {"tokens": conduit.normalize()}}, "Expected conduit.cast, scale or clip"),
         ({"batch_size": 1 << 28, "ragged": "pack"}, "Expected a packed batch of at most 2147483647 items"),
     ],
 )

@@ -352,7 +352,7 @@ def test_single_transitions_need_their_longest_episode_and_a_table_that_holds_it
             open_loader(conduit.Episode(5), max_length=5)
 
 
-@pytest.mark.parametrize("kind", ["prioritised", "counted"])
+@pytest.mark.parametrize("kind", ["prioritized", "counted"])
 def test_single_transitions_are_relabelled_by_any_sampler(engine_name, kind):
     options = {"max_times_sampled": 2} if kind == "counted" else {"priorities": conduit.Priorities()}
     with conduit.Engine.create(engine_name, {"replay": conduit.Table(SCHEMA, 2000, max_length=7, **options)}) as engine:
@@ -364,7 +364,7 @@ def test_single_transitions_are_relabelled_by_any_sampler(engine_name, kind):
                     final = first_of(World.observe(np.array([episode]), np.array([t + 1])))
                     writer.append(obs=obs, reward=-7.0, terminated=t == length - 1, final=final)
         rule = conduit.hindsight(closeness, strategy="final", ratio=1.0, max_length=6)
-        sampling = conduit.Prioritised() if kind == "prioritised" else None
+        sampling = conduit.Prioritized() if kind == "prioritized" else None
         loader = engine.loader(
             "replay",
             batch_size=64,

@@ -1,4 +1,4 @@
-"""GAE, V-trace, returns-to-go and advantage normalisation against sums in float64, and through a loader."""
+"""GAE, V-trace, returns-to-go and advantage normalization against sums in float64, and through a loader."""
 
 import pickle
 
@@ -306,8 +306,8 @@ def test_a_truncated_step_bootstraps_from_the_row_of_its_final_observation(engin
 
 
 @pytest.mark.parametrize("window", [*WINDOWS, None], ids=lambda window: type(window).__name__)
-def test_normalised_advantages_have_mean_0_and_deviation_1(engine, window):
-    rules = (conduit.normalise_advantages(name="reward"),)
+def test_normalized_advantages_have_mean_0_and_deviation_1(engine, window):
+    rules = (conduit.normalize_advantages(name="reward"),)
     plain = engine.loader("replay", batch_size=16, window=window, format="numpy").next()
     batch = engine.loader("replay", batch_size=16, window=window, format="numpy", batch_transforms=rules).next()
     mask = plain["mask"] if "mask" in plain else np.ones(16, bool)
@@ -317,10 +317,10 @@ def test_normalised_advantages_have_mean_0_and_deviation_1(engine, window):
 
 
 @given(values=hnp.arrays(np.float32, st.integers(1, 30), elements=st.floats(-100, 100, width=32)), data=st.data())
-def test_normalising_leaves_out_what_is_masked(values, data):
+def test_normalizing_leaves_out_what_is_masked(values, data):
     mask = data.draw(hnp.arrays(bool, values.shape))
     array = values.copy()
-    conduit.normalise_advantages(eps=1e-3).run({"advantages": array, "advantage_mask": mask}, {}, (0, 0))
+    conduit.normalize_advantages(eps=1e-3).run({"advantages": array, "advantage_mask": mask}, {}, (0, 0))
     np.testing.assert_allclose(array, reference.standardised(values, mask, 1e-3), rtol=1e-4, atol=1e-3)
     np.testing.assert_array_equal(array[~mask], values[~mask])
 
@@ -372,7 +372,7 @@ def test_an_error_of_a_function_passes_its_batch_over_and_takes_no_buffer_away(e
 
 
 def test_buffers_of_transformed_batches_are_used_again(engine):
-    rules = (conduit.gae(), conduit.normalise_advantages(), conduit.apply(add_values))
+    rules = (conduit.gae(), conduit.normalize_advantages(), conduit.apply(add_values))
     loader = engine.loader(
         "replay", batch_size=4, window=conduit.Rollout(8, 3, stride=1), buffers=2, batch_transforms=rules
     )
@@ -394,7 +394,7 @@ REFUSED = [
     ("transitions", None, (conduit.gae(),), "consecutive steps"),
     ("no-values", ROLLOUT, (conduit.gae(values="v"),), r"\['v'\]"),
     ("twice", ROLLOUT, (conduit.gae(), conduit.vtrace()), "'advantages'"),
-    ("no-advantages", ROLLOUT, (conduit.normalise_advantages(),), "'advantages'"),
+    ("no-advantages", ROLLOUT, (conduit.normalize_advantages(),), "'advantages'"),
     ("vectors", ROLLOUT, (conduit.gae(values="obs"),), "scalars"),
     ("no-step", ROLLOUT, (print,), "batch_transforms"),
     ("field-step", ROLLOUT, (conduit.clip(0, 1),), "Clip"),
@@ -424,7 +424,7 @@ def test_steps_need_the_flags_that_fields_leaves_out(engine):
         lambda: conduit.vtrace(0.9, rho_bar=0.0),
         lambda: conduit.vtrace(0.9, c_bar=2.0),
         lambda: conduit.returns_to_go(2.0),
-        lambda: conduit.normalise_advantages(eps=-1.0),
+        lambda: conduit.normalize_advantages(eps=-1.0),
         lambda: conduit.apply(lambda batch: batch),
         lambda: conduit.apply(3),
     ],
@@ -443,7 +443,7 @@ def test_fingerprints_tell_steps_and_functions_apart():
         (conduit.vtrace(0.9),),
         (conduit.apply(add_values),),
         (conduit.apply(drop_everything),),
-        (conduit.gae(), conduit.normalise_advantages()),
+        (conduit.gae(), conduit.normalize_advantages()),
     ]
     plans = [with_batch_transforms(plan, rule) for rule in rules]
     assert len({plan.fingerprint for plan in plans}) == len(rules)

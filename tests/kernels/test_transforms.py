@@ -29,7 +29,7 @@ POISON = 0xA5
 
 def output_of(field, pipeline, lanes=()):
     done = fuse(as_steps(pipeline, field.name), field)
-    return Output(field.name, field, "lanes", lanes, done.transform, done.classes, done.normalise, done.shift)
+    return Output(field.name, field, "lanes", lanes, done.transform, done.classes, done.normalize, done.shift)
 
 
 def run(output, column, index, *, draw=(0, 0), pick=0, moments=None):
@@ -42,8 +42,8 @@ def run(output, column, index, *, draw=(0, 0), pick=0, moments=None):
     out = np.ndarray(shape, output.numpy_dtype, memory, start)
     words = np.array(draw, np.uint64).view(np.int64)
     scales = np.zeros((2, *output.field.shape))
-    if moments is not None and output.normalise is not None:
-        scales[0], scales[1] = moments.mean, 1.0 / np.sqrt(moments.variance + output.normalise.eps)
+    if moments is not None and output.normalize is not None:
+        scales[0], scales[1] = moments.mean, 1.0 / np.sqrt(moments.variance + output.normalize.eps)
     operation = augment.describe(
         output,
         column.ctypes.data,
@@ -101,9 +101,9 @@ CASES = [
     ("int64", conduit.clip(-3, 2**40)),
     ("int64", (conduit.clip(0, 255), conduit.cast("uint8"))),
     ("int32", (conduit.clip(-5, None), conduit.cast("float32"))),
-    ("int16", conduit.normalise()),
-    ("float32", (conduit.normalise(eps=1e-3), conduit.clip(-2, 2))),
-    ("bfloat16", (conduit.normalise(dtype="float64"), conduit.scale(0.5, dtype="float64"))),
+    ("int16", conduit.normalize()),
+    ("float32", (conduit.normalize(eps=1e-3), conduit.clip(-2, 2))),
+    ("bfloat16", (conduit.normalize(dtype="float64"), conduit.scale(0.5, dtype="float64"))),
     ("uint8", conduit.one_hot(5)),
     ("int8", (conduit.one_hot(3, dtype="uint8"),)),
     ("bool", (conduit.one_hot(2), conduit.scale(2.0, offset=-1.0))),
@@ -120,7 +120,7 @@ def test_a_pipeline_gives_its_references_bits(dtype, pipeline, data):
     output = output_of(field, pipeline, (2,))
     column = data.draw(values_of(dtype, (5, *shape)))
     moments = None
-    if output.normalise is not None:
+    if output.normalize is not None:
         number = st.floats(-1e3, 1e3)
         moments = Moments(
             3,
@@ -171,7 +171,7 @@ def test_large_integers_are_clipped_exactly():
 def test_before_the_first_update_values_are_delivered_as_they_are(engine_name):
     with engine_of(engine_name, statistics=("obs",)) as engine:
         fill(engine, 40)
-        loader = engine.loader("replay", batch_size=8, format="numpy", transform={"obs": conduit.normalise()})
+        loader = engine.loader("replay", batch_size=8, format="numpy", transform={"obs": conduit.normalize()})
         batch = loader.next()
         np.testing.assert_array_equal(batch["obs"], rows_of(engine, batch, "obs"))
 
@@ -198,9 +198,9 @@ def test_a_moved_image_is_the_padded_and_cropped_one(shape, axes, pipeline, seed
     same(out, wanted)
 
 
-def test_a_normalised_image_is_moved_with_its_statistics():
+def test_a_normalized_image_is_moved_with_its_statistics():
     shape = (3, 4)
-    output = output_of(conduit.Field("x", "uint8", shape), (conduit.normalise(), conduit.random_shift(2)))
+    output = output_of(conduit.Field("x", "uint8", shape), (conduit.normalize(), conduit.random_shift(2)))
     column = np.arange(12, dtype=np.uint8).reshape(1, *shape)
     moments = Moments(9, np.arange(12.0).reshape(shape), np.ones(shape))
     out, _ = run(output, column, np.zeros(20, np.int64), moments=moments)
@@ -354,8 +354,8 @@ DIFFERENT = [
     None,
     {"obs": conduit.clip(-1, 1)},
     {"obs": conduit.clip(-1, 2)},
-    {"obs": conduit.normalise()},
-    {"obs": conduit.normalise(eps=1e-3)},
+    {"obs": conduit.normalize()},
+    {"obs": conduit.normalize(eps=1e-3)},
     {"camera": conduit.random_shift(4)},
     {"camera": conduit.random_shift(4, same=True)},
     {"action": conduit.one_hot(4)},
@@ -396,8 +396,8 @@ REFUSED = [
     ("classes", lambda: conduit.one_hot(0), "a number of classes of at least 1"),
     ("pad", lambda: conduit.random_shift(0), "pad of 1"),
     ("axes", lambda: conduit.random_shift(2, axes=(0, 2)), "neighbouring axes"),
-    ("eps", lambda: conduit.normalise(eps=-1.0), "eps of at least 0"),
-    ("normalise-dtype", lambda: conduit.normalise(dtype="int8"), "float dtype"),
+    ("eps", lambda: conduit.normalize(eps=-1.0), "eps of at least 0"),
+    ("normalize-dtype", lambda: conduit.normalize(dtype="int8"), "float dtype"),
     ("no-step", lambda: make_plan(SCHEMA, 4, transform={"obs": lambda x: x}), r"transform\['obs'\]"),
     ("no-field", lambda: make_plan(SCHEMA, 4, transform={"ob": conduit.clip(0, 1)}), "'ob'"),
     ("float-classes", lambda: make_plan(SCHEMA, 4, transform={"obs": conduit.one_hot(2)}), r"transform\['obs'\]"),
@@ -407,8 +407,8 @@ REFUSED = [
         "first step",
     ),
     (
-        "late-normalise",
-        lambda: make_plan(SCHEMA, 4, transform={"obs": (conduit.clip(0, 1), conduit.normalise())}),
+        "late-normalize",
+        lambda: make_plan(SCHEMA, 4, transform={"obs": (conduit.clip(0, 1), conduit.normalize())}),
         "first step",
     ),
     ("no-image", lambda: make_plan(SCHEMA, 4, transform={"obs": conduit.random_shift(2)}), "Expected an image"),
@@ -425,7 +425,7 @@ REFUSED = [
     ("half-bound", lambda: make_plan(SCHEMA, 4, transform={"action": conduit.clip(0.5, 2)}), "whole numbers"),
     (
         "classes-in-returns",
-        lambda: make_plan(SCHEMA, 4, conduit.Transition(3), transform={"reward": conduit.normalise()}),
+        lambda: make_plan(SCHEMA, 4, conduit.Transition(3), transform={"reward": conduit.normalize()}),
         "n-step returns",
     ),
 ]
@@ -437,6 +437,6 @@ def test_what_cannot_work_is_refused_when_it_is_declared(make, message):
         make()
 
 
-def test_normalising_without_statistics_is_refused_with_the_remedy(engine_name):
+def test_normalizing_without_statistics_is_refused_with_the_remedy(engine_name):
     with engine_of(engine_name) as engine, pytest.raises(ConfigError, match=r"statistics=\('obs',\)"):
-        engine.loader("replay", batch_size=4, transform={"obs": conduit.normalise()})
+        engine.loader("replay", batch_size=4, transform={"obs": conduit.normalize()})

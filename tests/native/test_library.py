@@ -48,7 +48,7 @@ with conduit.Engine.create(sys.argv[1], tables) as engine, conduit.attach(engine
         print(sorted({"numba", "llvmlite", "torch"} & sys.modules.keys()))
         sys.exit()
     for window, sampling, transform in (
-        (conduit.Transition(n_step=3, stack=2), conduit.Prioritised(), {"obs": (conduit.random_shift(2), conduit.scale(1 / 255))}),
+        (conduit.Transition(n_step=3, stack=2), conduit.Prioritized(), {"obs": (conduit.random_shift(2), conduit.scale(1 / 255))}),
         (conduit.Transition(), None, {"state": conduit.cast("float32"), "action": conduit.one_hot(1000)}),
         (conduit.Sequence(8), None, {"obs": conduit.scale(1 / 255, dtype="bfloat16"), "state": conduit.clip(0.2, 0.8)}),
     ):

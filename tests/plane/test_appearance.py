@@ -40,7 +40,7 @@ def things(engine_name):
                 writer.append(**ROW)
         slot = engine.policy()
         slot.publish(POLICIES["policy"])
-        loader = engine.loader("replay", batch_size=4, sampling=conduit.Prioritised(), format="numpy", name="mine")
+        loader = engine.loader("replay", batch_size=4, sampling=conduit.Prioritized(), format="numpy", name="mine")
         uniform = engine.loader("demos", batch_size=4, format="numpy")
         consumer = engine.consumer("queue", format="numpy")
         scan = engine.scan("replay")
@@ -51,7 +51,7 @@ def things(engine_name):
             "Writer": writers["replay"],
             "Loader": loader,
             "Uniform": uniform.sampler,
-            "PrioritisedSampler": loader.sampler,
+            "PrioritizedSampler": loader.sampler,
             "MixedLoader": engine.mix({"replay": 1, "demos": 1}, batch_size=4, format="numpy"),
             "Consumer": consumer,
             "Claim": consumer.next(),
@@ -78,7 +78,7 @@ SAYS = {
     "Writer": "'replay' of engine {name}, autoreset='disabled', stream 0, 12 ticks, open",
     "Loader": "'replay' of engine {name}, name='mine', batch_size=4, Transition(n_step=1",
     "Uniform": "batch 0, 0 candidate rows",
-    "PrioritisedSampler": "beta=0.4, batch 1, 11 candidate rows",
+    "PrioritizedSampler": "beta=0.4, batch 1, 11 candidate rows",
     "MixedLoader": "engine {name}, batch_size=4, batch 0, open: replay 12 of 512 rows, demos 12 of 512 rows",
     "Consumer": "'queue' of engine {name}, 1 claims of 12 rows, open: 12 of",
     "Claim": "'queue' of engine {name}, stream 0, ticks 0 to 12, 1 environment, held: obs.camera, obs.pose.0, obs.pose.1, action",

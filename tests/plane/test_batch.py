@@ -207,7 +207,7 @@ def guess(batch):
 
 LOADERS = {
     "transitions": {"transform": {"obs": cast("float64")}, "ragged": "pack"},
-    "n-step returns by priority": {"window": conduit.Transition(n_step=3), "sampling": conduit.Prioritised()},
+    "n-step returns by priority": {"window": conduit.Transition(n_step=3), "sampling": conduit.Prioritized()},
     "sequences": {"window": conduit.Sequence(4, next_obs=True), "format": "numpy", "fields": STEPS},
     "advantages of rollouts": {
         "window": conduit.Rollout(4, 1, stride=1),

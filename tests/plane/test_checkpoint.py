@@ -84,10 +84,10 @@ def write(writer, count, seed=0):
 OUTPUTS = ("obs.image", "half", "action", "reward", "next_obs.image")
 LOADERS = {
     "uniform": {},
-    "prioritised": {"sampling": conduit.Prioritised()},
+    "prioritized": {"sampling": conduit.Prioritized()},
     "stacked n-step": {"window": conduit.Transition(n_step=2, stack=2), "seed": 3, "fields": OUTPUTS},
     "sequences": {"window": conduit.Sequence(3), "seed": 4, "fields": OUTPUTS[:-1]},
-    "packed": {"ragged": "pack", "transform": {"reward": conduit.normalise()}},
+    "packed": {"ragged": "pack", "transform": {"reward": conduit.normalize()}},
 }
 
 
@@ -130,7 +130,7 @@ def test_the_same_seeds_give_the_same_next_batches_after_a_restore(engine, tmp_p
     """reverb#14: a restored server held nothing."""
     with engine.writer("replay", statistics=True) as writer:
         write(writer, 900)
-    with engine.loader("replay", batch_size=64, sampling=conduit.Prioritised(), format="numpy") as loader:
+    with engine.loader("replay", batch_size=64, sampling=conduit.Prioritized(), format="numpy") as loader:
         for _ in range(5):
             batch = loader.next()
             loader.update_priorities(batch.ids, np.arange(64.0))

@@ -46,8 +46,8 @@ def test_workers_give_the_batches_of_one_loader_in_its_order(engine, workers, me
 
 
 def test_batches_of_workers_are_batches(engine):
-    dataset = engine.dataset("replay", seed=1, sampling=conduit.Prioritised(), **OPTIONS)
-    with engine.loader("replay", seed=1, sampling=conduit.Prioritised(), **OPTIONS) as loader:
+    dataset = engine.dataset("replay", seed=1, sampling=conduit.Prioritized(), **OPTIONS)
+    with engine.loader("replay", seed=1, sampling=conduit.Prioritized(), **OPTIONS) as loader:
         for batch in itertools.islice(DataLoader(dataset, batch_size=None, num_workers=2, timeout=60), 3):
             assert isinstance(batch, conduit.Batch)
             assert batch.reward_names == ("reward",)

@@ -470,7 +470,7 @@ def test_a_bad_option_is_refused_when_the_loader_is_opened(make, options, expect
         engine.loader("replay", **{"batch_size": 4} | options)
 
 
-@pytest.mark.parametrize("sampling", [None, conduit.Prioritised()])
+@pytest.mark.parametrize("sampling", [None, conduit.Prioritized()])
 def test_ranks_of_a_shard_deliver_the_batches_of_one_loader_in_turn(make, sampling):
     engine = make(priorities=conduit.Priorities())
     with engine.writer("replay") as writer:

@@ -107,8 +107,8 @@ def test_a_random_batch_may_have_no_row_of_a_table(engine):
     assert seen == {(0, 0), (0, 1), (1, 1)}
 
 
-def test_a_prioritised_table_beside_a_uniform_one(engine):
-    sampling = {"ranked": conduit.Prioritised(beta=1.0, normalise="none")}
+def test_a_prioritized_table_beside_a_uniform_one(engine):
+    sampling = {"ranked": conduit.Prioritized(beta=1.0, normalize="none")}
     with engine.mix({"demos": 1, "ranked": 1}, batch_size=64, sampling=sampling, format="numpy") as loader:
         batch = loader.next()
         assert (batch["weights"] == 1).all()
@@ -129,7 +129,7 @@ def test_a_prioritised_table_beside_a_uniform_one(engine):
             loader.update_priorities(batch, np.full(64, np.nan))
     with (
         engine.mix({"demos": 1, "old": 1}, batch_size=4) as loader,
-        pytest.raises(conduit.errors.ConfigError, match="Prioritised"),
+        pytest.raises(conduit.errors.ConfigError, match="Prioritized"),
     ):
         loader.update_priorities(loader.next(), np.ones(4))
 
@@ -241,7 +241,7 @@ def test_ragged_values_of_several_tables_lie_in_one_batch(engine_name, ragged):
         ({"replay": 0.99, "demos": 0.01}, {"batch_size": 50}, r"'demos' would give 0\.5.*at least 100"),
         ({"replay": 1}, {"counts": "some"}, "'exact' or 'random'"),
         ({"replay": 1}, {"sampling": {"demos": None}}, "'demos'.*sampling"),
-        ({"replay": 1}, {"sampling": conduit.Prioritised()}, "to have priorities"),
+        ({"replay": 1}, {"sampling": conduit.Prioritized()}, "to have priorities"),
         ({"replay": 1}, {"batch_size": 0}, "batch_size"),
     ],
 )

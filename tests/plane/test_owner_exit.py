@@ -236,7 +236,7 @@ def draw(client):
 
 
 def update_priorities(client):
-    loader = client.loader("weighted", batch_size=4, format="numpy", sampling=conduit.Prioritised())
+    loader = client.loader("weighted", batch_size=4, format="numpy", sampling=conduit.Prioritized())
     ids = loader.next().ids
     again(lambda: loader.update_priorities(ids, np.ones(4)))
 

@@ -21,7 +21,7 @@ SCHEMA = Schema(
 )
 TRANSFORM = {
     "obs.image": conduit.scale(1 / 255),
-    "obs.pose": (conduit.normalise(update=True, dtype="float64"), conduit.clip(-2, 2)),
+    "obs.pose": (conduit.normalize(update=True, dtype="float64"), conduit.clip(-2, 2)),
     "action": conduit.one_hot(3),
     "reward": (conduit.scale(0.1), conduit.cast("bfloat16")),
 }
@@ -237,7 +237,7 @@ def test_what_a_consumer_cannot_do_is_refused_when_it_is_opened(make):
     for transform, text in (
         ({"note": conduit.cast("float32")}, "ragged field"),
         ({"obs.image": conduit.random_shift(1)}, "random_shift"),
-        ({"reward": conduit.normalise()}, "keep statistics of the field"),
+        ({"reward": conduit.normalize()}, "keep statistics of the field"),
         ({"nothing": conduit.scale(2)}, "fields of the schema"),
         (conduit.scale(2), "mapping of fields"),
         ({"obs.pose": conduit.one_hot(3)}, "one_hot as the first step of an integer field"),

@@ -560,7 +560,7 @@ def test_advantages_of_a_claim_are_those_of_a_batch_of_one_rollout(queue):
     gae = conduit.gae(0.9, 0.8, bootstrap="next_value")
     for kind in ("torch", "numpy"):
         consumer = engine.consumer(
-            "replay", format=kind, batch_transforms=(conduit.apply(values_of), gae, conduit.normalise_advantages())
+            "replay", format=kind, batch_transforms=(conduit.apply(values_of), gae, conduit.normalize_advantages())
         )
         claim = consumer.next()
         batch = claim.batch()

@@ -45,9 +45,9 @@ def engine(engine_name):
         yield engine
 
 
-NORMALISED = {"obs": conduit.normalise(update=True), "extra": conduit.normalise(update=True)}
+NORMALISED = {"obs": conduit.normalize(update=True), "extra": conduit.normalize(update=True)}
 REFUSED = {
-    "nan under normalise": ({"nan": True}, NORMALISED, "obs", np.nan),
+    "nan under normalize": ({"nan": True}, NORMALISED, "obs", np.nan),
     "class above": ({"kind": 5}, {"kind": conduit.one_hot(2)}, "kind", 5),
     "class below": ({"kind": -3}, {"kind": conduit.one_hot(2)}, "kind", -3),
 }

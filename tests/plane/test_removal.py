@@ -42,11 +42,11 @@ def ids_of(loader, batches=30):
 # -- delete
 
 
-@pytest.mark.parametrize("prioritised", [False, True])
-def test_deleted_rows_are_not_drawn_again_and_others_are(make, prioritised):
-    engine = make(capacity=400, page_rows=32, priorities=PRIORITIES if prioritised else None)
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_deleted_rows_are_not_drawn_again_and_others_are(make, prioritized):
+    engine = make(capacity=400, page_rows=32, priorities=PRIORITIES if prioritized else None)
     put(writer := engine.writer("replay"), range(100))
-    sampling = conduit.Prioritised() if prioritised else None
+    sampling = conduit.Prioritized() if prioritized else None
     loader = engine.loader("replay", batch_size=64, format="numpy", sampling=sampling)
     ids = ids_of(loader)
     assert sorted(ids) == list(range(99))
@@ -57,7 +57,7 @@ def test_deleted_rows_are_not_drawn_again_and_others_are(make, prioritised):
     assert loader.valid([ids[3], ids[5]]).tolist() == [False, True]
     view = engine._views["replay"]
     assert (view.counts().size, view.counts().deleted, view.rows_evicted) == (100 - len(gone), len(gone), 0)
-    if prioritised:
+    if prioritized:
         assert loader.update_priorities([ids[3], ids[5]], [9.0, 9.0]) == 1
     # deleted rows are still the next observations, and the history, of others
     assert 2 in drawn(loader)
@@ -137,13 +137,13 @@ def test_deletions_under_writers_that_overwrite_never_take_a_newer_row(make):
 # -- reset
 
 
-@pytest.mark.parametrize("prioritised", [False, True])
-def test_after_a_reset_no_earlier_row_is_drawn_and_writers_go_on(make, prioritised):
-    engine = make(capacity=300, page_rows=16, max_n_step=2, priorities=PRIORITIES if prioritised else None)
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_after_a_reset_no_earlier_row_is_drawn_and_writers_go_on(make, prioritized):
+    engine = make(capacity=300, page_rows=16, max_n_step=2, priorities=PRIORITIES if prioritized else None)
     one, two = engine.writer("replay"), engine.writer("replay", num_envs=2, autoreset="next_step")
     put(one, range(60))
     put(two, range(1000, 1020), 2)
-    sampling = conduit.Prioritised() if prioritised else None
+    sampling = conduit.Prioritized() if prioritized else None
     loader = engine.loader("replay", batch_size=32, format="numpy", min_rows=1, sampling=sampling)
     ids = ids_of(loader)
     view = engine._views["replay"]
@@ -280,19 +280,19 @@ def take_all(loader, most=400):
     raise AssertionError("it never ran dry")
 
 
-@pytest.mark.parametrize("prioritised", [False, True])
+@pytest.mark.parametrize("prioritized", [False, True])
 @pytest.mark.parametrize("times", [1, 3])
-def test_every_row_is_delivered_exactly_as_often_as_it_may_be(make, times, prioritised):
+def test_every_row_is_delivered_exactly_as_often_as_it_may_be(make, times, prioritized):
     engine = make(
         capacity=600,
         page_rows=32,
         max_n_step=3,
         max_times_sampled=times,
-        priorities=PRIORITIES if prioritised else None,
+        priorities=PRIORITIES if prioritized else None,
     )
     writer = engine.writer("replay")
     put(writer, range(103))
-    sampling = conduit.Prioritised() if prioritised else None
+    sampling = conduit.Prioritized() if prioritized else None
     loader = engine.loader("replay", batch_size=10, format="numpy", min_rows=1, sampling=sampling)
     counts = take_all(loader)
     # the newest 3 rows have no whole widest window behind them yet

@@ -188,7 +188,7 @@ def test_ragged_values_go_on_behind_those_that_are_there(make):
 def test_priorities_of_rows_that_are_there_stay_and_those_behind_them_are_drawn(make):
     engine = make(SCHEMA, 500, page_rows=50, priorities=conduit.Priorities(alpha=1.0, eps=0.0))
     write(engine, 1, 10)
-    options = {"batch_size": 256, "min_rows": 1, "format": "numpy", "sampling": conduit.Prioritised()}
+    options = {"batch_size": 256, "min_rows": 1, "format": "numpy", "sampling": conduit.Prioritized()}
     with engine.loader("replay", **options) as loader:
         ids = np.unique(loader.next().ids)
         loader.update_priorities(ids, np.zeros(len(ids)))

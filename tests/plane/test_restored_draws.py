@@ -25,12 +25,12 @@ LOADERS = {
     "three steps": {"window": conduit.Transition(n_step=3, gamma=0.9)},
     "short windows": {"window": conduit.Transition(n_step=3, gamma=0.9, newest="bootstrap")},
     "stacks": {"window": conduit.Transition(stack=2), "fields": FIXED},
-    "prioritised": {"sampling": conduit.Prioritised()},
-    "prioritised, three steps": {"window": conduit.Transition(n_step=3), "sampling": conduit.Prioritised()},
+    "prioritized": {"sampling": conduit.Prioritized()},
+    "prioritized, three steps": {"window": conduit.Transition(n_step=3), "sampling": conduit.Prioritized()},
     "sequences": {"window": conduit.Sequence(3), "fields": FIXED},
     "sequences by priority": {
         "window": conduit.Sequence(4, overlap=2),
-        "sampling": conduit.Prioritised(),
+        "sampling": conduit.Prioritized(),
         "fields": FIXED,
     },
     "episodes": {"window": conduit.Episode(4), "fields": FIXED},
@@ -38,7 +38,7 @@ LOADERS = {
 }
 ROLLOUTS = {
     "rollouts": {"window": conduit.Rollout(2, 4, stride=1), "fields": FIXED},
-    "rollouts by priority": {"window": conduit.Rollout(3, 4), "sampling": conduit.Prioritised(), "fields": FIXED},
+    "rollouts by priority": {"window": conduit.Rollout(3, 4), "sampling": conduit.Prioritized(), "fields": FIXED},
 }
 
 
@@ -113,7 +113,7 @@ def test_batches_after_a_restore_are_those_of_the_engine_whose_writers_stayed_op
             writer = stack.enter_context(engine.writer("replay", autoreset=autoreset, keep_final=False, **options))
             _write(writer, ticks, envs, seed, ends)
         with engine.loader(
-            "replay", batch_size=64, min_rows=1, sampling=conduit.Prioritised(), format="numpy"
+            "replay", batch_size=64, min_rows=1, sampling=conduit.Prioritized(), format="numpy"
         ) as first:
             batch = first.next()
             first.update_priorities(batch.ids, np.arange(64.0))

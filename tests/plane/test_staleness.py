@@ -56,7 +56,7 @@ WINDOWS = [
 ]
 
 
-@pytest.mark.parametrize("sampling", [None, conduit.Prioritised()], ids=["uniform", "prioritised"])
+@pytest.mark.parametrize("sampling", [None, conduit.Prioritized()], ids=["uniform", "prioritized"])
 @pytest.mark.parametrize("window", WINDOWS, ids=lambda window: type(window).__name__)
 @pytest.mark.parametrize("staleness", [0, 1, 3])
 def test_no_row_older_than_asked_for_is_delivered(world, window, sampling, staleness):

@@ -382,7 +382,7 @@ def test_writers_that_cannot_count_are_refused(engine, make):
 def test_a_loader_delivers_with_the_statistics_of_now(engine):
     view = fill(engine, 100)
     statistics = engine.statistics("replay")
-    transform = {"obs.state": (conduit.normalise(eps=0.5), conduit.clip(-1, 1)), "obs.camera": conduit.normalise()}
+    transform = {"obs.state": (conduit.normalize(eps=0.5), conduit.clip(-1, 1)), "obs.camera": conduit.normalize()}
     loader = engine.loader("replay", batch_size=32, format="numpy", transform=transform)
     rng = np.random.default_rng(0)
     for _ in range(3):
@@ -405,7 +405,7 @@ def test_a_loader_delivers_with_the_statistics_of_now(engine):
 def test_a_loader_can_add_what_it_delivers(make, window):
     engine = make(SCHEMA, statistics=ALL, num_envs=2, max_length=4)
     view = fill(engine, 100)
-    transform = {"obs.state": conduit.normalise(update=True)}
+    transform = {"obs.state": conduit.normalize(update=True)}
     loader = engine.loader("replay", batch_size=16, window=window, format="numpy", transform=transform)
     values = []
     for _ in range(3):
@@ -416,8 +416,8 @@ def test_a_loader_can_add_what_it_delivers(make, window):
     check(engine.statistics("replay").read("obs.state"), np.concatenate(values))
 
 
-def test_a_plan_that_normalises_can_be_sent(engine):
-    plan = engine.loader("replay", batch_size=4, transform={"obs": conduit.normalise(update=True)}).plan
+def test_a_plan_that_normalizes_can_be_sent(engine):
+    plan = engine.loader("replay", batch_size=4, transform={"obs": conduit.normalize(update=True)}).plan
     assert pickle.loads(pickle.dumps(plan)).fingerprint == plan.fingerprint
 
 

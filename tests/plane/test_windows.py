@@ -190,7 +190,7 @@ def test_windows_count_on_while_writers_run_flat_out(engine_name, modes, page_ro
                 "replay", batch_size=32, window=window, sampling=sampling, format="numpy", seed=k, timeout=20.0
             )
             for k, window in enumerate(windows)
-            for sampling in (None, conduit.Prioritised())
+            for sampling in (None, conduit.Prioritized())
         ]
         with Crew(engine, modes, seconds=60.0):
             until = time.monotonic() + 3.0

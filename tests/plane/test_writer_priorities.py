@@ -29,7 +29,7 @@ def test_rows_are_drawn_by_the_priorities_that_their_writer_gave(engine):
             writer.append(**step(action, priority=float(action % 3)))
         writer.append(**step(120, terminated=True, priority=0))
     loader = engine.loader(
-        "replay", batch_size=3000, min_rows=50, sampling=conduit.Prioritised(stratified=False), format="numpy"
+        "replay", batch_size=3000, min_rows=50, sampling=conduit.Prioritized(stratified=False), format="numpy"
     )
     drawn = np.bincount(loader.next()["action"] % 3, minlength=3)
     assert drawn[0] == 0

@@ -96,7 +96,7 @@ ENDS = ["close", "death", "cut", "another writer"]
 
 
 @pytest.mark.parametrize("how", ENDS)
-@pytest.mark.parametrize("sampling", [None, conduit.Prioritised()], ids=["uniform", "prioritised"])
+@pytest.mark.parametrize("sampling", [None, conduit.Prioritized()], ids=["uniform", "prioritized"])
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_a_terminated_row_whose_final_observation_will_never_come_is_complete_and_a_truncated_one_is_not(
     make, how, sampling, n_step
@@ -197,7 +197,7 @@ def test_priorities_are_summed_over_the_same_rows(make):
     writer = engine.writer("t")
     write(writer, range(10), ends={9})
     with engine.loader(
-        "t", batch_size=64, format="numpy", min_rows=10, timeout=0.0, sampling=conduit.Prioritised()
+        "t", batch_size=64, format="numpy", min_rows=10, timeout=0.0, sampling=conduit.Prioritized()
     ) as loader:
         batch = loader.next()
         newest = batch.ids[batch["obs"] == 9][:1]
@@ -283,7 +283,7 @@ def test_a_writer_that_was_killed_ends_its_stream_alike(make):
 # -- while a page is turned
 
 
-@pytest.mark.parametrize("sampling", [None, conduit.Prioritised()], ids=["uniform", "prioritised"])
+@pytest.mark.parametrize("sampling", [None, conduit.Prioritized()], ids=["uniform", "prioritized"])
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_between_the_opening_of_a_page_and_the_sealing_of_the_one_before_each_row_is_offered_once(
     make, n_step, sampling

@@ -51,11 +51,11 @@ def test_each_row_is_drawn_with_its_share_among_exactly_those_that_can_be(modes,
         def open_loader(kind, sampling):
             return world.engine.loader("replay", window=WINDOWS[kind][0], sampling=sampling, seed=3, **OPTIONS)
 
-        loaders = [(kind, open_loader(kind, conduit.Prioritised(normalise="none"))) for kind in kinds]
+        loaders = [(kind, open_loader(kind, conduit.Prioritized(normalize="none"))) for kind in kinds]
         deleted = set()
         for move in moves:
             world.do(*move)
-            newcomer = (kinds[0], open_loader(kinds[0], conduit.Prioritised(normalise="none")))
+            newcomer = (kinds[0], open_loader(kinds[0], conduit.Prioritized(normalize="none")))
             for kind, loader in (*loaders, newcomer):
                 window, need, short = WINDOWS[kind]
                 anchors = {
@@ -105,7 +105,7 @@ def test_what_lies_incomplete_before_the_newest_complete_row_has_no_share(engine
         conduit.Engine.create(engine_name, {"t": table}) as engine,
         engine.writer("t", num_envs=4, autoreset="same_step") as writer,
         engine.loader(
-            "t", window=window, sampling=conduit.Prioritised(normalise="none", beta=1.0), **OPTIONS
+            "t", window=window, sampling=conduit.Prioritized(normalize="none", beta=1.0), **OPTIONS
         ) as loader,
     ):
         for t in range(10):
@@ -128,7 +128,7 @@ def test_rows_that_are_too_old_have_no_share_from_the_version_on_that_makes_them
         with (
             engine.writer("t") as writer,
             engine.loader(
-                "t", sampling=conduit.Prioritised(), policy=slot, max_staleness=2, **OPTIONS | {"batch_size": 600}
+                "t", sampling=conduit.Prioritized(), policy=slot, max_staleness=2, **OPTIONS | {"batch_size": 600}
             ) as loader,
         ):
             for version in range(8):
@@ -152,7 +152,7 @@ def test_rows_that_were_delivered_as_often_as_they_may_be_have_no_share(engine_n
         with engine.writer("t") as writer:
             for number in range(101):
                 writer.append(obs=number, reward=0.0)
-        with engine.loader("t", sampling=conduit.Prioritised(), **OPTIONS | {"batch_size": 10}) as loader:
+        with engine.loader("t", sampling=conduit.Prioritized(), **OPTIONS | {"batch_size": 10}) as loader:
             left = set(range(100))
             while left:
                 batch = loader.next()
@@ -178,7 +178,7 @@ def test_what_a_loader_that_was_killed_had_taken_has_no_share_once_it_is_recover
         buffer = other._buffers[0]
         assert buffer.fill()  # drawn, and not handed out
         taken = set(buffer.arrays["obs"].tolist())
-        with engine.loader("t", sampling=conduit.Prioritised(), **OPTIONS | {"batch_size": 10}) as loader:
+        with engine.loader("t", sampling=conduit.Prioritized(), **OPTIONS | {"batch_size": 10}) as loader:
             dead._participants.forget()
             engine.recover()
             batch = loader.next()
@@ -204,7 +204,7 @@ def test_goals_are_drawn_for_steps_of_whole_episodes_each_with_its_share(engine_
     with (
         conduit.Engine.create(engine_name, {"t": table}) as engine,
         engine.writer("t", autoreset="same_step") as writer,
-        engine.loader("t", sampling=conduit.Prioritised(), batch_transforms=(hindsight,), **OPTIONS) as loader,
+        engine.loader("t", sampling=conduit.Prioritized(), batch_transforms=(hindsight,), **OPTIONS) as loader,
     ):
         for t in range(70):
             goals = {"achieved_goal": t, "desired_goal": 0}
@@ -220,7 +220,7 @@ def test_the_uniform_part_of_a_mixture_says_how_likely_its_rows_are_among_those_
     tables = {"p": conduit.Table(SCHEMA, 500, priorities=RULE), "u": conduit.Table(SCHEMA, 500)}
     with conduit.Engine.create(engine_name, tables) as engine:
         writers = [engine.writer(name, autoreset="next_step") for name in tables]
-        sampling = {"p": conduit.Prioritised(), "u": None}
+        sampling = {"p": conduit.Prioritized(), "u": None}
         with engine.mix({"p": 0.5, "u": 0.5}, sampling=sampling, **OPTIONS) as loader:
             for t in range(61):
                 for writer in writers:

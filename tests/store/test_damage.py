@@ -136,7 +136,7 @@ def test_the_driver_sees_crashes_hangs_and_errors_that_are_not_conduits(monkeypa
 # -- words of pages
 
 
-@pytest.mark.parametrize("sampling", [None, conduit.Prioritised()], ids=["uniform", "prioritised"])
+@pytest.mark.parametrize("sampling", [None, conduit.Prioritized()], ids=["uniform", "prioritized"])
 @pytest.mark.parametrize("window", WINDOWS.values(), ids=WINDOWS)
 @pytest.mark.parametrize("offset", [w.PAGE_ENVS, w.PAGE_COMMITTED, w.PAGE_FIRST], ids=["envs", "committed", "first"])
 def test_windows_of_pages_whose_words_cannot_be_are_not_drawn(engine, window, sampling, offset):

@@ -40,7 +40,7 @@ def torture(name, seconds, sampling, *options):
     return report
 
 
-@pytest.mark.parametrize("sampling", ["uniform", "prioritised"])
+@pytest.mark.parametrize("sampling", ["uniform", "prioritized"])
 @pytest.mark.parametrize("seconds", [4.0, pytest.param(SECONDS, marks=pytest.mark.torture, id="long")])
 def test_no_row_is_delivered_more_often_than_it_may_be_whoever_is_killed(engine_name, sampling, seconds):
     report = torture(engine_name, seconds, sampling, "--kills")
@@ -48,7 +48,7 @@ def test_no_row_is_delivered_more_often_than_it_may_be_whoever_is_killed(engine_
     assert report["stops"] > 0
 
 
-@pytest.mark.parametrize("sampling", ["uniform", "prioritised"])
+@pytest.mark.parametrize("sampling", ["uniform", "prioritized"])
 def test_what_was_delivered_is_what_is_counted_of_every_row_that_is_left(engine_name, sampling):
     assert torture(engine_name, 4.0, sampling)["failed"] >= 0
 

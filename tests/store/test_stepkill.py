@@ -46,7 +46,7 @@ from conduit.testing.stepping import (
     call_native_7,
     finish,
 )
-from tests.sampling.test_prioritised import check_sums
+from tests.sampling.test_prioritized import check_sums
 
 pytestmark = pytest.mark.skipif(bool(reason := stepping.why_not()), reason=str(reason))
 
@@ -717,13 +717,13 @@ class Publishing(Scene):
 class Updating(Scene):
     """A learner updates priorities; another one has summed them before."""
 
-    table = "prioritised"
+    table = "prioritized"
     must_meet = frozenset({"", "some leaves, no count", "all leaves, no count", "some counts", "all counts"})
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
         options = {"batch_size": 8, "min_rows": 1, "format": "numpy", "timeout": 0.0}
-        self.loader = engine.loader("prioritised", sampling=conduit.Prioritised(), **options)
+        self.loader = engine.loader("prioritized", sampling=conduit.Prioritized(), **options)
         # anchors of two pages
         self.ids = np.unique(np.concatenate([self.loader.next().ids.copy() for _ in range(20)]))
         assert len(self.ids) > 5
@@ -763,7 +763,7 @@ def engine(engine_name) -> Iterator[Engine]:
     weights = {"policy": {"w": np.zeros(8, np.int64)}}
     limited = replace(table, max_stack=1, limiter=conduit.SampleToInsertRatio(1.0, 1, (0.0, 16.0)))
     tables = {"replay": table, "ragged": replace(table, schema=RAGGED), "limited": limited}
-    tables["prioritised"] = replace(table, priorities=conduit.Priorities())
+    tables["prioritized"] = replace(table, priorities=conduit.Priorities())
     with Engine.create(engine_name, tables, policies=weights, max_participants=3) as made:
         assert [view.layout.pages for view in made._views.values()] == [4, 4, 4, 4]
         programs = (write, write_ragged, claim_carelessly, hold_and_let_go, recover_dead, publish_weights)

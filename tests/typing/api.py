@@ -66,18 +66,18 @@ for batch in loader:
 reveal_type(loader.stats.waited_s)  # is float
 reveal_type(loader.plan.fingerprint)  # is str
 
-prioritised = client.loader("replay", batch_size=256, sampling=conduit.Prioritised(beta=0.4))
+prioritized = client.loader("replay", batch_size=256, sampling=conduit.Prioritized(beta=0.4))
 for step in range(100):
-    prioritised.sampler.beta = min(1.0, 0.4 + 0.6 * step / 100)
-reveal_type(prioritised.sampler.beta)  # is float
-reveal_type(prioritised.sampler.batch)  # is int
-prioritised.sampler.beta = "1"  # error: assignment
+    prioritized.sampler.beta = min(1.0, 0.4 + 0.6 * step / 100)
+reveal_type(prioritized.sampler.beta)  # is float
+reveal_type(prioritized.sampler.batch)  # is int
+prioritized.sampler.beta = "1"  # error: assignment
 epochs = client.loader("replay", batch_size=256, sampling=conduit.Shuffled(epochs=3))
 reveal_type(epochs)  # is conduit.plane.deliver.epochs.EpochLoader
 reveal_type(len(epochs))  # is int
 reveal_type(epochs.epoch)  # is int
-reveal_type(prioritised)  # is conduit.plane.deliver.loader.Loader
-len(prioritised)  # error: arg-type
+reveal_type(prioritized)  # is conduit.plane.deliver.loader.Loader
+len(prioritized)  # error: arg-type
 client.loader("replay", batch_size=256, sampling="shuffled")  # error: call-overload
 mixed = client.mix({"replay": 0.75, "demos": 0.25}, batch_size=64)
 mixed.samplers["replay"].beta = 0.5

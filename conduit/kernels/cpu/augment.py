@@ -65,18 +65,18 @@ def moves(seed, batch, pick, slot, pad):
     return scale_to(first, 2 * pad + 1) - pad, scale_to(second, 2 * pad + 1) - pad
 
 
-def _element(source_dtype: str, dtype: str, normalised: bool, affine: bool, clipped: bool, narrow: bool) -> Any:
+def _element(source_dtype: str, dtype: str, normalized: bool, affine: bool, clipped: bool, narrow: bool) -> Any:
     """One element's conversion, and the type that factors and bounds have in it."""
     read, write = _READ.get(source_dtype, _as_is), _WRITE[dtype]
     whole = source_dtype not in FLOATS and dtype not in FLOATS
-    work = np.int64 if whole and clipped else np.float32 if narrow and not normalised else np.float64
+    work = np.int64 if whole and clipped else np.float32 if narrow and not normalized else np.float64
 
     @inner
     def convert(x, mean, inverse, factor, offset, low, high):
-        if not (normalised or affine or clipped):
+        if not (normalized or affine or clipped):
             return write(read(x))
         value = work(read(x))
-        if normalised:
+        if normalized:
             value = (value - mean) * inverse
         if affine:
             value = value * factor + offset
@@ -90,9 +90,9 @@ def _element(source_dtype: str, dtype: str, normalised: bool, affine: bool, clip
 
 
 def _converter(
-    source_dtype: str, dtype: str, normalised: bool, affine: bool, clipped: bool, is_narrow: bool
+    source_dtype: str, dtype: str, normalized: bool, affine: bool, clipped: bool, is_narrow: bool
 ) -> Callable[..., int]:
-    convert, work = _element(source_dtype, dtype, normalised, affine, clipped, is_narrow)
+    convert, work = _element(source_dtype, dtype, normalized, affine, clipped, is_narrow)
     bound = peek_i64 if work is np.int64 else peek_f64
     source_pointer, out_pointer, real = _POINTERS[source_dtype], _POINTERS[dtype], _POINTERS["float64"]
 
@@ -116,7 +116,7 @@ def _converter(
                     continue
                 x = source_pointer(source + stride * row)
                 y = out_pointer(out + out_stride * lane)
-                if normalised:
+                if normalized:
                     for j in range(elements):
                         y[j] = convert(x[j], mean[j], inverse[j], factor, offset, low, high)
                 else:
@@ -128,13 +128,13 @@ def _converter(
 
 
 def _mover(
-    source_dtype: str, dtype: str, normalised: bool, affine: bool, clipped: bool, is_narrow: bool
+    source_dtype: str, dtype: str, normalized: bool, affine: bool, clipped: bool, is_narrow: bool
 ) -> Callable[..., int]:
-    convert, work = _element(source_dtype, dtype, normalised, affine, clipped, is_narrow)
+    convert, work = _element(source_dtype, dtype, normalized, affine, clipped, is_narrow)
     bound = peek_i64 if work is np.int64 else peek_f64
     source_pointer, out_pointer, real = _POINTERS[source_dtype], _POINTERS[dtype], _POINTERS["float64"]
     wide, narrow = DTYPES[source_dtype].itemsize, DTYPES[dtype].itemsize
-    copies = source_dtype == dtype and not (normalised or affine or clipped)
+    copies = source_dtype == dtype and not (normalized or affine or clipped)
 
     @inner
     def run(x, y, mean, inverse, count, factor, offset, low, high):
@@ -143,7 +143,7 @@ def _mover(
             copy_bytes(y, x, narrow * count)
             return
         values, out = source_pointer(x), out_pointer(y)
-        if normalised:
+        if normalized:
             means, inverses = real(mean), real(inverse)
             for j in range(count):
                 out[j] = convert(values[j], means[j], inverses[j], factor, offset, low, high)
@@ -259,7 +259,7 @@ def _address(kind: Callable[..., Callable[..., int]], *arguments: Any) -> int:
 def callbacks() -> Iterator[tuple[Callable[..., int], str]]:
     """The usual operations, for a library of kernels; others are compiled when they are asked for.
 
-    These are all unit vectors in the usual dtypes; floats and integers that are normalised, scaled and clipped to floats; integers that
+    These are all unit vectors in the usual dtypes; floats and integers that are normalized, scaled and clipped to floats; integers that
     are clipped as they are; and images that are moved, with or without a cast or scaling to floats.
     """
     whole = [dtype for dtype in DTYPES if dtype not in FLOATS and dtype != "bool"]
@@ -352,7 +352,7 @@ def describe(
         kind,
         output.field.dtype,
         wanted.dtype,
-        output.normalise is not None,
+        output.normalize is not None,
         wanted.is_affine,
         wanted.is_clipped,
         is_narrow(wanted, output.field.dtype),

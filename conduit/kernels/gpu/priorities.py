@@ -1,4 +1,4 @@
-"""Prioritised draws on the device: leaves, sums, draws and updates in integers, equal to the CPU's bit for bit.
+"""Prioritized draws on the device: leaves, sums, draws and updates in integers, equal to the CPU's bit for bit.
 
 The leaves are those of conduit.kernels.cpu.priorities, uint32 codes of whole numbers. Above them lie int64 sums of 128 each, level by level, until
 128 or fewer are left. A draw is one warp per sample: at each level it reads 128 numbers, sums them up from the left, and goes on

@@ -1,4 +1,4 @@
-"""Advantages and returns of consecutive steps: GAE, V-trace, returns-to-go; and the normalisation of advantages.
+"""Advantages and returns of consecutive steps: GAE, V-trace, returns-to-go; and the normalization of advantages.
 
 All work on [B, T, N] (rollouts) or [B, T] (sequences, episodes), backwards in time. What comes as float64 is taken
 as that, all is computed in float64 and rounded once, to float32; on a device float32 is computed in float32. What
@@ -334,8 +334,8 @@ class ReturnsToGo(BatchTransform):
 
 
 @dataclass(frozen=True, slots=True)
-class NormaliseAdvantages(BatchTransform):
-    """Advantages with mean 0 and deviation 1. See `normalise_advantages`."""
+class NormalizeAdvantages(BatchTransform):
+    """Advantages with mean 0 and deviation 1. See `normalize_advantages`."""
 
     eps: float
     name: str
@@ -359,7 +359,7 @@ class NormaliseAdvantages(BatchTransform):
         if flags is not None and flags.shape != array.shape:
             flags = None
         if not np.shares_memory(array, checked_array(values[self.name], self.name, np.float32)):
-            raise FieldError("Expected contiguous `float32` to normalise in place", at=self.name)
+            raise FieldError("Expected contiguous `float32` to normalize in place", at=self.name)
         entry(standardise)(array.ctypes.data, 0 if flags is None else flags.ctypes.data, array.size, self.eps)
 
     def check_device(self, place: str) -> None:
@@ -478,16 +478,16 @@ def returns_to_go(gamma: float = 1.0, *, reward: str | None = None) -> ReturnsTo
     return ReturnsToGo(gamma, reward)
 
 
-def normalise_advantages(*, eps: float = 1e-8, name: str = "advantages") -> NormaliseAdvantages:
+def normalize_advantages(*, eps: float = 1e-8, name: str = "advantages") -> NormalizeAdvantages:
     """(A - mean) / (deviation + eps) over the batch's steps that have one ("advantage_mask", else "mask"), in place.
 
     The deviation is the population's, so a single step gives 0 and not NaN.
 
     Args:
         eps: At least 0.
-        name: What is normalised, float32.
+        name: What is normalized, float32.
 
     Raises:
         ConfigError: A negative eps.
     """
-    return NormaliseAdvantages(eps, name)
+    return NormalizeAdvantages(eps, name)

@@ -115,7 +115,7 @@ def stands_for(leaves: Array) -> list[int]:
 
 
 def drawn(leaves: Array, seed: int, draw: int, count: int, *, stratified: bool) -> tuple[list[int], list[float]]:
-    """Rows and probabilities of a prioritised draw, from a running sum in Python's integers; row -1 where all leaves are 0."""
+    """Rows and probabilities of a prioritized draw, from a running sum in Python's integers; row -1 where all leaves are 0."""
     weights = stands_for(leaves)
     ends = np.cumsum(np.array(weights, object)).tolist()
     total = ends[-1]

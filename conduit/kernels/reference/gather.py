@@ -34,7 +34,7 @@ def transform(output: Output, rows: Array, moments: Moments | None = None) -> Ar
     Args:
         output: The plan's output; a random shift is another matter (`moved`).
         rows: [n, *shape] of the field's numpy dtype (bfloat16 as uint16 bits).
-        moments: The field's running statistics, where the output is normalised.
+        moments: The field's running statistics, where the output is normalized.
 
     Returns:
         [n, *shape] (one-hot: [n, *shape, classes]) of the output's numpy dtype.
@@ -51,11 +51,11 @@ def transform(output: Output, rows: Array, moments: Moments | None = None) -> Ar
     else:
         values = from_bfloat16(rows) if source == "bfloat16" else rows
         work = np.dtype(np.float32 if is_narrow(wanted, source) else np.float64)
-        if moments is not None and output.normalise is not None:
+        if moments is not None and output.normalize is not None:
             work = np.dtype(np.float64)
             if moments.count > 0:
                 values = values.astype(work) - moments.mean
-                values = values * (1.0 / np.sqrt(moments.variance + output.normalise.eps))
+                values = values * (1.0 / np.sqrt(moments.variance + output.normalize.eps))
         if wanted.is_affine:
             values = values.astype(work) * work.type(wanted.factor) + work.type(wanted.offset)
         if wanted.is_clipped:
@@ -310,19 +310,19 @@ def probabilities(priorities: Array, alpha: float, eps: float) -> Array:
     return np.full(len(p), 1.0 / len(p)) if p.sum() == 0 else p / p.sum()
 
 
-def importance_weights(every: Array, drawn: Array, beta: float, normalise: str) -> Array:
+def importance_weights(every: Array, drawn: Array, beta: float, normalize: str) -> Array:
     """(N * P(i))^-beta over 1 ("none"), the batch's largest ("batch") or the table's ("buffer"), float64.
 
     Args:
         every: Probabilities of all N rows.
         drawn: Indices of the rows of the batch.
         beta: The exponent.
-        normalise: As above.
+        normalize: As above.
     """
     positive = every[every > 0]
     weights = (len(every) * every[drawn]) ** -beta
     largest = {"none": 1.0, "batch": weights.max(), "buffer": float(((len(every) * positive) ** -beta).max())}
-    return np.asarray(weights / largest[normalise])
+    return np.asarray(weights / largest[normalize])
 
 
 def sequence_priority(errors: Array, mask: Array, eta: float) -> Array:

@@ -220,7 +220,7 @@ def with_batch_transforms(plan: Plan, steps: Iterable[Any]) -> Plan:
     for step in listed:
         if not isinstance(step, BatchTransform):
             raise ConfigError(
-                f"Expected conduit.gae, vtrace, returns_to_go, normalise_advantages, hindsight or apply, got "
+                f"Expected conduit.gae, vtrace, returns_to_go, normalize_advantages, hindsight or apply, got "
                 f"{type(step).__name__} - at batch_transforms"
             )
         contents = Contents(plan.window, arrays, is_open, plan.reward_names)

@@ -14,7 +14,7 @@ from conduit.errors import ConfigError
 from conduit.field import Field
 from conduit.kernels.spec.names import check_roles, clash, shown
 from conduit.kernels.spec.ragged import Layout, Ragged, layouts, ragged_output
-from conduit.kernels.spec.transforms import Conversion, Normalise, Pipeline, RandomShift, Transform, as_steps, fuse
+from conduit.kernels.spec.transforms import Conversion, Normalize, Pipeline, RandomShift, Transform, as_steps, fuse
 from conduit.kernels.spec.windows import Episode, Rollout, Sequence, Transition, Window, has_next, lanes, need
 from conduit.nesting import check_known, hint, with_parents
 from conduit.numbers import at_least
@@ -28,7 +28,7 @@ INTERNAL = ":"
 IDS, VERSIONS, EPISODES, STEPS = KEYS = (":ids", ":versions", ":episodes", ":steps")
 """The arrays that say where a batch's rows come from."""
 STORED = ":stored "
-"""What the name of an array begins with that holds a normalised field's values as they are stored."""
+"""What the name of an array begins with that holds a normalized field's values as they are stored."""
 
 Rows = Literal["anchor", "following", "stack", "following_stack", "lanes", "following_lanes", "goal"]
 """Which row numbers of a window an output reads."""
@@ -45,7 +45,7 @@ class Output:
         lanes: Axes between the batch and the field's shape.
         transform: What is done to it, element by element.
         classes: One-hot classes, a last axis; 0 for none.
-        normalise: Running statistics that are applied first.
+        normalize: Running statistics that are applied first.
         shift: Where an image is read.
         start: The first of the classes.
     """
@@ -56,7 +56,7 @@ class Output:
     lanes: tuple[int, ...]
     transform: Transform
     classes: int = 0
-    normalise: Normalise | None = None
+    normalize: Normalize | None = None
     shift: RandomShift | None = None
     start: int = 0
 
@@ -68,7 +68,7 @@ class Output:
     @property
     def is_augmented(self) -> bool:
         """True when more than an affine cast is asked for (conduit.kernels.cpu.augment)."""
-        return bool(self.classes or self.normalise or self.shift or self.transform.is_clipped)
+        return bool(self.classes or self.normalize or self.shift or self.transform.is_clipped)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -319,9 +319,9 @@ def make_plan(
             uneven.append(ragged_output(name, field, rows, chosen_layouts[field.name], done, batch_size))
             continue
         outputs.append(
-            Output(name, field, rows, axes, done.transform, done.classes, done.normalise, done.shift, done.start)
+            Output(name, field, rows, axes, done.transform, done.classes, done.normalize, done.shift, done.start)
         )
-        if done.normalise is not None and done.normalise.update and not follows:
+        if done.normalize is not None and done.normalize.update and not follows:
             outputs.append(Output(STORED + name, field, rows, axes, Transform(field.dtype)))
     parts = {item.name: item.parts for item in uneven}
     names = (*(part for name in wanted for part in parts.get(name, (name,))), *(item.name for item in extra))
@@ -400,7 +400,7 @@ def _summand(done: Conversion | None, field: Field) -> Transform:
         )
     if done is None:
         return Transform(field.dtype)
-    if done.normalise is not None or done.classes or done.transform.dtype not in ("float32", "float64"):
+    if done.normalize is not None or done.classes or done.transform.dtype not in ("float32", "float64"):
         raise ConfigError(
             f"Expected rewards of n-step returns to be scaled or clipped, to `float32` or `float64`, got {done}: use "
             f"n_step=1, or divide by a fixed number - at transform[{field.name!r}]"

@@ -161,8 +161,8 @@ class OneHot:
 
 
 @dataclass(frozen=True, slots=True)
-class Normalise:
-    """Running mean and deviation, element by element. See `normalise`."""
+class Normalize:
+    """Running mean and deviation, element by element. See `normalize`."""
 
     eps: float = 1e-8
     update: bool = False
@@ -170,7 +170,7 @@ class Normalise:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "eps", within("eps", self.eps, 0, math.inf))
-        check_float(self.dtype, "a normalised field")
+        check_float(self.dtype, "a normalized field")
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ class RandomShift:
         return math.prod(shape[:first]), shape[first], shape[first + 1], math.prod(shape[first + 2 :])
 
 
-Step = Transform | Clip | OneHot | Normalise | RandomShift
+Step = Transform | Clip | OneHot | Normalize | RandomShift
 """One step of a field's pipeline."""
 Pipeline = Step | tuple[Step, ...]
 """What a loader takes for a field."""
@@ -211,13 +211,13 @@ class Conversion:
         transform: Element by element, and the dtype of the result.
         classes: One-hot classes, 0 for none.
         start: The first of them.
-        normalise: Running statistics to apply first.
+        normalize: Running statistics to apply first.
         shift: Where to read.
     """
 
     transform: Transform
     classes: int = 0
-    normalise: Normalise | None = None
+    normalize: Normalize | None = None
     shift: RandomShift | None = None
     start: int = 0
 
@@ -257,7 +257,7 @@ def as_steps(pipeline: object, name: str) -> tuple[Step, ...]:
     for step in steps:
         if not isinstance(step, Step):
             raise ConfigError(
-                "Expected conduit.scale, cast, clip, one_hot, normalise or random_shift, or a tuple of them, got "
+                "Expected conduit.scale, cast, clip, one_hot, normalize or random_shift, or a tuple of them, got "
                 f"{type(step).__name__} - at transform[{name!r}]"
             )
     return steps
@@ -287,10 +287,10 @@ def fuse(steps: tuple[Step, ...], field: Field) -> Conversion:
             if place or field.dtype in FLOATS:
                 raise ConfigError(f"Expected one_hot as the first step of an integer field, got `{field.dtype}`{where}")
             made = replace(made, classes=step.n, start=step.start, transform=Transform(step.dtype))
-        elif isinstance(step, Normalise):
+        elif isinstance(step, Normalize):
             if place:
-                raise ConfigError(f"Expected normalise as the first step: statistics are of stored values{where}")
-            made = replace(made, normalise=step, transform=Transform(step.dtype))
+                raise ConfigError(f"Expected normalize as the first step: statistics are of stored values{where}")
+            made = replace(made, normalize=step, transform=Transform(step.dtype))
         else:
             if made.shift is not None or made.classes:
                 raise ConfigError(f"Expected one random_shift of an image, got {steps}{where}")
@@ -301,7 +301,7 @@ def fuse(steps: tuple[Step, ...], field: Field) -> Conversion:
                     f"conduit.random_shift(pad, axes=...){where}"
                 )
             made = replace(made, shift=step)
-    source = "float64" if made.normalise is not None else "uint8" if made.classes else field.dtype
+    source = "float64" if made.normalize is not None else "uint8" if made.classes else field.dtype
     if not (made.classes and made.transform.is_cast):
         made.transform.check_source(source, field.name)
     return made
@@ -364,7 +364,7 @@ def one_hot(n: int, *, start: int = 0, dtype: str = "float32") -> OneHot:
     return OneHot(n, str(dtype), start)
 
 
-def normalise(*, eps: float = 1e-8, update: bool = False, dtype: str = "float32") -> Normalise:
+def normalize(*, eps: float = 1e-8, update: bool = False, dtype: str = "float32") -> Normalize:
     """Deliver (x - mean) / sqrt(variance + eps), element by element, with the table's running statistics.
 
     The table must have been created with `statistics=(<field>, ...)`; all processes share them. Each batch is made with one
@@ -378,7 +378,7 @@ def normalise(*, eps: float = 1e-8, update: bool = False, dtype: str = "float32"
     Raises:
         ConfigError: Not a float dtype, or a negative eps.
     """
-    return Normalise(eps, bool(update), str(dtype))
+    return Normalize(eps, bool(update), str(dtype))
 
 
 def random_shift(pad: int, *, same: bool = False, axes: tuple[int, int] = (-2, -1)) -> RandomShift:

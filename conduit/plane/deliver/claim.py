@@ -146,7 +146,7 @@ class Columns:
         for step in self.steps:
             if not isinstance(step, BatchTransform):
                 raise ConfigError(
-                    f"Expected conduit.gae, vtrace, returns_to_go, normalise_advantages or apply, got "
+                    f"Expected conduit.gae, vtrace, returns_to_go, normalize_advantages or apply, got "
                     f"{type(step).__name__} - at batch_transforms"
                 )
         if self.steps:

@@ -1,7 +1,7 @@
 """A consumer's transforms: fields of a claim as arrays of its own, made by the same row operations as a loader's.
 
 What a transform makes is made when the rows are claimed, from one reading of the running statistics; a claim with a row that one of
-them refuses is not handed out. What statistics take of a claim (`normalise(update=True)`) they take when it is acknowledged, so
+them refuses is not handed out. What statistics take of a claim (`normalize(update=True)`) they take when it is acknowledged, so
 rows that are delivered again are counted once.
 """
 
@@ -63,30 +63,30 @@ class Converting:
             if field.ragged or done.shift is not None:
                 what = "a ragged field, whose values a claim gives one by one" if field.ragged else "random_shift"
                 raise ConfigError(
-                    f"Expected conduit.scale, cast, clip, one_hot or normalise of fields of a fixed shape in a consumer, got {what}: "
+                    f"Expected conduit.scale, cast, clip, one_hot or normalize of fields of a fixed shape in a consumer, got {what}: "
                     f"leave it out, and do it to what the claim gives - at transform[{name!r}]"
                 )
-            if done.normalise is not None and name not in table.layout.statistics:
+            if done.normalize is not None and name not in table.layout.statistics:
                 raise ConfigError(
                     f"Expected table {table.layout.name!r} to keep statistics of the field, it keeps those of "
                     f"{list(table.layout.statistics)}: create it with statistics=({name!r},) - at transform[{name!r}]"
                 )
             self.outputs[name] = Output(
-                name, field, "anchor", (), done.transform, done.classes, done.normalise, None, done.start
+                name, field, "anchor", (), done.transform, done.classes, done.normalize, None, done.start
             )
 
     def read(self) -> Reading:
         """The statistics as they are now."""
         statistics = Statistics(self._table)
         for name, output in self.outputs.items():
-            if output.normalise is None or self._stamps.get(name) == (stamp := statistics.stamp(name)):
+            if output.normalize is None or self._stamps.get(name) == (stamp := statistics.stamp(name)):
                 continue
             moments = statistics.read(name)
             scales = np.ones((2, *output.field.shape))
             scales[0] = moments.mean
             if moments.count:
                 with np.errstate(divide="ignore"):  # eps may be 0, and then the user's infinities are meant
-                    scales[1] = 1.0 / np.sqrt(moments.variance + output.normalise.eps)
+                    scales[1] = 1.0 / np.sqrt(moments.variance + output.normalize.eps)
             self._reading = {**self._reading, name: scales}
             self._stamps[name] = stamp
         return self._reading
@@ -147,8 +147,8 @@ class Converting:
             FieldError: One of them is not finite.
         """
         output = self.outputs[name]
-        if output.normalise is not None and output.normalise.update:
-            what, help_ = "finite values for the field's running statistics", "use conduit.normalise(update=False)"
+        if output.normalize is not None and output.normalize.update:
+            what, help_ = "finite values for the field's running statistics", "use conduit.normalize(update=False)"
             bad = ~np.isfinite(self._values(output, rows))
             self._refuse(output, rows, generation, bad, counts, what, help_)
 
@@ -157,7 +157,7 @@ class Converting:
         taken = {
             name: self._values(output, rows if output.field.observation else rows[is_step])
             for name, output in self.outputs.items()
-            if output.normalise is not None and output.normalise.update
+            if output.normalize is not None and output.normalize.update
         }
         if taken:
             Statistics(self._table).update(taken)

@@ -32,7 +32,7 @@ from conduit.plane.deliver.busy import OnBusy, check_on_busy, refused, warn_of_c
 from conduit.plane.deliver.lacking import what_is_there, who_writes
 from conduit.plane.deliver.shared_buffers import Share
 from conduit.plane.deliver.transform_state import Transforming
-from conduit.sampling.prioritized import WEIGHTS, Prioritised, PrioritisedSampler
+from conduit.sampling.prioritized import WEIGHTS, Prioritized, PrioritizedSampler
 from conduit.sampling.shuffled import ShuffledSampler
 from conduit.sampling.uniform import Uniform
 from conduit.store.format import words as w
@@ -117,7 +117,7 @@ class Loader(StaysHere, Delivery):
         *,
         batch_size: int,
         window: Window | None,
-        sampling: Prioritised | ShuffledSampler | None,
+        sampling: Prioritized | ShuffledSampler | None,
         transform: Mapping[str, Pipeline] | None,
         batch_transforms: Iterable[BatchTransform],
         max_staleness: int | None,
@@ -153,7 +153,7 @@ class Loader(StaysHere, Delivery):
         self._policy = policy
         Deadline(timeout)
         table.check_open()
-        added = WEIGHTS if isinstance(sampling, Prioritised) else ()
+        added = WEIGHTS if isinstance(sampling, Prioritized) else ()
         extra = added if share is None else share.extra
         schema = table.layout.schema
         self.plan: Plan = make_plan(schema, batch_size, window, transform, fields, extra, ragged, rename)
@@ -363,9 +363,9 @@ class Loader(StaysHere, Delivery):
             ConfigError: The loader does not sample by priority.
             Closed: The loader, client or engine has closed.
         """
-        if not isinstance(self.sampler, PrioritisedSampler):
+        if not isinstance(self.sampler, PrioritizedSampler):
             raise ConfigError(
-                "Expected a loader opened with sampling=conduit.Prioritised(...), this one draws uniformly"
+                "Expected a loader opened with sampling=conduit.Prioritized(...), this one draws uniformly"
             )
         if self._closed:
             raise Closed("Expected an open loader, this one was closed")
@@ -438,22 +438,22 @@ def checked_shard(shard: object) -> tuple[int, int]:
 
 
 def _sampler(
-    table: TableView, sampling: Prioritised | ShuffledSampler | None, size: int, seed: int, least: int
-) -> Uniform | PrioritisedSampler:
+    table: TableView, sampling: Prioritized | ShuffledSampler | None, size: int, seed: int, least: int
+) -> Uniform | PrioritizedSampler:
     if isinstance(sampling, ShuffledSampler):
         return sampling
     if sampling is None:
         return Uniform(seed, table.layout.pages, least)
     rule = table.layout.table.priorities
-    if not isinstance(sampling, Prioritised):
+    if not isinstance(sampling, Prioritized):
         raise ConfigError(
-            f"Expected sampling to be conduit.Prioritised(...), conduit.Shuffled(...) or None, got {sampling!r}"
+            f"Expected sampling to be conduit.Prioritized(...), conduit.Shuffled(...) or None, got {sampling!r}"
         )
     if rule is None:
         raise ConfigError(
             f"Expected table {table.layout.name!r} to have priorities: create it with priorities=conduit.Priorities(...)"
         )
     geometry = (table.layout.pages, table.layout.page_rows)
-    return PrioritisedSampler(
+    return PrioritizedSampler(
         sampling, rule, table.layout.name, table.address, table.seat_line(), geometry, size, seed, least
     )

@@ -26,7 +26,7 @@ from conduit.plane.deliver.batch import Batch, Buffer, batch_of
 from conduit.plane.deliver.loader import Array, Delivery, Loader, LoaderStats
 from conduit.plane.deliver.shared_buffers import Share
 from conduit.sampling.drawable import Drawable
-from conduit.sampling.prioritized import WEIGHTS, Prioritised, PrioritisedSampler
+from conduit.sampling.prioritized import WEIGHTS, Prioritized, PrioritizedSampler
 from conduit.sampling.uniform import Uniform
 from conduit.store.tables.appearance import filling_of, never_raises, state_of
 from conduit.store.tables.loader_cursors import NamedLoader
@@ -136,7 +136,7 @@ class MixedLoader(StaysHere, Delivery):
         weights: Mapping[str, float],
         *,
         batch_size: int,
-        sampling: Prioritised | Mapping[str, Prioritised | None] | None,
+        sampling: Prioritized | Mapping[str, Prioritized | None] | None,
         min_rows: int | Mapping[str, int] | None,
         rename: Mapping[str, str] | Mapping[str, Mapping[str, str]] | None,
         seed: int,
@@ -161,9 +161,9 @@ class MixedLoader(StaysHere, Delivery):
             )
         chosen = self._by_table(sampling, "sampling")
         for one in chosen:
-            if one is not None and not isinstance(one, Prioritised):
+            if one is not None and not isinstance(one, Prioritized):
                 raise ConfigError(
-                    f"Expected sampling to be conduit.Prioritised(...) or None for tables that are mixed, got {one!r}: epochs, by "
+                    f"Expected sampling to be conduit.Prioritized(...) or None for tables that are mixed, got {one!r}: epochs, by "
                     "conduit.Shuffled(...), are those of one table, client.loader(table, ...)"
                 )
         rows = self._by_table(min_rows, "min_rows")
@@ -291,21 +291,21 @@ class MixedLoader(StaysHere, Delivery):
             ConfigError: No table is sampled by priority.
             Closed: The loader, client or engine has closed.
         """
-        prioritised = [i for i, part in enumerate(self._parts) if isinstance(part.sampler, PrioritisedSampler)]
-        if not prioritised:
+        prioritized = [i for i, part in enumerate(self._parts) if isinstance(part.sampler, PrioritizedSampler)]
+        if not prioritized:
             raise ConfigError(
-                "Expected a loader with sampling=conduit.Prioritised(...) for a table, all draw uniformly"
+                "Expected a loader with sampling=conduit.Prioritized(...) for a table, all draw uniformly"
             )
         _check_batch(batch)
         values = as_priorities(priorities, len(batch.ids))
         ids, source = np.asarray(batch.ids), np.asarray(batch[SOURCE.name])
         if not (np.isfinite(values) & (values >= 0)).all():
             raise FieldError("Expected finite priorities of at least 0, got others", at="priorities")
-        for i in prioritised:
+        for i in prioritized:
             self._views[i].check_ids(ids[source == i])
         return sum(
             self._parts[i].update_priorities(ids[source == i], values[source == i])
-            for i in prioritised
+            for i in prioritized
             if (source == i).any()
         )
 

@@ -34,7 +34,7 @@ class Transforming:
         seed: The loader's as a word of 64 bits.
 
     Raises:
-        ConfigError: A field is to be normalised for which the table keeps no statistics.
+        ConfigError: A field is to be normalized for which the table keeps no statistics.
     """
 
     def __init__(self, table: TableView, plan: Plan, seed: int) -> None:
@@ -50,7 +50,7 @@ class Transforming:
         self._eps: dict[str, float] = {}
         for output in plan.outputs:
             name = output.field.name
-            if output.normalise is None or name in self._scales:
+            if output.normalize is None or name in self._scales:
                 continue
             if name not in table.layout.statistics:
                 raise ConfigError(
@@ -58,7 +58,7 @@ class Transforming:
                     f"{list(table.layout.statistics)}: create it with statistics=({name!r},) - at transform[{name!r}]"
                 )
             self._scales[name] = np.zeros((2, *output.field.shape))
-            self._eps[name] = output.normalise.eps
+            self._eps[name] = output.normalize.eps
         self._updates = [output for output in plan.outputs if output.name.startswith(STORED)]
         self._indicators = [(i, output) for i, output in enumerate(plan.outputs) if output.classes]
         self._pending: dict[str, Array] = {}
@@ -122,7 +122,7 @@ class Transforming:
             bad = ~_finite(output, values) & there.reshape(*there.shape, *(1 for _ in output.field.shape))
             if bad.any():
                 what = "finite values for the field's running statistics"
-                help_ = "leave statistics alone with conduit.normalise(update=False)"
+                help_ = "leave statistics alone with conduit.normalize(update=False)"
                 raise self._refusal(output, arrays, index[output.rows][slots], slots, bad, what, help_)
             pending[output.field.name] = values[there]
         self._pending = pending

@@ -43,8 +43,8 @@ def can_gather(plan: Plan) -> str:
     if plan.ragged:
         return f"ragged fields ({plan.ragged[0].field.name!r})"
     for output in plan.outputs:
-        if output.classes or output.normalise is not None or output.is_internal:
-            return f"one_hot and normalise ({output.name!r})"
+        if output.classes or output.normalize is not None or output.is_internal:
+            return f"one_hot and normalize ({output.name!r})"
         if output.transform.is_clipped and output.transform.dtype not in FLOATS:
             return f"clipped integers ({output.name!r})"
     return ""

@@ -337,7 +337,7 @@ class Stream:
         result = entry(commit.commit)(self.address, ticks)
         return -2 - result if result < -1 else -1
 
-    def prioritise(self, row: int, leaves: Array) -> None:
+    def prioritize(self, row: int, leaves: Array) -> None:
         """Give the tick at `row`, which is about to be committed, priorities of its own: leaves, uint32 [envs]."""
         priorities = self.table.priorities
         if priorities is not None:

@@ -315,7 +315,7 @@ class Writer(StaysHere):
         for env, observation in finals.items():
             stream.keep_final(row + env, observation, row + stream.envs)
         if leaves is not None:
-            stream.prioritise(row, leaves)
+            stream.prioritize(row, leaves)
         if behind is not None:
             stream.keep_bootstrap(1, behind)
         place = stream.commit(1)

@@ -1,4 +1,4 @@
-"""A table as its user declares it: schema, size, the widest window, how rows are kept, limited and prioritised.
+"""A table as its user declares it: schema, size, the widest window, how rows are kept, limited and prioritized.
 
 What follows from it alone, pages and rows per page, is worked out here, so that a table that cannot work is refused when it
 is declared; where its bytes lie is conduit.store.format.layout's.
@@ -112,11 +112,11 @@ class Table:
         max_length: Longest sequence, episode or rollout, in ticks, that windows may ask for (inclusive); one more than that
             where they ask for `next_obs`.
         num_envs: Environments per writer that page size is chosen for; writers may have fewer or more.
-        priorities: How rows are prioritised, or None for a table without priorities.
+        priorities: How rows are prioritized, or None for a table without priorities.
         mean_lengths: {ragged field: mean length that its arenas are made for}; half of the largest length where it is
             missing. A page closes when its rows or one of its arenas run out, so a capacity in rows is kept for values
             that are no longer than this on average.
-        statistics: Fields whose running mean and variance are kept (`Client.statistics`, `conduit.normalise`); a dotted name's
+        statistics: Fields whose running mean and variance are kept (`Client.statistics`, `conduit.normalize`); a dotted name's
             parent stands for all below it.
         kind: "replay": the oldest page is evicted when no page is free. "queue": every row is delivered once, to one of any
             number of consumers (`Client.consumer`), and writers wait while the queue is full.

@@ -24,7 +24,7 @@ def critic(batch):
 
 
 STEPS = {
-    "gae": (conduit.apply(critic), conduit.gae(0.9, 0.8), conduit.normalise_advantages()),
+    "gae": (conduit.apply(critic), conduit.gae(0.9, 0.8), conduit.normalize_advantages()),
     "gae with finals": (conduit.apply(critic), conduit.gae(0.9, 0.8, final_values="final_value")),
     "vtrace": (conduit.apply(critic), conduit.vtrace(0.9, lam=0.9, log_ratios="log_ratio", final_values="final_value")),
     "returns": (conduit.returns_to_go(0.95),),

@@ -80,11 +80,11 @@ def test_moved_images_equal_the_cpus(make, device):
     compare(engine, source, device, transform=shift, pool=150_000, fields=["obs"])
 
 
-@pytest.mark.parametrize("normalise", ["batch", "buffer"])
-def test_prioritised_batches_equal_the_cpus(make, device, normalise):
+@pytest.mark.parametrize("normalize", ["batch", "buffer"])
+def test_prioritized_batches_equal_the_cpus(make, device, normalize):
     engine = make(priorities=conduit.Priorities())
     source = Source(engine)(200)
-    sampling = conduit.Prioritised(beta=0.6, normalise=normalise)
+    sampling = conduit.Prioritized(beta=0.6, normalize=normalize)
     options = {"batch_size": 8, "seed": 2, "sampling": sampling, "transform": FLOATS}
     rng = np.random.default_rng(1)
     with (
@@ -105,7 +105,7 @@ def test_narrow_rows_and_what_only_the_host_can_make_come_as_one_copy(make, devi
     assert compare(engine, source, device, batch_size=64).residence is None
     engine = make(statistics=("pose",))
     source = Source(engine)(100)
-    transform = {"pose": conduit.normalise(update=True, dtype="bfloat16"), "action": conduit.one_hot(500)}
+    transform = {"pose": conduit.normalize(update=True, dtype="bfloat16"), "action": conduit.one_hot(500)}
     fields = ["obs", "pose", "action", "terminated"]
     with engine.loader("replay", batch_size=9, device=device, transform=transform, fields=fields) as loader:
         assert loader.residence is None

@@ -200,7 +200,7 @@ def test_what_the_device_cannot_draw_is_refused(make, device):
     Source(engine)(50)
     for options, message in (
         ({}, "Expected a loader that draws uniformly out of a pool"),
-        ({"pool": "1 MiB", "sampling": conduit.Prioritised()}, "got PrioritisedSampler"),
+        ({"pool": "1 MiB", "sampling": conduit.Prioritized()}, "got PrioritizedSampler"),
         (
             {"pool": "1 MiB", "window": conduit.Sequence(3)},
             "Expected a plan that the device can draw for, got Sequence",

@@ -16,7 +16,7 @@ def test_the_error_names_row_field_and_value_and_the_loader_goes_on(engine_name,
         with engine.writer("t") as writer:
             for t in range(40):
                 writer.append(obs=np.full(3, np.nan if t == 7 else t, np.float32), reward=float(t))
-        options = {"batch_size": 256, "min_rows": 1, "transform": {"obs": conduit.normalise(update=True)}}
+        options = {"batch_size": 256, "min_rows": 1, "transform": {"obs": conduit.normalize(update=True)}}
         with engine.loader("t", device=device, **options) as loader:
             with pytest.raises(FieldError, match=r"got nan in .* the next call draws another batch") as caught:
                 loader.next()

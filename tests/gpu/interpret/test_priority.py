@@ -167,7 +167,7 @@ def test_a_loader_draws_the_same_rows_with_the_same_probabilities(out, device, e
     schema = conduit.Schema([conduit.Field("obs", "int64", (), observation=True), conduit.Field("reward", "float32")])
     rule = conduit.Priorities(alpha=0.7)
     table = conduit.Table(schema, 300, page_rows=64, priorities=rule)
-    sampling = conduit.Prioritised(stratified=stratified)
+    sampling = conduit.Prioritized(stratified=stratified)
     with (
         conduit.Engine.create(engine_name, {"replay": table}) as engine,
         engine.writer("replay") as writer,
@@ -219,7 +219,7 @@ def test_rows_that_cannot_be_drawn_weigh_nothing_as_on_the_cpu(out, device, engi
     """Newest rows that wait, rows that only close an episode, truncated ones without a final, and deleted ones."""
     schema = conduit.Schema([conduit.Field("obs", "int64", (), observation=True), conduit.Field("reward", "float32")])
     table = conduit.Table(schema, 300, page_rows=64, max_n_step=3, priorities=conduit.Priorities(alpha=0.7))
-    options = {"batch_size": SIZE, "sampling": conduit.Prioritised(normalise="none"), "seed": 77, "format": "numpy"}
+    options = {"batch_size": SIZE, "sampling": conduit.Prioritized(normalize="none"), "seed": 77, "format": "numpy"}
     with (
         conduit.Engine.create(engine_name, {"replay": table}) as engine,
         engine.writer("replay", autoreset="next_step") as writer,

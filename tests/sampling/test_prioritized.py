@@ -1,4 +1,4 @@
-"""Prioritised sampling: draws against exact probabilities, sums against a naive twin, updates whatever they bring."""
+"""Prioritized sampling: draws against exact probabilities, sums against a naive twin, updates whatever they bring."""
 
 import signal
 import subprocess
@@ -56,7 +56,7 @@ def write(writer, numbers, ends=()):
 
 def open_loader(engine, size=256, sampling=None, **options):
     options = {"min_rows": 1, "format": "numpy", "seed": 11, "timeout": 0.0} | options
-    return engine.loader("replay", batch_size=size, sampling=sampling or conduit.Prioritised(), **options)
+    return engine.loader("replay", batch_size=size, sampling=sampling or conduit.Prioritized(), **options)
 
 
 def ids_by_number(loader, rows, batches=4000):
@@ -130,7 +130,7 @@ def test_five_million_draws_fit_the_exact_probabilities_and_zeros_never_come(tab
     rng = np.random.default_rng(2)
     priorities = rng.pareto(1.5, rows) + 1e-3
     priorities[rng.permutation(rows)[:100]] = 0.0
-    with open_loader(engine, 8192, conduit.Prioritised(stratified=stratified)) as loader:
+    with open_loader(engine, 8192, conduit.Prioritized(stratified=stratified)) as loader:
         ids = ids_by_number(loader, rows)
         assert loader.update_priorities(ids, priorities) == 0
         counts = counts_of(loader, rows, 5_000_000)
@@ -158,7 +158,7 @@ def test_all_priorities_zero_is_uniform(table):
 def test_alpha_zero_is_uniform_whatever_the_priorities(table):
     rows = 200
     engine, _ = table(rows + 1, conduit.Priorities(alpha=0.0, eps=0.0))
-    with open_loader(engine, 1000, conduit.Prioritised(stratified=False)) as loader:
+    with open_loader(engine, 1000, conduit.Prioritized(stratified=False)) as loader:
         ids = ids_by_number(loader, rows)
         loader.update_priorities(ids, np.arange(rows, dtype=float))
         assert abs(deviation(counts_of(loader, rows, 400_000), np.full(rows, 1 / rows))) < 5
@@ -189,10 +189,10 @@ def test_rows_that_begin_no_window_take_no_share(table, window, anchors, stratif
     step = np.arange(rows) % (length + 1)
     chosen = np.array([anchors(t, s) and s < length for t, s in zip(range(rows), step, strict=True)])
     priorities = rng.pareto(1.0, rows) + 0.1
-    with open_loader(engine, 1000, conduit.Prioritised(stratified=False), window=None) as plain:
+    with open_loader(engine, 1000, conduit.Prioritized(stratified=False), window=None) as plain:
         ids = ids_by_number(plain, rows, batches=300)
     with open_loader(
-        engine, 1000, conduit.Prioritised(stratified=stratified, normalise="none"), window=window
+        engine, 1000, conduit.Prioritized(stratified=stratified, normalize="none"), window=window
     ) as loader:
         update = np.flatnonzero(ids >= 0)
         assert set(np.flatnonzero(chosen)) <= set(update)
@@ -201,7 +201,7 @@ def test_rows_that_begin_no_window_take_no_share(table, window, anchors, stratif
         # the rows behind those that are counted get nothing
         engine._views["replay"].priorities[(int(ids[0]) & (1 << ROW_BITS) - 1) + rows :][:60] = 0
     with open_loader(
-        engine, 1000, conduit.Prioritised(stratified=stratified, normalise="none"), window=window
+        engine, 1000, conduit.Prioritized(stratified=stratified, normalize="none"), window=window
     ) as loader:
         exact = np.where(chosen, leaves(priorities, rule), 0)
         exact = exact / exact.sum()
@@ -211,14 +211,14 @@ def test_rows_that_begin_no_window_take_no_share(table, window, anchors, stratif
         np.testing.assert_allclose(batch["probabilities"], exact[drawn], rtol=1e-12)
 
 
-@pytest.mark.parametrize("normalise", ["none", "batch", "buffer"])
+@pytest.mark.parametrize("normalize", ["none", "batch", "buffer"])
 @pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
-def test_weights_are_the_reference_s(table, normalise, beta):
+def test_weights_are_the_reference_s(table, normalize, beta):
     rows, rule = 500, conduit.Priorities(alpha=0.6, eps=1e-3)
     engine, _ = table(rows + 1, rule)
     rng = np.random.default_rng(4)
     priorities = rng.pareto(1.2, rows)
-    with open_loader(engine, 64, conduit.Prioritised(beta=0.9, normalise=normalise)) as loader:
+    with open_loader(engine, 64, conduit.Prioritized(beta=0.9, normalize=normalize)) as loader:
         loader.sampler.beta = beta
         loader.update_priorities(ids_by_number(loader, rows), priorities)
         exact = gather.probabilities(priorities, rule.alpha, rule.eps)
@@ -226,11 +226,11 @@ def test_weights_are_the_reference_s(table, normalise, beta):
             batch = loader.next()
             drawn = batch["obs"]
             np.testing.assert_allclose(batch["probabilities"], exact[drawn], rtol=1e-4)
-            want = gather.importance_weights(exact, drawn, beta, normalise)
+            want = gather.importance_weights(exact, drawn, beta, normalize)
             np.testing.assert_allclose(batch["weights"], want, rtol=1e-4)
             assert batch["weights"].dtype == np.float32
             assert loader.sampler.candidates == rows
-            if normalise != "none":
+            if normalize != "none":
                 assert batch["weights"].max() <= np.float32(1)
 
 
@@ -283,7 +283,7 @@ def test_stratified_draws_take_one_from_each_slice(table):
     with open_loader(engine, rows) as loader:
         for _ in range(20):
             assert sorted(loader.next()["obs"].tolist()) == list(range(rows))
-    with open_loader(engine, rows, conduit.Prioritised(stratified=False)) as loader:
+    with open_loader(engine, rows, conduit.Prioritized(stratified=False)) as loader:
         assert len(set(loader.next()["obs"].tolist())) < rows
 
 
@@ -305,7 +305,7 @@ def test_an_empty_table_is_a_clear_error_and_never_fill_rows(table):
 def test_of_duplicates_the_last_one_wins(table):
     rule = conduit.Priorities(alpha=1.0, eps=0.0)
     engine, _ = table(101, rule)
-    with open_loader(engine, 100, conduit.Prioritised(normalise="none")) as loader:
+    with open_loader(engine, 100, conduit.Prioritized(normalize="none")) as loader:
         ids = ids_by_number(loader, 100)
         loader.update_priorities(ids, np.ones(100))
         repeated = np.concatenate([np.tile(ids[:10], 3), ids[:10][::-1]])
@@ -381,7 +381,7 @@ def test_rows_that_cannot_be_drawn_take_no_priority(table):
 )
 def test_what_is_no_priority_is_refused_and_nothing_changes(table, values, said):
     engine, _ = table(100)
-    with open_loader(engine, 3, conduit.Prioritised(stratified=False)) as loader:
+    with open_loader(engine, 3, conduit.Prioritized(stratified=False)) as loader:
         view = engine._views["replay"]
         batch = loader.next()
         state = [view.priorities.copy(), loader.sampler._tree.copy(), view.pages()]
@@ -449,7 +449,7 @@ def _unaligned(values):
 def test_arrays_of_any_layout_store_the_same_priorities(table, laid_out, of):
     engine, _ = table(100)
     rule = engine._views["replay"].layout.table.priorities
-    with open_loader(engine, 16, conduit.Prioritised(stratified=False)) as loader:
+    with open_loader(engine, 16, conduit.Prioritized(stratified=False)) as loader:
         view = engine._views["replay"]
         ids = np.unique(loader.next().ids)
         values = np.arange(1.0, len(ids) + 1)
@@ -483,12 +483,12 @@ def test_a_table_without_priorities_and_bad_options_are_refused(engine_name):
     with conduit.Engine.create(engine_name, {"replay": conduit.Table(SCHEMA, 1000)}) as engine:
         with pytest.raises(ConfigError, match=r"priorities=conduit.Priorities"):
             open_loader(engine)
-        with pytest.raises(ConfigError, match=r"conduit.Prioritised\(...\) or None"):
-            open_loader(engine, sampling="prioritised")
+        with pytest.raises(ConfigError, match=r"conduit.Prioritized\(...\) or None"):
+            open_loader(engine, sampling="prioritized")
     for make in (
-        lambda: conduit.Prioritised(beta=-1.0),
-        lambda: conduit.Prioritised(beta=float("nan")),
-        lambda: conduit.Prioritised(normalise="max"),
+        lambda: conduit.Prioritized(beta=-1.0),
+        lambda: conduit.Prioritized(beta=float("nan")),
+        lambda: conduit.Prioritized(normalize="max"),
         lambda: conduit.Priorities(alpha=-0.1),
         lambda: conduit.Priorities(eps=float("nan")),
         lambda: conduit.Priorities(span=0),
@@ -577,7 +577,7 @@ import sys, numpy as np, conduit
 name, seed, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 rng = np.random.default_rng(seed)
 with conduit.attach(name) as client:
-    with client.loader("replay", batch_size=128, sampling=conduit.Prioritised(), format="numpy", seed=seed) as loader:
+    with client.loader("replay", batch_size=128, sampling=conduit.Prioritized(), format="numpy", seed=seed) as loader:
         for _ in range(rounds):
             batch = loader.next()
             assert np.isfinite(batch["weights"]).all() and (batch["probabilities"] > 0).all()
@@ -612,7 +612,7 @@ def test_learners_in_two_processes_and_a_writer_stay_coherent(table):
 _DYING = """
 import os, signal, sys, numpy as np, conduit
 with conduit.attach(sys.argv[1]) as client:
-    loader = client.loader("replay", batch_size=1024, sampling=conduit.Prioritised(), format="numpy", seed=1)
+    loader = client.loader("replay", batch_size=1024, sampling=conduit.Prioritized(), format="numpy", seed=1)
     ids = np.unique(np.concatenate([loader.next().ids.copy() for _ in range(30)]))
     # where an update stands between its stores and its counts
     client._views["replay"].priorities[ids & (1 << 40) - 1] = np.arange(len(ids))
@@ -663,7 +663,7 @@ def test_ids_of_another_table_are_refused_however_often_its_pages_were_reused(en
     names = [f"t{number}" for number in range(tables)]
     with conduit.Engine.create(engine_name, dict.fromkeys(names, spec)) as engine:
         loaders = {
-            name: engine.loader(name, batch_size=8, min_rows=1, format="numpy", sampling=conduit.Prioritised())
+            name: engine.loader(name, batch_size=8, min_rows=1, format="numpy", sampling=conduit.Prioritized())
             for name in names
         }
         for rounds in (100, 900):
@@ -690,7 +690,7 @@ def test_ids_of_another_table_are_refused_however_often_its_pages_were_reused(en
 
 def shares(engine, priorities, draws=200_000):
     """How large a share of all draws each row has, by number, after an update."""
-    with open_loader(engine, 1000, conduit.Prioritised(stratified=False)) as loader:
+    with open_loader(engine, 1000, conduit.Prioritized(stratified=False)) as loader:
         loader.update_priorities(ids_by_number(loader, len(priorities)), priorities)
         return counts_of(loader, len(priorities), draws) / draws, loader.sampler
 
@@ -790,7 +790,7 @@ def test_leaves_and_sums_are_those_of_a_naive_twin(reach, modes, pages, spare, m
     with History(reach, modes, pages, spare, rule) as world:
         narrow = conduit.Transition(newest="bootstrap")
         loaders = [
-            open_loader(world.engine, 32, conduit.Prioritised(stratified=k == 0), seed=k, window=window)
+            open_loader(world.engine, 32, conduit.Prioritized(stratified=k == 0), seed=k, window=window)
             for k, window in enumerate([narrow, conduit.Transition(n_step=world.future)])
         ]
         twin: dict[tuple[int, int, int], int] = {}
