@@ -147,10 +147,10 @@ def test_rows_of_every_size_are_copied(engine_name):
 CALLS = """
 import numpy as np
 from conduit.native.jit import entry
-from conduit.store import events, limiter, writing
+from conduit.native import eventcount
 
 words = np.zeros(64, np.int64)
-announce = entry(events.announce)
+announce = entry(eventcount.announce)
 assert type(announce) is type(len)
 assert announce(words.ctypes.data) == announce(np.int64(words.ctypes.data)) == announce(words.ctypes.data) == 0
 for arguments, error, text in (
@@ -173,7 +173,7 @@ def test_a_kernel_of_a_library_is_a_function_in_c_that_checks_its_arguments(made
 
 
 CHOICE = (
-    "from conduit.native import library; choice = library.chosen(); print(choice.instructions, choice.reason, sep='|')"
+    "from conduit.native.compile import library; choice = library.chosen(); print(choice.instructions, choice.reason, sep='|')"
 )
 
 
@@ -211,7 +211,7 @@ def test_a_file_that_is_no_library_or_not_there_leaves_the_kernels_to_the_compil
 
 
 def test_a_kernel_that_no_library_holds_is_compiled(made):
-    program = "from conduit.native import library; from conduit.testing import stepping; print(library.entry(stepping._steps))"
+    program = "from conduit.native.compile import library; from conduit.testing import stepping; print(library.entry(stepping._steps))"
     assert run(program, path=made).stdout == "None\n"
 
 

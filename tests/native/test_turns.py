@@ -69,7 +69,7 @@ COMPILES = """
 import json, sys
 sys.stdin.readline()
 import some_kernels
-from conduit import compiler
+from conduit.native.compile import compiler
 from conduit.native.jit import entry
 assert (entry(some_kernels.first)(4), entry(some_kernels.second)(4)) == (15, 16)
 print(json.dumps([compiler.compiled, compiler.loaded]))
@@ -101,7 +101,7 @@ def test_an_index_that_cannot_be_read_counts_as_none(start, tmp_path):
 
 HOLDS = """
 import sys, time
-from conduit.native import turns
+from conduit.native.compile import turns
 with turns.turn(sys.argv[1], "kernel"):
     print("holds", flush=True)
     time.sleep(float(sys.argv[2]))
@@ -109,7 +109,7 @@ with turns.turn(sys.argv[1], "kernel"):
 
 WAITS = """
 import sys, time
-from conduit.native import turns
+from conduit.native.compile import turns
 began = time.monotonic()
 with turns.turn(sys.argv[1], "kernel", float(sys.argv[2])):
     print(time.monotonic() - began)
@@ -166,7 +166,7 @@ def test_turns_at_different_kernels_do_not_wait_for_each_other(tmp_path):
 
 LONG = """
 import sys, time
-from conduit.native import turns
+from conduit.native.compile import turns
 for number in range(3):
     with turns.turn(sys.argv[1], f"kernel {number}"):
         time.sleep(1.1)
@@ -184,7 +184,7 @@ UNKEPT = """
 import sys, warnings
 sys.stdin.readline()
 import some_kernels
-from conduit import compiler
+from conduit.native.compile import compiler
 from conduit.native.jit import entry
 compiler._Impl._locator_classes = []
 with warnings.catch_warnings(record=True) as seen:
@@ -211,7 +211,7 @@ import sys, warnings
 sys.stdin.readline()
 import errno, os
 import some_kernels
-from conduit import compiler
+from conduit.native.compile import compiler
 from conduit.native.jit import entry
 def full(*_):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -236,7 +236,7 @@ WARMS = """
 import sys, json
 sys.stdin.readline()
 import some_kernels
-from conduit.native import catalogue
+from conduit.native.compile import catalogue
 from conduit.cli.warm import as_json, told, warmed
 catalogue.kernels = lambda: iter([some_kernels.first, some_kernels.second])
 catalogue.callbacks = lambda every: iter([(some_kernels.shared.function, "int64(int64)")])

@@ -313,7 +313,7 @@ def test_what_a_claim_is_made_of_stays_until_nothing_made_from_it_is_alive(queue
 
 
 def test_a_client_holds_as_many_claims_as_it_has_leases_and_is_told_so(queue):
-    from conduit.store.format.layout import HAZARDS_PER_PARTICIPANT
+    from conduit.store.format.words import HAZARDS_PER_PARTICIPANT
 
     engine = queue(rollout_length=1, capacity=200)
     steps(engine.writer("replay"), 0, HAZARDS_PER_PARTICIPANT + 1)

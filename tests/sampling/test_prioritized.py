@@ -483,7 +483,7 @@ def test_a_table_without_priorities_and_bad_options_are_refused(engine_name):
     with conduit.Engine.create(engine_name, {"replay": conduit.Table(SCHEMA, 1000)}) as engine:
         with pytest.raises(ConfigError, match=r"priorities=conduit.Priorities"):
             open_loader(engine)
-        with pytest.raises(ConfigError, match=r"conduit.Prioritized\(...\) or None"):
+        with pytest.raises(ConfigError, match=r"conduit.Shuffled\(...\) or None"):
             open_loader(engine, sampling="prioritized")
     for make in (
         lambda: conduit.Prioritized(beta=-1.0),

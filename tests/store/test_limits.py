@@ -37,8 +37,8 @@ def test_the_narrowest_range_is_accepted():
 
 
 def test_a_minimum_size_limits_nothing_else_and_a_queue_is_a_ratio_of_one():
-    assert conduit.MinSize(5).limits() == conduit.store.limits.Limits(1.0, 5, -math.inf, math.inf)
-    assert conduit.Queue(7).limits() == conduit.store.limits.Limits(1.0, 1, 0.0, 7.0)
+    assert conduit.MinSize(5).limits() == conduit.store.format.limit_specs.Limits(1.0, 5, -math.inf, math.inf)
+    assert conduit.Queue(7).limits() == conduit.store.format.limit_specs.Limits(1.0, 1, 0.0, 7.0)
     for bad in (0, -1, 1.5, True):
         with pytest.raises(ConfigError):
             conduit.Queue(bad)

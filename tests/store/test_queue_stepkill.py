@@ -11,7 +11,7 @@ from conduit.native.jit import entry, kernel, native
 from conduit.native.memory import peek_i64
 from conduit.plane.engine import Engine
 from conduit.store.format import words as w
-from conduit.store.format.layout import HAZARDS_PER_PARTICIPANT
+from conduit.store.format.words import HAZARDS_PER_PARTICIPANT
 from conduit.store.ingest import commit as committing
 from conduit.store.ingest import next_page, page_writer
 from conduit.store.pages import protocol, recovery

@@ -17,7 +17,7 @@ from conduit.plane.engine import Engine
 from conduit.sampling import sum_tree
 from conduit.sampling.marks import empty_marks
 from conduit.store.format import words as w
-from conduit.store.format.layout import HAZARDS_PER_PARTICIPANT
+from conduit.store.format.words import HAZARDS_PER_PARTICIPANT
 from conduit.store.ingest import commit as committing
 from conduit.store.ingest import final_rows, first_page, next_page
 from conduit.store.ingest.report_episodes import WRITER_WORDS

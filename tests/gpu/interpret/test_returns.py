@@ -43,7 +43,7 @@ def wanted(batch, kind, *, mask, is_first, bootstrap, finals, ratios):
             "final_values": batch["finals"][at] if finals else None,
             "bootstrap": batch["bootstrap"][column] if bootstrap else None,
         }
-        if isinstance(kind, conduit.kernels.returns.Gae):
+        if isinstance(kind, conduit.kernels.ops.returns.Gae):
             arrays = reference.advantages(part, given, kind.gamma, kind.lam)
         else:
             arrays = reference.corrected(part, given, kind.gamma, kind.lam, BARS)
@@ -59,7 +59,7 @@ def run(out, device, batch, kind, **options):
     names = {"mask": "mask", "is_first": "is_first", "bootstrap": "bootstrap", "final_values": "finals"}
     names |= {"log_ratios": "log_ratios", "lengths": "lengths"}
     given = {to: device(batch[name]) for to, name in names.items() if options.get(to, True)}
-    if isinstance(kind, conduit.kernels.returns.Gae):
+    if isinstance(kind, conduit.kernels.ops.returns.Gae):
         given.pop("log_ratios", None)
     steps = [device(batch[name]) for name in ("reward", "values", "terminated", "truncated")]
     returns.trace(kind.rates, *steps, *made, **given)
@@ -195,5 +195,5 @@ def test_returns_to_go_of_float64_rewards_are_summed_as_they_are(out, device):
     reward = np.array([[1e8 + 0.5, -1e8, 0.25, 0.125]])
     flags = {name: device(np.zeros((1, 4), bool)) for name in ("terminated", "truncated")}
     made = out((1, 4), torch.float32)
-    returns.returns_to_go(conduit.returns_to_go(1.0), {"reward": device(reward), **flags}, made)
+    returns.returns_to_go(1.0, "reward", {"reward": device(reward), **flags}, made)
     assert made[0, 0].item() == 0.875
