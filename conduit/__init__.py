@@ -1,14 +1,14 @@
 """Conduit: an experience data plane for reinforcement learning.
 
-Actors write steps straight into shared memory, learners pull ready batches. The layers, each importing only what stands
+Actors write steps straight into shared memory, learners pull ready batches. The rooms, each importing only what stands
 above it:
 
     errors  numbers  field  arrays  nesting  schema  clock  alarms  forking    what everything shares
-    declare  jit  native  compiler    kernels: how they are declared, built ahead of time, and compiled where they were not
-    store        where rows are: segment, words, protocol, participants, leases, weights
-    kernels      how rows become batches: plans, CPU kernels, the slow reference
+    native       what kernels stand on; native.compile: how they are declared, built ahead of time, compiled where they were not
+    store        where rows are: format, pages, segment, tables, ingest, checkpoint
+    kernels      how rows become batches: spec, reference, cpu, gpu, ops
     sampling     which windows a batch is made of
-    plane        the engine and its control points: ingestion (Writer), placement, delivery (Loader, Consumer)
+    plane        the engine and its control points: ingest (Writer), deliver (Loader, Consumer), device; observe
     offline  launching  demo  cli    what stands on top; they use the plane, never the store
 
 Importing this package starts no thread, sets no environment variable, and imports neither torch nor numba.
