@@ -4,6 +4,7 @@ Actors write steps straight into shared memory, learners pull ready batches. The
 above it:
 
     errors  numbers  field  arrays  nesting  schema  clock  alarms  forking    what everything shares
+    contracts    what can be replaced: ingestion, placement, delivery, sampler, device
     native       what kernels stand on; native.compile: how they are declared, built ahead of time, compiled where they were not
     store        where rows are: format, pages, segment, tables, ingest, checkpoint
     kernels      how rows become batches: spec, reference, cpu, gpu, ops
@@ -15,6 +16,11 @@ Importing this package starts no thread, sets no environment variable, and impor
 """
 
 from conduit import errors as errors
+from conduit.contracts.delivery import Delivery as Delivery
+from conduit.contracts.ingestion import Ingestion as Ingestion
+from conduit.contracts.placement import Placement as Placement
+from conduit.contracts.placement import Pool as Pool
+from conduit.contracts.placement import Request as Request
 from conduit.kernels.cpu.priorities import sequence_priority as sequence_priority
 from conduit.kernels.ops.hindsight import hindsight as hindsight
 from conduit.kernels.ops.returns import gae as gae
@@ -44,17 +50,12 @@ from conduit.plane.deliver.claim import Claim as Claim
 from conduit.plane.deliver.consumer import Consumer as Consumer
 from conduit.plane.deliver.episodes import Episodes as Episodes
 from conduit.plane.deliver.epochs import EpochLoader as EpochLoader
-from conduit.plane.deliver.loader import Delivery as Delivery
 from conduit.plane.deliver.loader import Loader as Loader
 from conduit.plane.deliver.mixed import MixedLoader as MixedLoader
 from conduit.plane.deliver.scan import Scan as Scan
 from conduit.plane.deliver.steps import Steps as Steps
 from conduit.plane.engine import Engine as Engine
-from conduit.plane.ingest.placement import Placement as Placement
-from conduit.plane.ingest.placement import Pool as Pool
-from conduit.plane.ingest.placement import Request as Request
 from conduit.plane.ingest.policy import CommitEvery as CommitEvery
-from conduit.plane.ingest.policy import Ingestion as Ingestion
 from conduit.plane.ingest.writer import Writer as Writer
 from conduit.plane.table import TableHandle as TableHandle
 from conduit.sampling.prioritized import Prioritized as Prioritized

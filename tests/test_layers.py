@@ -23,6 +23,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
     frozenset(rooms.split())
     for rooms in (
         "errors numbers schema field arrays nesting clock alarms forking",
+        "contracts",
         "native.compile",
         "native",
         "store.format",

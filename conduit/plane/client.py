@@ -16,6 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Required, Self, TypedDict, Unpack, overload
 
 from conduit.arrays import import_torch
+from conduit.contracts.device import Device
+from conduit.contracts.ingestion import Ingestion
+from conduit.contracts.placement import Placement, Pool
 from conduit.errors import Closed, ConfigError, SchemaMismatch
 from conduit.kernels.spec.batch_transforms import BatchTransform
 from conduit.kernels.spec.ragged import Layout
@@ -32,10 +35,9 @@ from conduit.plane.deliver.epochs import EpochLoader
 from conduit.plane.deliver.loader import Loader
 from conduit.plane.deliver.mixed import Counts, MixedLoader
 from conduit.plane.deliver.scan import Scan
-from conduit.plane.device.interface import Device
 from conduit.plane.ingest.autoreset import Autoreset
-from conduit.plane.ingest.placement import HostPlacement, Placement, Pool
-from conduit.plane.ingest.policy import CommitPerStep, Ingestion
+from conduit.plane.ingest.placement import HostPlacement
+from conduit.plane.ingest.policy import CommitPerStep
 from conduit.plane.ingest.stream import OnFull
 from conduit.plane.ingest.writer import Writer, writer_type
 from conduit.plane.table import TableHandle

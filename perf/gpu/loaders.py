@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 import conduit
-from conduit.plane.device.interface import Device
+from conduit.contracts.device import Device
 from conduit.plane.device.loader import DeviceLoader
 from conduit.plane.device.mirror import Mirror
 from perf.gpu.found import Found

@@ -19,7 +19,7 @@ import gc, json, threading, time
 import numpy as np, torch, conduit
 from conduit.plane.device.cuda import CudaDevice
 from conduit.plane.device.host import HostDevice
-from conduit.plane.device.interface import Event
+from conduit.contracts.device import Event
 from conduit.plane.device.mirror import Mirror
 
 

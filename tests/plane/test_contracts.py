@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import conduit
+from conduit.contracts.placement import Pool, Request
 from conduit.errors import ConfigError, DataTimeout
 from conduit.plane.deliver.batch import Batch
-from conduit.plane.ingest.placement import HostPlacement, Pool, Request
+from conduit.plane.ingest.placement import HostPlacement
 from conduit.plane.ingest.policy import CommitPerStep
 
 OBS = np.zeros(4, np.float32)

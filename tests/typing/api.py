@@ -9,7 +9,7 @@ from typing import reveal_type
 import numpy as np
 
 import conduit
-from conduit.plane.ingest.placement import Pool, Request
+from conduit.contracts.placement import Pool, Request
 
 schema = conduit.Schema([conduit.Field("obs", "float32", (4,), observation=True), conduit.Field("action", "int64")])
 reveal_type(schema)  # is conduit.schema.Schema

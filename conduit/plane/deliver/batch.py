@@ -10,6 +10,7 @@ from typing import Any, Literal, NoReturn, cast
 import numpy as np
 
 from conduit.arrays import import_torch
+from conduit.contracts.sampler import Sampler
 from conduit.errors import ConfigError, ReadOnly
 from conduit.kernels.cpu import counted_deliveries, deliver, hindsight, windows
 from conduit.kernels.cpu.gather import OP_WORDS
@@ -363,7 +364,7 @@ class Buffer:
         plan: Plan,
         scratch: Scratch,
         transforming: Transforming,
-        sampler: Any,
+        sampler: Sampler,
         block: int,
         beside: Buffer | None = None,
         memory: Array | None = None,

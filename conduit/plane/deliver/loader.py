@@ -1,20 +1,16 @@
-"""Control point *delivery*: how batches are made and handed out.
-
-The contract is `Delivery`: an iterator of batches with a deadline. The default, `Loader`, is synchronous: a batch is drawn,
-gathered, transformed and validated by one compiled call when it is asked for.
-"""
+"""The delivery that comes with the plane: a batch is drawn, gathered, transformed and validated by one compiled call when it is asked for."""
 
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 
 from conduit.clock import Deadline
+from conduit.contracts.delivery import Delivery
 from conduit.errors import Closed, ConfigError, DataTimeout, DeviceError, FieldError
 from conduit.forking import StaysHere
 from conduit.kernels.cpu import deliver
@@ -71,35 +67,7 @@ class LoaderStats:
     allocated: int
 
 
-class Delivery(ABC):
-    """Contract of the control point *delivery*.
-
-    `next` returns a batch, or raises WaitTimeout's children within its deadline, or Closed; a failed call takes nothing
-    away from later ones, but a batch that a transform refuses (FieldError) is passed over. A batch stays valid until everything made from it is gone. One thread at a time.
-    """
-
-    @abstractmethod
-    def next(self, timeout: float | None = None) -> Batch:
-        """The next batch; waits for rows up to `timeout` seconds (None: the delivery's own)."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Give the buffers back; batches that are still held stay valid. Idempotent."""
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self
-
-    def __next__(self) -> Batch:
-        return self.next()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class Loader(StaysHere, Delivery):
+class Loader(StaysHere, Delivery[Batch]):
     """Uniform batches of transitions from one table, made on the CPU when they are asked for.
 
     Iterating never ends by itself; it waits for rows as long as `timeout` allows.

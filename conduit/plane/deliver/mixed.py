@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from conduit.clock import Deadline
+from conduit.contracts.delivery import Delivery
 from conduit.errors import Closed, ConfigError, FieldError
 from conduit.forking import StaysHere
 from conduit.kernels.cpu.priorities import as_priorities
@@ -23,7 +24,7 @@ from conduit.kernels.spec.plan import Computed
 from conduit.nesting import check_known
 from conduit.numbers import at_least, real, whole
 from conduit.plane.deliver.batch import Batch, Buffer, batch_of
-from conduit.plane.deliver.loader import Array, Delivery, Loader, LoaderStats
+from conduit.plane.deliver.loader import Array, Loader, LoaderStats
 from conduit.plane.deliver.shared_buffers import Share
 from conduit.sampling.drawable import Drawable
 from conduit.sampling.prioritized import WEIGHTS, Prioritized, PrioritizedSampler
@@ -118,7 +119,7 @@ class Part(Loader):
         return replace(super().stats, rows=self._rows)
 
 
-class MixedLoader(StaysHere, Delivery):
+class MixedLoader(StaysHere, Delivery[Batch]):
     """Batches of which each table gives its share. Use `Client.mix`; for use by one thread.
 
     A batch has, beside its outputs, `source` int64 [B]: the number of the table that a row comes from, in the order of `tables`.

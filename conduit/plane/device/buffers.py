@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from conduit.contracts.device import Device, Event, Tensor
+from conduit.contracts.sampler import Sampler
 from conduit.errors import SchemaMismatch
 from conduit.kernels.cpu import augment, deliver, near_far
 from conduit.kernels.cpu import gather as rows
@@ -23,7 +25,6 @@ from conduit.native.jit import entry
 from conduit.plane.deliver.batch import Buffer, Scratch, offsets_of, spans_of
 from conduit.plane.deliver.owned import OwnedBatch
 from conduit.plane.deliver.transform_state import Transforming
-from conduit.plane.device.interface import Device, Event, Tensor
 from conduit.plane.device.row_sources import Residence
 from conduit.schema import Schema
 from conduit.store.tables.view import TableView
@@ -131,7 +132,7 @@ class DeviceBuffer(Buffer):
         table: TableView,
         plan: Plan,
         transforming: Transforming,
-        sampler: Any,
+        sampler: Sampler,
         seed: int,
         block: int,
         residence: Residence | None,

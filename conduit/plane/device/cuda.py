@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from conduit.arrays import import_torch
+from conduit.contracts.device import Device, Event, Stream, Tensor
 from conduit.errors import ConfigError, DeviceError, LostDevice, MissingDevice, NoPinnedMemory
-from conduit.plane.device.interface import Device, Event, Stream, Tensor
 
 _PORTABLE, _MAPPED = 1, 2
 _ALREADY_REGISTERED = 712

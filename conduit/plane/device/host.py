@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 
+from conduit.contracts.device import Device, Event, Stream, Tensor
 from conduit.errors import MissingDevice
-from conduit.plane.device.interface import Device, Event, Stream, Tensor
 
 _ALIGNMENT = 128
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from conduit.contracts.device import Device
 from conduit.errors import ConfigError
 from conduit.plane.deliver.batch import Batch, Buffer
 from conduit.plane.deliver.loader import Loader
 from conduit.plane.device.buffers import DeviceBatch, DeviceBuffer, can_gather
 from conduit.plane.device.graphs import Draws
-from conduit.plane.device.interface import Device
 from conduit.plane.device.mirror import Mirror
 from conduit.plane.device.registration import Registration
 from conduit.plane.device.row_sources import Nowhere, Registered, Residence

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from conduit.contracts.device import Device, Event, Tensor
 from conduit.errors import CapacityError, ConfigError, DeviceError
 from conduit.native.jit import entry
 from conduit.numbers import whole
-from conduit.plane.device.interface import Device, Event, Tensor, columns_in
+from conduit.plane.device.columns import columns_in
 from conduit.plane.device.registration import Registration
 from conduit.plane.device.row_sources import BASE, GENERATION, ROWS, Residence, column_places, no_places
 from conduit.store.format import words as w

@@ -6,9 +6,9 @@ import contextlib
 import sys
 import threading
 
+from conduit.contracts.device import Device, Tensor
 from conduit.errors import DeviceError
 from conduit.forking import renew_in_child
-from conduit.plane.device.interface import Device, Tensor
 from conduit.store.format.table_spec import align
 from conduit.store.tables.view import TableView
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from conduit.contracts.device import Event, Tensor
 from conduit.errors import DeviceError, Overwritten
 from conduit.kernels.cpu.near_far import PL_BASE, PL_BYTES, PL_GENERATION, PL_ROWS, PL_TAIL
-from conduit.plane.device.interface import Event, Tensor, columns_in
+from conduit.plane.device.columns import columns_in
 from conduit.plane.device.registration import Registration
 from conduit.store.format import words as w
 from conduit.store.format.table_spec import row_stride

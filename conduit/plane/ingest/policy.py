@@ -1,26 +1,9 @@
-"""Control point *ingestion*: when the rows that a writer commits become visible.
-
-A writer fills rows in place in shared memory. Nothing is serialised, no other process is asked, and rows become visible by
-one store. The contract that can be swapped is *when*: `Ingestion.publish_every`. The default makes each commit visible at once.
-"""
+"""Ingestions that come with the plane: every commit is seen at once, or some ticks together (conduit.contracts.ingestion)."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-
+from conduit.contracts.ingestion import Ingestion
 from conduit.numbers import at_least
-
-
-class Ingestion(ABC):
-    """Contract of the control point *ingestion*: when committed rows become visible to readers."""
-
-    @abstractmethod
-    def publish_every(self, table: str, num_envs: int) -> int:
-        """Ticks that are committed before they are published together, at least 1.
-
-        Asked once per writer. A page's turn, `flush` and `close` publish what is pending. Rows that are not published
-        when their writer dies are lost, and never half visible.
-        """
 
 
 class CommitPerStep(Ingestion):

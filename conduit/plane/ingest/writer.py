@@ -12,6 +12,8 @@ from typing import Any, Self
 
 import numpy as np
 
+from conduit.contracts.ingestion import Ingestion, ticks_of
+from conduit.contracts.placement import Placement, Pool, Request, place
 from conduit.errors import ConfigError, FieldError
 from conduit.field import Field
 from conduit.forking import StaysHere
@@ -23,8 +25,6 @@ from conduit.plane.ingest.append_method import generate_append
 from conduit.plane.ingest.extend import Bulk
 from conduit.plane.ingest.field_statistics import Tally
 from conduit.plane.ingest.in_place import Bare, Slab, StepBlock
-from conduit.plane.ingest.placement import Placement, Pool, Request, place
-from conduit.plane.ingest.policy import Ingestion
 from conduit.plane.ingest.stream import OnFull, Stream
 from conduit.plane.ingest.validate import checked, checked_observation, checked_values, flags
 from conduit.schema import Schema
@@ -91,14 +91,7 @@ class Writer(StaysHere):
         self._schema = schema
         self._words = stream.array
         place(placement, Request(table.layout.name, stream.number, stream.envs, schema.row_bytes), pools)
-        ticks = ingestion.publish_every(table.layout.name, stream.envs)
-        every = whole(ticks)
-        if every is None or every < 1:
-            raise ConfigError(
-                f"Expected {type(ingestion).__name__}.publish_every to return at least 1 tick for table "
-                f"{table.layout.name!r}, got {ticks!r}"
-            )
-        stream.words[w.WRITER_PUBLISH_EVERY // 8] = every
+        stream.words[w.WRITER_PUBLISH_EVERY // 8] = ticks_of(ingestion, table.layout.name, stream.envs)
         if policy is not None:
             policy.bind(stream)
         described = [(field, table.columns[field.name]) for field in schema.fields]

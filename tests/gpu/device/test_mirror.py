@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from conduit.contracts.device import Event
 from conduit.errors import CapacityError, ConfigError, LostDevice
 from conduit.plane.device.host import HostDevice
-from conduit.plane.device.interface import Event
 from conduit.plane.device.mirror import Mirror
 from conduit.plane.device.row_sources import BASE, GENERATION, ROWS, TAIL
 from tests.gpu.device.conftest import SMALL, Source, host_only

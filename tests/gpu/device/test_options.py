@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import conduit
+from conduit.contracts.device import Event
 from conduit.errors import Closed, ConfigError, DeviceError, LostDevice, MissingDevice, NoPinnedMemory, SchemaMismatch
 from conduit.plane.device.cuda import CudaDevice
 from conduit.plane.device.graphs import Draws
-from conduit.plane.device.interface import Event
 from conduit.plane.device.registration import Registration
 from conduit.testing.invariants import slots_in_use
 from tests.gpu.device.conftest import SCHEMA, SMALL, Source, host_only
