@@ -28,14 +28,13 @@ class Delivery(ABC, Generic[Delivered_co]):
         a deadline's error takes nothing away from later calls, which go on where this one would have. A batch with a value that
         a transform refuses is passed over, so that it does not come again.
 
-        The end of a finite delivery is StopIteration.
-
         Args:
             timeout: Seconds to wait at most, from 0, which means to try once; None for the delivery's own.
 
         Raises:
             WaitTimeout: No batch by the deadline: one of its children says why.
             FieldError: A stored value that a transform cannot take.
+            Exhausted: A finite delivery has handed out its last batch; iterating ends there.
             Closed: The delivery, or what it draws from, is closed.
             ConfigError: A timeout that is negative or no number.
         """
@@ -51,6 +50,7 @@ class Delivery(ABC, Generic[Delivered_co]):
         return self
 
     def __next__(self) -> Delivered_co:
+        """The next batch, as `next` gives it; a finite delivery raises StopIteration behind its last one."""
         return self.next()
 
     def __enter__(self) -> Self:

@@ -23,8 +23,8 @@ class Sampler(Protocol):
     * It returns `count` when all listed slots are drawn. Of each one the job's row, page and generation are filled in, and its window
       is resolved: the job's window has the address of a resolver (conduit.kernels.cpu.windows, WINDOW_RESOLVE), which writes the
       rows that the window reads, or refuses a row that no window begins at.
-    * It returns -1 when there is nothing to draw, or fewer rows than the least that was asked for. What it has written by then is
-      undefined, and nobody reads it.
+    * It returns -1 when there is nothing to draw, when there are fewer rows than the least that was asked for, and, where each row has
+      its turn, when one whose turn it is has gone. What it has written by then is undefined, and nobody reads it.
     * It writes no slot that is not listed, and changes neither the table nor `batch`.
     * It neither blocks nor waits for a writer. Rows may be overwritten while it looks at them; it need not see that. Whoever called it
       checks that each page is still of the generation which was filled in, after the rows were copied, and draws those slots again.

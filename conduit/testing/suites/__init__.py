@@ -1,0 +1,11 @@
+"""Conformance suites: one for each contract of `conduit.contracts`.
+
+An implementation passes a suite by one subclass in a test module, which says how to make one:
+
+    class TestCommitEvery(IngestionTests):
+        def make(self) -> Ingestion:
+            return CommitEvery(8)
+
+A suite's methods assert, and need nothing of a test runner but that it calls `setup_method`, a test and `teardown_method`, each test on
+an object of its own. `failures` is such a runner: it shows that a suite catches a broken implementation.
+"""
