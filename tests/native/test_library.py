@@ -172,9 +172,7 @@ def test_a_kernel_of_a_library_is_a_function_in_c_that_checks_its_arguments(made
     run(CALLS, path=made)
 
 
-CHOICE = (
-    "from conduit.native.compile import library; choice = library.chosen(); print(choice.instructions, choice.reason, sep='|')"
-)
+CHOICE = "from conduit.native.compile import library; choice = library.chosen(); print(choice.instructions, choice.reason, sep='|')"
 
 
 def test_a_library_of_other_sources_is_not_used(made, tmp_path):
