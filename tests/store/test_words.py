@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from conduit.store.format import layout, words
+from conduit.store.format import episode_records, layout, words
 from conduit.store.ingest import report_episodes
 from conduit.store.segment import participants
 from conduit.store.tables import loader_cursors
@@ -32,17 +32,17 @@ FAMILIES = {
     "table control": (words, "TABLE_", 1, words.TABLE_CONTROL_BYTES),
     "policy control": (words, "POLICY_", 1, words.LINE),
     "seat line": (words, "SEAT_", 1, words.LINE),
-    "table descriptor": (words, "T_", 1, 8 * words.VIEW_WORDS),
-    "writer": (words, "W_", 1, 8 * words.WRITER_WORDS),
-    "arena": (words, "A_", 1, words.ARENA_BYTES),
-    "process seat": (words, "P_", 1, 8 * words.PROCESS_WORDS),
-    "hold": (words, "H_", 1, 8 * words.HOLD_WORDS),
+    "table descriptor": (words, "VIEW_", 1, 8 * words.VIEW_WORDS),
+    "writer": (words, "WRITER_", 1, 8 * words.WRITER_WORDS),
+    "arena": (words, "ARENA_", 1, words.ARENA_BYTES),
+    "process seat": (words, "PROCESS_", 1, 8 * words.PROCESS_WORDS),
+    "hold": (words, "HOLD_", 1, 8 * words.HOLD_WORDS),
     "header": (layout, "HEADER_", 1, layout.HEADER_BYTES),
     "named loader": (loader_cursors, "LOADER_", 8, words.LINE),
     "participant line": (participants, "LINE_", 8, layout.PARTICIPANT_BYTES),
-    "episode": (report_episodes, "E_", 1, 56),
-    "reports of a writer": (report_episodes, "R_", 1, 8 * report_episodes.REPORT_WORDS),
-    "source of a reward": (report_episodes, "S_", 1, report_episodes.REWARD_BYTES),
+    "episode": (episode_records, "RECORD_", 1, 56),
+    "reports of a writer": (report_episodes, "REPORT_", 1, 8 * report_episodes.REPORT_WORDS),
+    "source of a reward": (report_episodes, "REWARD_", 1, report_episodes.REWARD_BYTES),
 }
 """Where the names are, what they begin with, bytes of their unit, and bytes that there are for them."""
 
