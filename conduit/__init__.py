@@ -12,15 +12,16 @@ above it:
     plane        the engine and its control points: ingest (Writer), deliver (Loader, Consumer), device; observe
     offline  launching  demo  cli    what stands on top; they use the plane, never the store
 
+Its names are what programs construct and call. What calls return, for annotations, is in conduit.typing; errors are in
+conduit.errors.
+
 Importing this package starts no thread, sets no environment variable, and imports neither torch nor numba.
 """
 
 from conduit import errors as errors
+from conduit import typing as typing
 from conduit.contracts.delivery import Delivery as Delivery
 from conduit.contracts.ingestion import Ingestion as Ingestion
-from conduit.contracts.placement import Placement as Placement
-from conduit.contracts.placement import Pool as Pool
-from conduit.contracts.placement import Request as Request
 from conduit.kernels.cpu.priorities import sequence_priority as sequence_priority
 from conduit.kernels.ops.hindsight import hindsight as hindsight
 from conduit.kernels.ops.returns import gae as gae
@@ -28,8 +29,9 @@ from conduit.kernels.ops.returns import normalize_advantages as normalize_advant
 from conduit.kernels.ops.returns import returns_to_go as returns_to_go
 from conduit.kernels.ops.returns import vtrace as vtrace
 from conduit.kernels.spec.batch_transforms import BatchTransform as BatchTransform
+from conduit.kernels.spec.batch_transforms import Contents as Contents
 from conduit.kernels.spec.batch_transforms import apply as apply
-from conduit.kernels.spec.transforms import Transform as Transform
+from conduit.kernels.spec.plan import Computed as Computed
 from conduit.kernels.spec.transforms import cast as cast
 from conduit.kernels.spec.transforms import clip as clip
 from conduit.kernels.spec.transforms import normalize as normalize
@@ -41,85 +43,51 @@ from conduit.kernels.spec.windows import Rollout as Rollout
 from conduit.kernels.spec.windows import Sequence as Sequence
 from conduit.kernels.spec.windows import Transition as Transition
 from conduit.launching.actor import Actor as Actor
-from conduit.launching.actors import Actors as Actors
 from conduit.launching.launch import launch as launch
 from conduit.plane.attach import attach as attach
 from conduit.plane.client import Client as Client
 from conduit.plane.deliver.batch import Batch as Batch
-from conduit.plane.deliver.claim import Claim as Claim
-from conduit.plane.deliver.consumer import Consumer as Consumer
-from conduit.plane.deliver.episodes import Episodes as Episodes
-from conduit.plane.deliver.epochs import EpochLoader as EpochLoader
 from conduit.plane.deliver.loader import Loader as Loader
-from conduit.plane.deliver.mixed import MixedLoader as MixedLoader
-from conduit.plane.deliver.scan import Scan as Scan
-from conduit.plane.deliver.steps import Steps as Steps
 from conduit.plane.engine import Engine as Engine
 from conduit.plane.ingest.policy import CommitEvery as CommitEvery
 from conduit.plane.ingest.writer import Writer as Writer
-from conduit.plane.table import TableHandle as TableHandle
 from conduit.sampling.prioritized import Prioritized as Prioritized
 from conduit.sampling.shuffled import Shuffled as Shuffled
 from conduit.schema import Field as Field
 from conduit.schema import Schema as Schema
 from conduit.store.format.limit_specs import Limits as Limits
 from conduit.store.format.limit_specs import MinSize as MinSize
-from conduit.store.format.limit_specs import Queue as Queue
 from conduit.store.format.limit_specs import SampleToInsertRatio as SampleToInsertRatio
 from conduit.store.format.table_spec import Priorities as Priorities
 from conduit.store.format.table_spec import Table as Table
-from conduit.store.pages.row_counts import Counts as Counts
-from conduit.store.tables.limit_checks import RateLimiter as RateLimiter
-from conduit.store.tables.policy_weights import PolicySlot as PolicySlot
-from conduit.store.tables.policy_weights import Weights as Weights
-from conduit.store.tables.statistics import Moments as Moments
-from conduit.store.tables.statistics import Statistics as Statistics
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Actor",
-    "Actors",
     "Batch",
     "BatchTransform",
-    "Claim",
     "Client",
     "CommitEvery",
-    "Consumer",
-    "Counts",
+    "Computed",
+    "Contents",
     "Delivery",
     "Engine",
     "Episode",
-    "Episodes",
-    "EpochLoader",
     "Field",
     "Ingestion",
     "Limits",
     "Loader",
     "MinSize",
-    "MixedLoader",
-    "Moments",
-    "Placement",
-    "PolicySlot",
-    "Pool",
     "Priorities",
     "Prioritized",
-    "Queue",
-    "RateLimiter",
-    "Request",
     "Rollout",
     "SampleToInsertRatio",
-    "Scan",
     "Schema",
     "Sequence",
     "Shuffled",
-    "Statistics",
-    "Steps",
     "Table",
-    "TableHandle",
-    "Transform",
     "Transition",
-    "Weights",
     "Writer",
     "__version__",
     "apply",
@@ -137,5 +105,6 @@ __all__ = [
     "returns_to_go",
     "scale",
     "sequence_priority",
+    "typing",
     "vtrace",
 ]

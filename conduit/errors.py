@@ -87,7 +87,7 @@ class FieldError(ConduitError, ValueError):
         value: Kept as ``error.value``.
 
     Attributes:
-        row_id: Id of the row that a refused sample begins at, as `Client.delete` takes it; None where no stored row is refused.
+        row_id: Id of the row that a refused sample begins at, as `TableHandle.delete` takes it; None where no stored row is refused.
         value: The stored value that was refused, or None.
     """
 

@@ -85,7 +85,7 @@ def act(actor: conduit.Actor, engine: str) -> None:
 def main() -> None:
     """Two actors fill a table; batches with either padding are compared with what the wrapper shows."""
     schema = conduit.Schema.from_example({"obs": np.zeros((84, 84), np.uint8), "action": 0, "reward": 0.0, "seed": 0})
-    table = conduit.Table(schema, capacity=4_000, max_stack=STACK)
+    table = conduit.Table.replay(schema, capacity=4_000, max_stack=STACK)
     with conduit.Engine.create("atari-stacks", {"replay": table}) as engine:
         with conduit.launch(act, 2, args=("atari-stacks",)) as actors:
             actors.join(timeout=120.0)

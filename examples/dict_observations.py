@@ -52,7 +52,7 @@ def main() -> None:
     envs = SyncVectorEnv([Robot] * NUM_ENVS, autoreset_mode=AutoresetMode.SAME_STEP)
     schema = conduit.Schema.from_spaces(envs.single_observation_space, envs.single_action_space)
     print(schema)  # obs.camera, obs.joints.position, ...: one column each
-    table = conduit.Table(schema, capacity=2_000, num_envs=NUM_ENVS)
+    table = conduit.Table.replay(schema, capacity=2_000, num_envs=NUM_ENVS)
     with conduit.Engine.create("dict-observations", {"replay": table}) as engine:
         writer = engine.writer("replay", num_envs=NUM_ENVS, autoreset=envs.metadata["autoreset_mode"])
         obs, _ = envs.reset(seed=0)

@@ -84,7 +84,7 @@ def train(seed: int, steps: int, settings: Settings | None = None) -> Iterator[t
     settings = settings or Settings()
     envs = make_envs(settings.envs)
     schema = conduit.Schema.from_spaces(envs.single_observation_space, envs.single_action_space)
-    table = conduit.Table(
+    table = conduit.Table.replay(
         schema,
         capacity=settings.capacity,
         max_n_step=settings.n_step,
@@ -110,7 +110,7 @@ def train(seed: int, steps: int, settings: Settings | None = None) -> Iterator[t
             writer.append(obs=obs, action=action, reward=reward, terminated=terminated, truncated=truncated)
             obs = after
             if step >= settings.warmup:
-                loader.sampler.beta = settings.beta + (1 - settings.beta) * step / steps
+                loader.beta = settings.beta + (1 - settings.beta) * step / steps
                 for _ in range(settings.envs // settings.steps_per_update):
                     batch = loader.next()
                     loader.update_priorities(batch.ids, agent.learn(batch))

@@ -57,7 +57,7 @@ def learn(name: str, ratio: float, episodes: int = 800) -> float:
     q = np.zeros((2**BITS, 2**BITS, BITS), np.float32)
     schema = conduit.Schema.from_spaces(env.observation_space, env.action_space)
     # windows are one step longer than an episode: what its last step achieved stands in the observation behind it
-    table = conduit.Table(schema, capacity=20_000, max_length=STEPS + 1)
+    table = conduit.Table.replay(schema, capacity=20_000, max_length=STEPS + 1)
     with conduit.Engine.create(name, {"replay": table}) as engine, engine.writer("replay") as writer:
         loader = engine.loader(
             "replay",

@@ -26,7 +26,7 @@ def record(folder: Path) -> offline.Saved:
     """Play the expert, a fifth of its moves at random, and save what it meant to do."""
     env, rng = gymnasium.make("CartPole-v1"), np.random.default_rng(0)
     schema = conduit.Schema.from_spaces(env.observation_space, env.action_space)
-    with conduit.Engine.create("offline-record", {"expert": conduit.Table(schema, 20_000)}) as engine:
+    with conduit.Engine.create("offline-record", {"expert": conduit.Table.replay(schema, 20_000)}) as engine:
         with engine.writer("expert") as writer:
             for seed in range(EPISODES):
                 obs, ended = env.reset(seed=seed)[0], False

@@ -104,7 +104,7 @@ def play(_: conduit.Actor, engine: str, seed: int, settings: Settings) -> None:
                     obs = after
 
 
-def with_advantages(agent: Agent, rollout: conduit.Claim) -> dict[str, torch.Tensor]:
+def with_advantages(agent: Agent, rollout: conduit.typing.Claim) -> dict[str, torch.Tensor]:
     """The steps of a rollout, [steps, ...], with advantages and returns; rows that only show an episode's end are left out."""
     values, bootstrap = agent.values(rollout["obs"]), agent.values(rollout.bootstrap["obs"])
     gae = conduit.gae(gamma=agent.settings.gamma, lam=agent.settings.lam)
@@ -122,10 +122,9 @@ def train(seed: int, steps: int, settings: Settings | None = None) -> Iterator[t
     schema = conduit.Schema.from_example(
         {"obs": np.zeros(4, np.float32), "action": 0, "logp": np.float32(0), "reward": np.float32(0)}
     )
-    table = conduit.Table(
+    table = conduit.Table.queue(
         schema,
         capacity=2 * per_rollout,
-        kind="queue",
         rollout_length=settings.ticks,
         num_envs=settings.envs,
     )

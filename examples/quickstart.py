@@ -50,7 +50,7 @@ def main() -> None:
     """The learner: it owns the engine, and everything is gone from memory when the block is left."""
     q = np.zeros((CELLS, 2), np.float32)
     with conduit.Engine.create(
-        "quickstart", tables={"replay": conduit.Table(SCHEMA, capacity=10_000)}, policies={"policy": {"q": q}}
+        "quickstart", tables={"replay": conduit.Table.replay(SCHEMA, capacity=10_000)}, policies={"policy": {"q": q}}
     ) as engine:
         policy = engine.policy("policy")
         # format="torch", the default, gives the same batches as tensors; the first one waits for rows.
@@ -69,7 +69,7 @@ def main() -> None:
                 if update % 50 == 0:
                     policy.publish({"q": q})
                 if update % 500 == 1:
-                    ended = engine.episodes("replay", since=ended)  # each once, whichever actor played it
+                    ended = engine.table("replay").episodes(since=ended)  # each once, whichever actor played it
                     print(
                         f"update {update:5,}: {ended.total:6,} episodes, the new ones' mean return {ended.mean_return:.2f}"
                     )

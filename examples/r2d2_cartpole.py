@@ -119,7 +119,9 @@ def train(seed: int, steps: int, settings: Settings | None = None) -> Iterator[t
     settings = settings or Settings()
     schema = conduit.Schema.from_example({"obs": np.zeros(2, np.float32), "action": 0, "reward": np.float32(0)})
     sizes = {"max_length": settings.length, "num_envs": settings.envs}
-    table = conduit.Table(schema, settings.capacity, **sizes, priorities=conduit.Priorities(alpha=settings.alpha))
+    table = conduit.Table.replay(
+        schema, settings.capacity, **sizes, priorities=conduit.Priorities(alpha=settings.alpha)
+    )
     draws = {
         "window": conduit.Sequence(settings.length, burn_in=settings.burn_in, overlap=settings.burn_in + 1),
         "sampling": conduit.Prioritized(beta=settings.beta),

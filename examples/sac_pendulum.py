@@ -122,7 +122,7 @@ def begin(agent: Agent, checkpoints: str | None) -> tuple[conduit.Engine, int]:
         {"obs": np.zeros(3, "f4"), "action": np.zeros(1, "f4"), "reward": np.float32(0)}
     )
     limiter = conduit.SampleToInsertRatio(settings.batch_size, settings.warmup, error_buffer=4 * settings.batch_size)
-    table = conduit.Table(schema, settings.capacity, limiter=limiter)
+    table = conduit.Table.replay(schema, settings.capacity, limiter=limiter)
     return conduit.Engine.create(name, {"replay": table}, policies={"policy": agent.policy.state_dict()}), 0
 
 

@@ -37,7 +37,7 @@ def main() -> None:
     schema = conduit.Schema.from_example(one)  # obs.scout, obs.porter, action.scout, ..., reward.porter
     assert schema.reward_names == ("reward.scout", "reward.porter")
     values = {agent: np.zeros((CELLS, CELLS), np.float32) for agent in AGENTS}
-    with conduit.Engine.create("several-agents", {"replay": conduit.Table(schema, capacity=5_000)}) as engine:
+    with conduit.Engine.create("several-agents", {"replay": conduit.Table.replay(schema, capacity=5_000)}) as engine:
         writer = engine.writer("replay")
         loader = engine.loader("replay", batch_size=64, min_rows=64, format="numpy", seed=0)
         obs, scores = game.reset(), []

@@ -62,7 +62,7 @@ def main() -> None:
     rng = np.random.default_rng(0)
     model = torch.zeros(VOCABULARY, VOCABULARY, requires_grad=True)
     optimizer = torch.optim.Adam([model], 0.1)
-    table = conduit.Table(SCHEMA, capacity=2_000, mean_lengths={"tokens": 12, "logprobs": 12})
+    table = conduit.Table.replay(SCHEMA, capacity=2_000, mean_lengths={"tokens": 12, "logprobs": 12})
     state = {"logits": model.detach()}
     with conduit.Engine.create("token-rows", {"responses": table}, policies={"policy": state}) as engine:
         slot = engine.policy("policy")

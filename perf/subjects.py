@@ -66,9 +66,9 @@ def append_loop(writer: Any, workload: Workload) -> Callable[[Sequence[Row]], No
     return write_four
 
 
-def bare_loop(writer: Any, workload: Workload) -> Callable[[Sequence[Row]], None]:
-    """A function that writes rows (or ticks) through the bare handle: the same assignments as the ring's, then commit."""
-    handle = writer.bare()
+def unchecked_loop(writer: Any, workload: Workload) -> Callable[[Sequence[Row]], None]:
+    """A function that writes rows (or ticks) through the unchecked handle: the same assignments as the ring's, then commit."""
+    handle = writer.unchecked()
     commit = handle.commit
     obs, action, reward, terminated = handle.obs, handle.action, handle.reward, handle.terminated
     lanes = workload.lanes
@@ -117,7 +117,7 @@ def bare_loop(writer: Any, workload: Workload) -> Callable[[Sequence[Row]], None
 
 LOOPS: Mapping[str, Callable[[Any, Workload], Callable[[Sequence[Row]], None]]] = {
     "append": append_loop,
-    "bare handle": bare_loop,
+    "unchecked handle": unchecked_loop,
 }
 
 

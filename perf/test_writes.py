@@ -1,4 +1,4 @@
-"""Writing from Python: `append` and the bare handle beside a plain private ring, one burst per benchmark round."""
+"""Writing from Python: `append` and the unchecked handle beside a plain private ring, one burst per benchmark round."""
 
 from __future__ import annotations
 

@@ -130,8 +130,8 @@ def test_a_final_observation_a_priority_and_statistics_take_bfloat16(engine_name
             batch = loader.next()
             assert (batch["next_obs"].float() == torch.tensor([3.0, 4.0])).all()
             assert loader.update_priorities(batch.ids, kind([0.5] * 16)) == 0
-        engine.statistics("t").update(obs=kind([[1.0, 2.0], [3.0, 6.0]]))
-        assert engine.statistics("t").read("obs").mean.tolist() == [2.0, 4.0]
+        engine.table("t").statistics.update(obs=kind([[1.0, 2.0], [3.0, 6.0]]))
+        assert engine.table("t").statistics.read("obs").mean.tolist() == [2.0, 4.0]
 
 
 @kinds

@@ -273,7 +273,7 @@ def test_status_shows_tables_pages_policies_and_writers(cast, engine_name):
 
 
 def test_status_shows_what_waits_in_a_queue_and_who_has_claimed_what(engine_name):
-    table = conduit.Table(conduit.Schema([conduit.Field("x", "int64")]), 100, kind="queue", rollout_length=4)
+    table = conduit.Table.queue(conduit.Schema([conduit.Field("x", "int64")]), 100, rollout_length=4)
     with conduit.Engine.create(engine_name, {"q": table}) as engine:
         writer = engine.writer("q")
         for number in range(10):
@@ -297,12 +297,12 @@ def test_status_shows_what_waits_in_a_queue_and_who_has_claimed_what(engine_name
 
 
 def test_status_shows_what_a_limiter_is_against_and_a_frozen_table(engine_name):
-    table = conduit.Table(conduit.Schema([conduit.Field("x", "int64")]), 100, limiter=conduit.Queue(4))
+    table = conduit.Table(conduit.Schema([conduit.Field("x", "int64")]), 100, limiter=conduit.Limits(1.0, 1, 0.0, 4))
     with conduit.Engine.create(engine_name, {"t": table}) as engine:
         writer = engine.writer("t")
         for number in range(4):
             writer.append(x=number)
-        engine.freeze("t")
+        engine.table("t").freeze()
         (found,) = one(engine_name)["tables"]
         assert found["frozen"]
         assert (found["limiter"]["inserted"], found["limiter"]["max_diff"], found["limiter"]["sampling"]) == (
@@ -319,7 +319,7 @@ def test_status_shows_what_a_limiter_is_against_and_a_frozen_table(engine_name):
         assert re.search(r"frozen +it takes no rows", text)
         assert re.search(r"limiter +1 samples per insert from 1 row on, range 0 to 4", text)
         assert "inserting is blocked by max_diff" in text
-        engine.limiter("t").change(conduit.MinSize(2))
+        engine.table("t").limiter.change(conduit.MinSize(2))
         (found,) = one(engine_name)["tables"]
         assert (found["limiter"]["min_diff"], found["limiter"]["inserting"]) == (None, None)
 

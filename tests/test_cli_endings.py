@@ -38,7 +38,7 @@ def environment(**more):
 def engine(engine_name):
     tables = {
         "replay": conduit.Table(SCHEMA, 1000, limiter=conduit.MinSize(10)),
-        "rollouts": conduit.Table(SCHEMA, 1000, kind="queue"),
+        "rollouts": conduit.Table.queue(SCHEMA, 1000),
     }
     with conduit.Engine.create(engine_name, tables) as engine:
         writer = engine.writer("replay", keep_final=False)

@@ -88,7 +88,7 @@ def loader(engine, **options):
 
 
 def mix(engine, tables=("plain", "more"), **options):
-    return engine.mix(dict.fromkeys(tables, 1.0), batch_size=4, **options)
+    return engine.mixed_loader(dict.fromkeys(tables, 1.0), batch_size=4, **options)
 
 
 OBSERVATION = ROW["obs"]
@@ -96,12 +96,12 @@ CASES = {
     # what is asked, and the name that it should have been
     "writer's table": (lambda e: e.writer("replai"), "replay"),
     "loader's table": (lambda e: e.loader("Replay", batch_size=2), "replay"),
-    "scan": (lambda e: e.scan("plan"), "plain"),
-    "statistics' table": (lambda e: e.statistics("replays"), "replay"),
-    "delete": (lambda e: e.delete("plein", []), "plain"),
-    "freeze": (lambda e: e.freeze("plein"), "plain"),
-    "limiter": (lambda e: e.limiter("plein"), "plain"),
-    "schema": (lambda e: e.schema("plein"), "plain"),
+    "scan": (lambda e: e.table("plan").scan(), "plain"),
+    "statistics' table": (lambda e: e.table("replays").statistics, "replay"),
+    "delete": (lambda e: e.table("plein").delete([]), "plain"),
+    "freeze": (lambda e: e.table("plein").freeze(), "plain"),
+    "limiter": (lambda e: e.table("plein").limiter, "plain"),
+    "schema": (lambda e: e.table("plein").schema, "plain"),
     "mix's tables": (lambda e: mix(e, ("plain", "moar")), "more"),
     "mix's min_rows": (lambda e: mix(e, min_rows={"plane": 4}), "plain"),
     "mix's sampling": (lambda e: mix(e, sampling={"plane": conduit.Prioritized()}), "plain"),
@@ -137,8 +137,8 @@ CASES = {
         lambda e: extended(e, obs=np.zeros((2, 2), np.float32), rewards=np.zeros(2, np.float32)),
         "reward",
     ),
-    "statistics' update": (lambda e: e.statistics("replay").update(rewards=1.0), "reward"),
-    "statistics' read": (lambda e: e.statistics("replay").read("rewards"), "reward"),
+    "statistics' update": (lambda e: e.table("replay").statistics.update(rewards=1.0), "reward"),
+    "statistics' read": (lambda e: e.table("replay").statistics.read("rewards"), "reward"),
     "table's statistics": (lambda e: conduit.Table(SCHEMA, 400, statistics=("rewards",)), "reward"),
     "mean_lengths": (lambda e: conduit.Table(SCHEMA, 400, mean_lengths={"token": 2}), "tokens"),
     "a schema's field": (lambda e: SCHEMA["rewards"], "reward"),
@@ -155,12 +155,12 @@ CASES = {
 
 @pytest.mark.parametrize(("ask", "right"), CASES.values(), ids=CASES.keys())
 def test_a_misspelt_name_is_refused_with_the_nearest_known_one(engine, ask, right):
-    rows = {name: engine.scan(name).rows for name in engine.tables}
+    rows = {name: engine.table(name).scan().rows for name in engine.tables}
     with pytest.raises(ConduitError) as caught:
         ask(engine)
     text = str(caught.value)
     assert f"did you mean `{right}`?" in text
-    assert {name: engine.scan(name).rows for name in engine.tables} == rows
+    assert {name: engine.table(name).scan().rows for name in engine.tables} == rows
 
 
 NO_MAPPINGS = {
@@ -169,7 +169,7 @@ NO_MAPPINGS = {
     "a policy": lambda e: conduit.Engine.create("never", {}, policies={"policy": [1]}),
     "names of a policy": lambda e: conduit.Engine.create("never", {}, policies={"policy": {1: np.zeros(2)}}),
     "publish": lambda e: e.policy().publish([1]),
-    "mix's tables": lambda e: e.mix(["plain"], batch_size=4),
+    "mix's tables": lambda e: e.mixed_loader(["plain"], batch_size=4),
     "transform": lambda e: loader(e, transform=["reward"]),
     "ragged": lambda e: loader(e, ragged=["tokens"]),
     "rename": lambda e: loader(e, rename=["reward"]),
@@ -177,8 +177,8 @@ NO_MAPPINGS = {
     "no fields": lambda e: loader(e, fields=3),
     "mean_lengths": lambda e: conduit.Table(SCHEMA, 400, mean_lengths=["tokens"]),
     "statistics": lambda e: conduit.Table(SCHEMA, 400, statistics="reward"),
-    "update": lambda e: e.statistics("replay").update(["reward"]),
-    "update twice": lambda e: e.statistics("replay").update({"reward": 1.0}, reward=1.0),
+    "update": lambda e: e.table("replay").statistics.update(["reward"]),
+    "update twice": lambda e: e.table("replay").statistics.update({"reward": 1.0}, reward=1.0),
     "extend": lambda e: e.writer("plain").extend([1]),
     "extra": lambda e: e.checkpoint("/nowhere", extra=["a"]),
 }

@@ -118,7 +118,6 @@ MAKES = {
     "max_times_sampled": lambda n: table(max_times_sampled=n),
     "span": lambda n: conduit.Priorities(span=n),
     "min_size": conduit.MinSize,
-    "Queue": conduit.Queue,
     "ratio's min_size": lambda n: conduit.SampleToInsertRatio(1.0, n, 4.0),
     "limits": lambda n: Limits(1.0, n, 0.0, 1.0),
     "n_step": lambda n: conduit.Transition(n_step=n),
@@ -179,7 +178,7 @@ FLOATS = {
     "scale": conduit.scale,
     "offset": lambda x: conduit.scale(1.0, offset=x),
     "clip": lambda x: conduit.clip(x, 9),
-    "transform": lambda x: conduit.Transform("float32", factor=x),
+    "transform": lambda x: conduit.typing.Transform("float32", factor=x),
     "normalize": lambda x: conduit.normalize(eps=x),
     "gae": lambda x: conduit.gae(x, x),
     "vtrace": lambda x: conduit.vtrace(x, rho_bar=x, c_bar=x),
@@ -212,8 +211,8 @@ def test_an_engine_is_made_filled_and_read_with_numpys_numbers_alone(engine_name
             writer.version = np.uint8(1)
             for tick in range(20):
                 writer.append(obs=np.full((2, 2), tick, np.float32), action=[tick, tick], reward=[0.0, 1.0])
-            with writer.rollout(n(2), max_finals=n(1)) as slab:
-                slab.obs[:] = slab.action[:] = slab.reward[:] = 0
+            with writer.rollout(n(2), max_finals=n(1)) as rollout:
+                rollout.obs[:] = rollout.action[:] = rollout.reward[:] = 0
         options = {"batch_size": n(8), "buffers": n(2), "seed": np.uint32(5), "min_rows": n(8), "format": "numpy"}
         with engine.loader("t", **options, shard=(n(0), n(1)), max_staleness=n(3), policy=slot) as loader:
             batch = loader.next(timeout=np.float64(5))
@@ -222,7 +221,7 @@ def test_an_engine_is_made_filled_and_read_with_numpys_numbers_alone(engine_name
             np.testing.assert_array_equal(loader.next()["obs"], batch["obs"])
         with engine.loader("t", **options, name="named") as loader:
             loader.next()
-        with engine.mix({"t": np.float32(1)}, **options) as loader:
+        with engine.mixed_loader({"t": np.float32(1)}, **options) as loader:
             loader.batch = n(1)
             loader.next()
         with engine.writer("q") as writer:
@@ -285,13 +284,13 @@ NO_ARGUMENTS = {
     "the batch of a sampler": lambda e: setattr(e.loader("t", batch_size=2, format="numpy").sampler, "batch", "1"),
     "a batch below 0": lambda e: setattr(e.loader("t", batch_size=2, format="numpy").sampler, "batch", -1),
     "a batch beyond 64 bits": lambda e: setattr(e.loader("t", batch_size=2, format="numpy").sampler, "batch", 1 << 63),
-    "valid of no batch": lambda e: e.mix({"t": 1}, batch_size=2, format="numpy").valid([1]),
-    "priorities of no batch": lambda e: e.mix(
+    "valid of no batch": lambda e: e.mixed_loader({"t": 1}, batch_size=2, format="numpy").valid([1]),
+    "priorities of no batch": lambda e: e.mixed_loader(
         {"t": 1}, batch_size=2, format="numpy", sampling=conduit.Prioritized()
     ).update_priorities([1], [1.0]),
     "two priorities of one step": lambda e: e.writer("t").append(obs=[0, 0], action=0, reward=0.0, priority=[1.0, 2.0]),
     "columns": lambda e: e.writer("t").extend(3),
-    "a field of statistics": lambda e: e.statistics("t").read(["obs"]),
+    "a field of statistics": lambda e: e.table("t").statistics.read(["obs"]),
     "where a checkpoint goes": lambda e: e.checkpoint(3),
     "where a checkpoint is": lambda e: conduit.Engine.restore(3),
     "what goes with a checkpoint": lambda e: e.checkpoint("nowhere", extra=[]),

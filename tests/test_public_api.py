@@ -10,49 +10,31 @@ import conduit
 
 ROOT = Path(__file__).resolve().parents[1]
 
-NAMES = {
+NAMES = {  # what programs construct and call, and the types that most of them name
     "Actor",
-    "Actors",
     "Batch",
     "BatchTransform",
-    "Claim",
     "Client",
     "CommitEvery",
-    "Consumer",
-    "Counts",
+    "Computed",
+    "Contents",
     "Delivery",
     "Engine",
     "Episode",
-    "Episodes",
-    "EpochLoader",
     "Field",
     "Ingestion",
     "Limits",
     "Loader",
     "MinSize",
-    "MixedLoader",
-    "Moments",
-    "Placement",
-    "PolicySlot",
-    "Pool",
     "Priorities",
     "Prioritized",
-    "Queue",
-    "RateLimiter",
-    "Request",
     "Rollout",
     "SampleToInsertRatio",
-    "Scan",
     "Schema",
     "Sequence",
     "Shuffled",
-    "Statistics",
-    "Steps",
     "Table",
-    "TableHandle",
-    "Transform",
     "Transition",
-    "Weights",
     "Writer",
     "__version__",
     "apply",
@@ -70,7 +52,36 @@ NAMES = {
     "returns_to_go",
     "scale",
     "sequence_priority",
+    "typing",
     "vtrace",
+}
+
+TYPES = {  # of conduit.typing: what calls return
+    "ActorStatus",
+    "Actors",
+    "Claim",
+    "Consumer",
+    "ConsumerStats",
+    "Counts",
+    "Dataset",
+    "Episodes",
+    "EpochLoader",
+    "LoaderStats",
+    "MixedLoader",
+    "Moments",
+    "Plan",
+    "PolicySlot",
+    "RateLimiter",
+    "Restored",
+    "RolloutView",
+    "Scan",
+    "Statistics",
+    "StepView",
+    "Steps",
+    "TableHandle",
+    "Transform",
+    "UncheckedView",
+    "Weights",
 }
 
 MEMBERS = {
@@ -82,36 +93,29 @@ MEMBERS = {
         "ack batch bootstrap complete convert delivered_before episodes finals first_tick get give_back ids is_first "
         "items keys mask nest num_envs steps stream ticks transform values versions"
     ),
-    "Client": (
-        "checkpoint close consumer dataset delete episodes freeze limiter loader mix name policy recover reset scan schema "
-        "statistics table tables thaw writer"
-    ),
+    "Client": ("checkpoint close consumer dataset loader mixed_loader name policy recover table tables writer"),
     "CommitEvery": "publish_every",
     "Consumer": "close next poll stats",
     "Counts": "deleted evicted granted inserted reserved sampled size",
     "Delivery": "close next",
     "Engine": (
-        "adopt checkpoint close consumer create dataset delete episodes freeze limiter loader mix name policy recover reset "
-        "restore restored scan schema statistics table tables thaw writer"
+        "adopt checkpoint close consumer create dataset loader mixed_loader name policy recover restore restored table tables "
+        "writer"
     ),
-    "EpochLoader": "close epoch load_state_dict next state_dict stats update_priorities valid",
+    "EpochLoader": "beta close epoch load_state_dict next state_dict stats update_priorities valid",
     "Episode": "max_length next_obs",
     "Episodes": "mean_length mean_return returns",
     "Field": "casting dtype item_bytes itemsize max_length name numpy_dtype observation ragged reward row_bytes shape",
     "Ingestion": "publish_every",
-    "Limits": "max_diff min_diff min_size numbers samples_per_insert",
-    "Loader": "close next stats update_priorities valid",
+    "Limits": "max_diff min_diff min_size samples_per_insert",
+    "Loader": "beta close next stats update_priorities valid",
     "MinSize": "limits min_size",
-    "MixedLoader": "batch bounds close next stats update_priorities valid",
+    "MixedLoader": "batch beta bounds close next stats update_priorities valid",
     "Moments": "count mean variance",
-    "Placement": "choose",
-    "PolicySlot": "bind close name poll publish version wait",
-    "Pool": "capacity device name tier",
+    "PolicySlot": "close name poll publish version wait",
     "Priorities": "alpha eps scale span unit",
     "Prioritized": "beta normalize stratified",
-    "Queue": "limits size",
     "RateLimiter": "change counts explain limits",
-    "Request": "num_envs row_bytes stream table",
     "Rollout": "next_obs num_envs stride ticks",
     "SampleToInsertRatio": "error_buffer limits min_size samples_per_insert",
     "Scan": "",
@@ -124,15 +128,26 @@ MEMBERS = {
     "Statistics": "fields read stamp update",
     "Steps": "columns episodes finals numbers part places starts terminated truncated",
     "Table": (
-        "arena_items capacity check_min_size check_window check_writer fills_pages future_ticks geometry halo_ticks kind "
-        "limiter max_length max_n_step max_stack max_times_sampled mean_episode mean_lengths num_envs page_rows priorities "
-        "rollout_length schema statistics within_episodes writers"
+        "capacity check_window kind limiter max_length max_n_step max_stack max_times_sampled mean_episode mean_lengths num_envs "
+        "page_rows priorities queue replay rollout_length schema statistics within_episodes writers"
     ),
-    "TableHandle": "capacity counts kind name nbytes rows sampleable schema",
+    "TableHandle": (
+        "capacity counts delete episodes freeze kind limiter name nbytes reset rows sampleable scan schema statistics thaw"
+    ),
     "Transform": "check_source dtype factor high is_affine is_cast is_clipped low offset",
     "Transition": "gamma n_step newest padding stack",
     "Weights": "arrays state_dict version",
-    "Writer": "append bare close cut extend flush rollout step stream ticks_left version",
+    "Writer": "append close cut extend flush rollout step stream ticks_left unchecked version",
+    "ActorStatus": "attempt index pid state",
+    "ConsumerStats": "acknowledged claims delivered_before dropped given_back refused rows waited_s",
+    "LoaderStats": "allocated batches redrawn rows stale waited_s",
+    "Plan": "added adds batch_size batchwise computed fingerprint goals lone_return names outputs ragged reach returns reward_names sample_bytes window",
+    "Restored": "created_ns extra loaders path skipped tables",
+    "RolloutView": "abort bootstrap commit number set_final ticks",
+    "StepView": "begin leave number reserve set_final",
+    "UncheckedView": "close commit number row rows set_final",
+    "Contents": "arrays is_open need need_steps reward reward_names window",
+    "Computed": "dtype lanes name",
 }
 
 CALLS = {
@@ -148,6 +163,15 @@ CALLS = {
         "statistics=() kind='replay' mean_lengths=None rollout_length=None limiter=None max_times_sampled=None "
         "writers=None mean_episode=None within_episodes=False"
     ),
+    "Table.queue": (
+        "schema capacity *rollout_length=None *num_envs=1 *statistics=() *page_rows=None *mean_lengths=None "
+        "*mean_episode=None *writers=None"
+    ),
+    "Table.replay": (
+        "schema capacity *max_stack=1 *max_n_step=1 *max_length=1 *within_episodes=False *num_envs=1 *priorities=None "
+        "*limiter=None *max_times_sampled=None *statistics=() *page_rows=None *mean_lengths=None *mean_episode=None "
+        "*writers=None"
+    ),
     "Engine.create": "name tables *policies=None *backing='shm' *max_participants=128 *exist_ok=False *replace=False",
     "Engine.adopt": "name",
     "Engine.restore": "path name=None *limiter=None *backing='shm' *max_participants=None *progress=None *exist_ok=False "
@@ -158,23 +182,23 @@ CALLS = {
         "*keep_final=True *statistics=False *ingestion=None *placement=None"
     ),
     "Client.loader": (
-        "table *batch_size *window=None *sampling=None *transform=None *batch_transforms=() *max_staleness=None "
-        "*policy=None *seed=None *name=None *format='torch' *buffers=3 *on_busy='allocate' *timeout=30.0 "
-        "*min_rows=None *fields=None *ragged='pad' *rename=None *device='cpu' *pool=None *shard=None"
+        "table *batch_size *window=None *fields=None *rename=None *ragged='pad' *transform=None *batch_transforms=() "
+        "*sampling=None *seed=None *name=None *shard=None *min_rows=None *max_staleness=None *policy=None "
+        "*format='torch' *buffers=3 *on_busy='allocate' *timeout=30.0 *device='cpu' *pool=None"
     ),
     "Client.consumer": (
         "table *format='torch' *timeout=30.0 *partial='deliver' *transform=None *batch_transforms=() *rename=None "
         "*on_refused='raise'"
     ),
-    "Client.mix": (
-        "tables *batch_size *window=None *sampling=None *transform=None *batch_transforms=() *max_staleness=None "
-        "*policy=None *seed=None *name=None *format='torch' *buffers=3 *on_busy='allocate' *timeout=30.0 "
-        "*min_rows=None *fields=None *ragged='pad' *rename=None *counts='exact'"
+    "Client.mixed_loader": (
+        "tables *batch_size *counts='exact' *window=None *fields=None *rename=None *ragged='pad' *transform=None "
+        "*batch_transforms=() *sampling=None *seed=None *name=None *min_rows=None *max_staleness=None *policy=None "
+        "*format='torch' *buffers=3 *on_busy='allocate' *timeout=30.0"
     ),
     "Client.policy": "name='policy'",
-    "Client.scan": "table",
     "Client.table": "name",
-    "Client.episodes": "table *since=None *last=None",
+    "TableHandle.delete": "ids",
+    "TableHandle.episodes": "*since=None *last=None",
     "TableHandle.sampleable": "window=None",
     "MixedLoader.next": "timeout=None",
     "MixedLoader.update_priorities": "batch priorities",
@@ -189,7 +213,6 @@ CALLS = {
     "Loader.valid": "ids",
     "PolicySlot.publish": "state_dict",
     "Ingestion.publish_every": "table num_envs",
-    "Placement.choose": "request pools",
     "Delivery.next": "timeout=None",
     "apply": "function",
     "clip": "low=None high=None",
@@ -218,27 +241,34 @@ CALLS = {
     "Shuffled": "epochs=None drop_last=False",
     "Priorities": "alpha=0.6 eps=1e-06 span=131072 scale=1.0",
     "Loader.update_priorities": "ids priorities",
-    "Client.statistics": "table",
-    "Client.delete": "table ids",
-    "Client.freeze": "table",
-    "Client.limiter": "table",
-    "Client.reset": "table",
-    "Client.thaw": "table",
+    "Limits": "samples_per_insert min_size min_diff max_diff",
     "MinSize": "min_size",
-    "Queue": "size",
     "RateLimiter.change": "limiter",
     "RateLimiter.explain": "samples=1 rows=1",
     "SampleToInsertRatio": "samples_per_insert min_size error_buffer",
 }
 
 
+def public(name):
+    return getattr(conduit if name in NAMES else conduit.typing, name)
+
+
 def test_the_public_names_are_these():
     assert set(conduit.__all__) == NAMES
+    assert len(NAMES) < 45
     assert {name for name in vars(conduit) if not name.startswith("_")} - NAMES <= {
-        # submodules appear as attributes once they are imported; none of them is public but `errors`
+        # submodules appear as attributes once they are imported; none of them is public but `errors` and `typing`
         path.stem
         for path in (ROOT / "conduit").iterdir()
     }
+
+
+def test_the_types_for_annotations_are_these_and_no_name_has_two_places():
+    assert set(conduit.typing.__all__) == TYPES
+    assert not TYPES & NAMES
+    assert all(inspect.isclass(public(name)) and public(name).__name__ == name for name in TYPES)
+    with pytest.raises(AttributeError, match="no attribute 'Dataloader'"):
+        _ = conduit.typing.Dataloader
 
 
 def test_every_public_name_is_re_exported_under_its_own_name_and_listed_in_order():
@@ -247,20 +277,22 @@ def test_every_public_name_is_re_exported_under_its_own_name_and_listed_in_order
         if isinstance(node, ast.ImportFrom):
             assert all(alias.asname == alias.name for alias in node.names), ast.unparse(node)
     assert conduit.__all__ == sorted(conduit.__all__)
-    assert set(MEMBERS) == {name for name in NAMES if inspect.isclass(getattr(conduit, name))}
+    assert conduit.typing.__all__ == sorted(conduit.typing.__all__)
+    assert set(MEMBERS) == {name for name in NAMES if inspect.isclass(getattr(conduit, name))} | TYPES - {"Dataset"}
 
 
 @pytest.mark.parametrize("name", MEMBERS)
 def test_a_public_class_has_these_members_and_no_others(name):
-    kind = getattr(conduit, name)
+    kind = public(name)
     members = {member for member in dir(kind) if not member.startswith("_")}
     assert sorted(members) == sorted(MEMBERS[name].split())
 
 
 @pytest.mark.parametrize("path", CALLS)
 def test_a_public_call_takes_these_arguments(path):
-    call = conduit
-    for part in path.split("."):
+    first, *parts = path.split(".")
+    call = public(first)
+    for part in parts:
         call = getattr(call, part)
     found = []
     for parameter in inspect.signature(call).parameters.values():
@@ -272,9 +304,9 @@ def test_a_public_call_takes_these_arguments(path):
     assert found == CALLS[path].split()
 
 
-@pytest.mark.parametrize("name", sorted(NAMES - {"__version__", "errors"}))
+@pytest.mark.parametrize("name", sorted((NAMES | TYPES) - {"__version__", "errors", "typing"}))
 def test_everything_public_is_documented(name):
-    item = getattr(conduit, name)
+    item = public(name)
     assert item.__doc__
     assert item.__module__.startswith("conduit.")
     for member in MEMBERS.get(name, "").split():
@@ -291,7 +323,7 @@ def test_the_generated_append_has_the_schema_s_fields_as_its_arguments(engine_na
         names = [p.name for p in inspect.signature(writer.append).parameters.values() if not p.name.startswith("_")]
         assert names == ["obs", "action", "terminated", "truncated", "final", "priority"]
         assert writer.append.__doc__
-    tables = {"t": conduit.Table(schema, 100, kind="queue", rollout_length=4)}
+    tables = {"t": conduit.Table.queue(schema, 100, rollout_length=4)}
     with conduit.Engine.create(engine_name, tables) as engine:
         append = engine.writer("t").append
         names = [p.name for p in inspect.signature(append).parameters.values() if not p.name.startswith("_")]

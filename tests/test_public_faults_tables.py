@@ -42,7 +42,7 @@ def test_a_writer_that_is_over_the_limit_waits_or_is_told_as_it_asked_for(engine
             put(engine, 1, timeout=0.05)
         with pytest.raises(Busy, match=r"more samples? free"):
             put(engine, 1, on_full="raise")
-        assert engine.limiter("t").counts.inserted == 10
+        assert engine.table("t").limiter.counts.inserted == 10
 
 
 def test_a_learner_that_may_not_sample_says_why_within_its_deadline(engine_name):
@@ -56,7 +56,7 @@ def test_a_learner_that_may_not_sample_says_why_within_its_deadline(engine_name)
                 loader.next(timeout=0.05)
             assert time.monotonic() - begun < 5
             # what a loop that takes turns can ask before it asks for a batch
-            assert "sampling is blocked" in engine.limiter("t").explain(samples=20)
+            assert "sampling is blocked" in engine.table("t").limiter.explain(samples=20)
             put(engine, 40)
             loader.next(timeout=20.0)
 
@@ -68,9 +68,9 @@ def test_offline_data_goes_in_before_the_limit_counts(engine_name, tmp_path):
         offline.save(engine, "t", tmp_path / "data", format="npz")
     with create(engine_name, limiter=conduit.MinSize(1)) as engine:
         offline.load(engine, "t", tmp_path / "data")
-        counts = engine.limiter("t").counts
+        counts = engine.table("t").limiter.counts
         assert counts.inserted == 300
-        engine.limiter("t").change(conduit.SampleToInsertRatio(1.0, 300, (200.0, 400.0)))
+        engine.table("t").limiter.change(conduit.SampleToInsertRatio(1.0, 300, (200.0, 400.0)))
         with engine.loader("t", batch_size=50, format="numpy") as loader:
             loader.next()
             loader.next()
@@ -87,7 +87,7 @@ def test_a_restored_table_never_stalls_without_a_word(engine_name, tmp_path, pol
         with engine.loader("t", batch_size=40, format="numpy") as loader:
             for _ in range(4):
                 loader.next()
-        assert "sampling is blocked" in engine.limiter("t").explain(samples=1)
+        assert "sampling is blocked" in engine.table("t").limiter.explain(samples=1)
         engine.checkpoint(tmp_path)
     with conduit.Engine.restore(tmp_path, f"{engine_name}-again", limiter=policy) as engine:
         said = engine.restored.tables["t"].waits
@@ -174,7 +174,7 @@ def test_a_checkpoint_takes_little_memory_beside_the_table(engine_name, tmp_path
 
 def test_a_writer_that_runs_ahead_of_its_queue_is_held_back_and_memory_stays(engine_name):
     """reverb#92, tianshou#225: producers that ran ahead of their consumer filled the memory."""
-    table = conduit.Table(SCHEMA, 200, kind="queue", page_rows=40)
+    table = conduit.Table.queue(SCHEMA, 200, page_rows=40)
     with conduit.Engine.create(engine_name, {"t": table}) as engine:
         pages = engine._views["t"].layout.pages
         with pytest.raises(SpaceTimeout, match="queue"):

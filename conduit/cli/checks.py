@@ -247,7 +247,7 @@ def of_engine() -> Iterator[Check]:
 def trial(backing: Literal["shm", "memfd"]) -> Outcome:
     """Write 128 rows into an engine of our own and read a batch of transitions and a set of weights back."""
     schema = conduit.Schema.from_example({"obs": np.zeros(4, np.float32), "action": 0, "reward": 0.0})
-    table = conduit.Table(schema, capacity=1024, num_envs=4)
+    table = conduit.Table.replay(schema, capacity=1024, num_envs=4)
     name, weights = f"doctor-{os.getpid()}-{backing}", {"w": np.arange(8, dtype=np.float32)}
     with conduit.Engine.create(name, {"trial": table}, policies={"policy": weights}, backing=backing) as engine:
         with engine.writer("trial", num_envs=4, autoreset="next_step") as writer:

@@ -68,7 +68,7 @@ def _engine(
             conduit.Field("reward", "float32"),
         ]
     )
-    table = conduit.Table(schema, capacity=rows, **options)
+    table = conduit.Table.replay(schema, capacity=rows, **options)
     name = f"bench-{os.getpid()}-{time.monotonic_ns()}"
     return stack.enter_context(conduit.Engine.create(name, {_TABLE: table}))
 

@@ -62,7 +62,7 @@ class Player:
             # The first newline ends what a killed one may have left there.
             os.write(report_fd, b"\n" + msgspec.json.encode(report) + b"\n")
 
-    def _next_version(self) -> conduit.Weights | None:
+    def _next_version(self) -> conduit.typing.Weights | None:
         """Newer weights than the last, or None when told to stop."""
         deadline = Deadline(self._patience)
         while not self._actor.stopping:
@@ -77,7 +77,7 @@ class Player:
             self._actor.wait(_POLL)
         return None
 
-    def _act(self, weights: conduit.Weights, ticks: int) -> Report | None:
+    def _act(self, weights: conduit.typing.Weights, ticks: int) -> Report | None:
         """Take `ticks` steps in every environment; None when told to stop on the way."""
         envs = self._settings.envs
         random = np.maximum(1.0 - (weights.version - 1) / self._settings.explore_versions, self._floors)

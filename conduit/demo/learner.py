@@ -105,7 +105,7 @@ class Learner:
         with (
             conduit.Engine.create(
                 self._name,
-                tables={TABLE: conduit.Table(schema, capacity=settings.capacity)},
+                tables={TABLE: conduit.Table.replay(schema, capacity=settings.capacity)},
                 policies={POLICY: empty(inputs, settings.hidden, outputs)},
             ) as engine,
             Crew(self._name, settings, self._seed, self._display.note) as self._crew,
@@ -125,7 +125,7 @@ class Learner:
                 self._display.show(self._view())
                 return self._result()
 
-    def _train(self, agent: Agent, policy: conduit.PolicySlot) -> None:
+    def _train(self, agent: Agent, policy: conduit.typing.PolicySlot) -> None:
         settings = self._settings
         evaluation = Evaluation(settings.evaluation_episodes)
         evaluated = 0

@@ -6,7 +6,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -26,6 +26,7 @@ from conduit.plane.client import Client
 from conduit.plane.deliver.steps import Steps
 from conduit.plane.ingest.writer import Writer
 from conduit.plane.observe.inspect import inspect
+from conduit.plane.table import with_room
 from conduit.schema import Schema
 
 Given: TypeAlias = str | os.PathLike[str] | Any
@@ -134,15 +135,7 @@ def table_for(source: Given, *, columns: Mapping[str, str] | None = None, **opti
     lengths = {name: min(1.25 * mean + 1, seen.schema[name].max_length) for name, mean in seen.mean_lengths.items()}
     options.setdefault("mean_lengths", lengths or None)
     table = conduit.Table(seen.schema, max(need, 1), **options)
-    spare = 1.5 if lengths else 1.0
-    while True:
-        pages, page_rows, _ = table.geometry()
-        # a page begins with its halo and the final observations of that, and may end with a row too few for a step
-        own = page_rows - 2 * table.halo_ticks - 2
-        if (pages - 1) * own >= spare * need:
-            return table
-        assert isinstance(table.capacity, int)  # noqa: S101 - it was made above
-        table = replace(table, capacity=table.capacity + table.capacity // 20 + page_rows)
+    return with_room(table, (1.5 if lengths else 1.0) * need)
 
 
 def load(
@@ -164,7 +157,7 @@ def load(
         columns: As `describe`.
         progress: Called with rows written and rows in all.
         timeout: Seconds that a write may wait for a page.
-        freeze: Make the table read-only once all is in it; `Client.thaw` undoes it.
+        freeze: Make the table read-only once all is in it; `TableHandle.thaw` undoes it.
 
     Raises:
         SourceError: The source does not fit the table: nothing is written. Or it turned out to be damaged on the way: the
@@ -172,7 +165,7 @@ def load(
         CapacityError: The table is smaller than the source.
     """
     begun = time.perf_counter()
-    schema = client.schema(table)
+    schema = client.table(table).schema
     opened = open_source(source, schema, columns)
     seen = opened.description
     capacity = next(item.capacity for item in inspect(client.name).tables if item.name == table)
@@ -196,7 +189,7 @@ def load(
                 f"{error} ({done} of {seen.rows} steps of {seen.name} had been written, and stay)"
             ) from error
     if freeze:
-        client.freeze(table)
+        client.table(table).freeze()
     return Loaded(done, seen.episodes, time.perf_counter() - begun, seen.ignored, seen.skipped)
 
 

@@ -77,7 +77,7 @@ def save(
     if format == "parquet":
         parquet.package()
     target = Path(path)
-    scan = client.scan(table)
+    scan = client.table(table).scan()
     try:
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise SourceError(f"Expected a path that does not exist yet, or an empty directory, got {str(target)!r}")
@@ -140,7 +140,7 @@ def save_minari(
         MissingExtra: minari or h5py is not installed.
     """
     data_collector = minari.package().data_collector
-    scan = client.scan(table)
+    scan = client.table(table).scan()
     minari.check_schema(scan.schema)
     if env is None:
         observation_space = observation_space or minari.spaces_of(scan.schema, "obs")

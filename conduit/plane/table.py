@@ -1,24 +1,34 @@
-"""What a table can be asked by whoever is attached: its rows, those that could be drawn, its bytes."""
+"""One table of an engine, for whoever is attached: its rows and bytes, limiter and statistics, and what removes or keeps rows."""
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import replace
+from typing import Any, Literal
 
 from conduit.errors import ConfigError
 from conduit.forking import StaysHere
 from conduit.kernels.spec.windows import Window
+from conduit.native.jit import entry
+from conduit.plane.deliver.episodes import Episodes, read_episodes
+from conduit.plane.deliver.scan import Scan
 from conduit.sampling.anchors import anchors
 from conduit.schema import Schema
+from conduit.store.format.table_geometry import geometry, halo_ticks
+from conduit.store.format.table_spec import Table
+from conduit.store.pages import deletion
 from conduit.store.pages.row_counts import Counts
 from conduit.store.tables.appearance import filling_of, held_in, never_raises, place_of, state_of
+from conduit.store.tables.limit_checks import RateLimiter
 from conduit.store.tables.queue import QueueView
+from conduit.store.tables.statistics import Statistics
 from conduit.store.tables.view import TableView
 
 
 class TableHandle(StaysHere):
     """One table of an engine, from `Client.table`; for any thread. `len(handle)` is its number of rows.
 
-    Every answer is of the moment: others write meanwhile.
+    Every answer is of the moment: others write meanwhile. What changes the table (`delete`, `reset`, `freeze`, `limiter.change`)
+    does so for all processes.
     """
 
     _elsewhere = "ask there, client.table(name)"
@@ -95,6 +105,110 @@ class TableHandle(StaysHere):
             raise ConfigError(f"Expected no window for queue {self.name!r}, whose rows are claimed, got {window!r}")
         return QueueView(self._table).counts().waiting
 
+    @property
+    def limiter(self) -> RateLimiter:
+        """The table's limiter, shared by all processes: its counts, what it allows and why not, and `change` for other limits.
+
+        Raises:
+            ConfigError: The table has none.
+        """
+        return RateLimiter(self._table)
+
+    @property
+    def statistics(self) -> Statistics:
+        """Running statistics of the table's fields, shared by all processes; see `Table.statistics`, `conduit.normalize`."""
+        return Statistics(self._table)
+
+    def episodes(self, *, since: Episodes | None = None, last: int | None = None) -> Episodes:
+        """Returns and lengths of episodes that ended in the table, whoever wrote them; of replay tables and queues alike.
+
+        A table keeps the newest 1,024; of them, those of an episode that ended before its step was published are there at once.
+
+        Args:
+            since: What an earlier call returned: only episodes that ended after it, each once. None for all that are there.
+            last: At most so many, the newest.
+
+        Raises:
+            ConfigError: Bad options.
+            Closed, Forked: The client or engine has closed.
+        """
+        self._table.check_open()
+        return read_episodes(self._table, since, last)
+
+    def scan(self) -> Scan:
+        """Every step that the table has now, once, environment by environment in the order of time; iterating yields columns.
+
+        Raises:
+            Closed, Forked: The client or engine has closed.
+        """
+        return Scan(self._table)
+
+    def delete(self, ids: Any) -> int:
+        """Delete rows: from now on no window begins at them. They still are the context of other rows' windows.
+
+        A rollout is held to begin at the row of its first environment. Rows that have been overwritten or deleted before are
+        left out.
+
+        Args:
+            ids: Integers of any shape, from `Batch.ids`.
+
+        Returns:
+            How many rows were deleted.
+
+        Raises:
+            ConfigError: The table is a queue.
+            FieldError: These are no integers.
+            Frozen: The table is frozen.
+            BufferError: This client holds too many leases.
+            Closed, Forked: The client or engine has closed.
+        """
+        self._check_removable()
+        return self._table.delete(ids)
+
+    def reset(self) -> None:
+        """Let all rows go, at once and for everybody; counts, limits and the priorities' scale stay.
+
+        Writers go on: each begins a new episode in every environment with its next step. A step or rollout that is being
+        written at this moment goes with the rest. Batches that were handed out stay valid.
+
+        Raises:
+            ConfigError: The table is a queue.
+            Frozen: The table is frozen.
+            Closed, Forked: The client or engine has closed.
+        """
+        self._check_removable()
+        entry(deletion.reset)(self._table.address)
+
+    def freeze(self) -> None:
+        """Make the table read-only, in all processes, until `thaw`: writing, deleting and resetting raise Frozen.
+
+        A step that another process is committing at this very moment may still come.
+
+        Raises:
+            Closed, Forked: The client or engine has closed.
+        """
+        self._set_frozen(frozen=True)
+
+    def thaw(self) -> None:
+        """Let a frozen table take rows again; writers go on where they were.
+
+        Raises:
+            Closed, Forked: The client or engine has closed.
+        """
+        self._set_frozen(frozen=False)
+
+    def _check_removable(self) -> None:
+        self._table.check_open()
+        self._table.check_thawed()
+        if self.kind == "queue":
+            raise ConfigError(
+                f"Expected a replay table, {self.name!r} is a queue: its rows go when they are acknowledged"
+            )
+
+    def _set_frozen(self, *, frozen: bool) -> None:
+        self._table.check_open()
+        entry(deletion.set_frozen)(self._table.address, frozen)
+
     def __len__(self) -> int:
         return self.rows
 
@@ -107,3 +221,23 @@ class TableHandle(StaysHere):
             f"TableHandle({place_of(self._table)}, {self.kind}, {self.nbytes / 2**20:.1f} MiB, {state_of(self._table)}: "
             f"{filling_of(self._table)})"
         )
+
+
+def with_room(table: Table, steps: float) -> Table:
+    """The declaration, with a capacity raised until all of so many steps of one writer stay, whatever its pages copy.
+
+    Args:
+        table: With a capacity in rows.
+        steps: Steps to keep.
+
+    Raises:
+        CapacityError: No table has room for them.
+    """
+    while True:
+        pages, page_rows, _ = geometry(table)
+        # a page begins with its halo and the final observations of that, and may end with a row too few for a step
+        own = page_rows - 2 * halo_ticks(table) - 2
+        if (pages - 1) * own >= steps:
+            return table
+        assert isinstance(table.capacity, int)  # noqa: S101 - what is in bytes is the caller's bound
+        table = replace(table, capacity=table.capacity + table.capacity // 20 + page_rows)

@@ -78,8 +78,8 @@ def _tables() -> dict[str, dict[str, conduit.Table]]:
                 whole, 240, page_rows=48, num_envs=4, max_length=4, max_n_step=2, priorities=conduit.Priorities()
             )
         },
-        "rollouts": {"queue": conduit.Table(whole, 120, kind="queue", num_envs=2, rollout_length=4)},
-        "queue": {"queue": conduit.Table(ragged, 120, kind="queue", num_envs=2, page_rows=24)},
+        "rollouts": {"queue": conduit.Table.queue(whole, 120, num_envs=2, rollout_length=4)},
+        "queue": {"queue": conduit.Table.queue(ragged, 120, num_envs=2, page_rows=24)},
     }
 
 
@@ -132,7 +132,7 @@ def _be_killed_in(name: str, kind: str) -> None:
             kept[-1].next()
             kept.append(engine._views[table].lease(0))
     if kind == "windows":
-        engine.statistics("replay").update(obs=np.ones((4, 3), np.float32))
+        engine.table("replay").statistics.update(obs=np.ones((4, 3), np.float32))
     engine.policy().publish({"w": np.ones(5, np.float32)})
     os.kill(os.getpid(), signal.SIGKILL if kept else signal.SIGABRT)
 
@@ -293,7 +293,7 @@ def _load(client: Client, table: str, options: dict[str, Any]) -> None:
             loader.valid(batch.ids)
             if "sampling" in options:
                 loader.update_priorities(batch.ids, np.arange(24.0))
-    client.delete(table, batch.ids[:3])
+    client.table(table).delete(batch.ids[:3])
 
 
 def _consume(client: Client) -> None:
@@ -322,10 +322,10 @@ def _look(client: Client, table: str) -> None:
             for name in view.arenas:
                 lease.values(name)
     if view.layout.limits is not None:
-        client.limiter(table).explain()
+        client.table(table).limiter.explain()
     if view.layout.statistics:
-        client.statistics(table).read("obs")
-        client.statistics(table).update(obs=np.ones((2, 3), np.float32))
+        client.table(table).statistics.read("obs")
+        client.table(table).statistics.update(obs=np.ones((2, 3), np.float32))
 
 
 def _scan(client: Client, table: str) -> None:

@@ -32,6 +32,7 @@ from conduit.plane.client import Client
 from conduit.plane.engine import Engine
 from conduit.schema import Field, Schema
 from conduit.store.format import words as w
+from conduit.store.format.table_geometry import future_ticks
 from conduit.store.format.table_spec import Priorities, Table
 from conduit.store.pages.protocol import take_ticket
 from conduit.store.pages.row_counts import may_be_taken
@@ -91,7 +92,7 @@ def _load(client: Client, words: Array, log: Array, life: int, sampling: Samplin
             if sampling == "prioritized":
                 loader.update_priorities(batch.ids, chance.pareto(1.0, _BATCH))
             if chance.random() < 0.05:
-                words[_DELETED] += client.delete("replay", batch.ids[:2])
+                words[_DELETED] += client.table("replay").delete(batch.ids[:2])
 
 
 @dataclass
@@ -203,7 +204,7 @@ def recount(view: TableView) -> list[str]:
         if (spent & ~gone).any():
             wrong.append(f"page {page} has {(spent & ~gone).sum()} rows that nobody can draw and that count as there")
         # an original may be marked for its copy, which is spent
-        copied = committed - view.layout.table.future_ticks
+        copied = committed - future_ticks(view.layout.table)
         if (gone & ~spent)[:copied].any():
             wrong.append(f"page {page} counts {(gone & ~spent).sum()} rows as gone that can be drawn")
         if ((mine >> 16) & w.MOST_DELIVERIES < (mine & w.MOST_DELIVERIES)).any():
@@ -257,7 +258,7 @@ def _load_kernels(engine: Engine, sampling: Sampling) -> None:
     options: dict[str, Any] = {"sampling": conduit.Prioritized()} if sampling == "prioritized" else {}
     with engine.loader("replay", batch_size=1, min_rows=1, format="numpy", **options) as loader:
         loader.next(timeout=0.0)
-    engine.reset("replay")
+    engine.table("replay").reset()
 
 
 def run(name: str, seconds: float, *, sampling: Sampling = "uniform", times: int = 3, kills: bool, seed: int) -> Report:

@@ -178,39 +178,39 @@ class WriteRollouts(_Writing):
         for k in range(4):
             first, self.n = self.n, self.n + 7
             if k % 2:
-                with self.writer.rollout(7) as slab:
-                    self._fill(slab, first)
+                with self.writer.rollout(7) as rollout:
+                    self._fill(rollout, first)
             else:
-                slab = self.writer.rollout(7)
-                self._fill(slab, first)
-                slab.commit()
-            del slab
+                rollout = self.writer.rollout(7)
+                self._fill(rollout, first)
+                rollout.commit()
+            del rollout
 
-    def _fill(self, slab: Any, first: int) -> None:
+    def _fill(self, rollout: Any, first: int) -> None:
         for k in range(7):
             row = values(first + k)
-            slab.obs[k], slab.action[k], slab.reward[k] = row["obs"], row["action"], row["reward"]
+            rollout.obs[k], rollout.action[k], rollout.reward[k] = row["obs"], row["action"], row["reward"]
             if row["terminated"]:
-                slab.terminated[k] = True
-                slab.set_final(k, 0, row["final"])
+                rollout.terminated[k] = True
+                rollout.set_final(k, 0, row["final"])
 
 
 class WriteBare(_Writing):
     """Without checks."""
 
     def operate(self) -> None:
-        with self.writer.bare() as bare:
-            row = bare.row
+        with self.writer.unchecked() as unchecked:
+            row = unchecked.row
             for _ in range(13):
                 n, self.n = self.n, self.n + 1
                 given = values(n)
-                bare.obs[row], bare.action[row], bare.reward[row] = given["obs"], n, n
+                unchecked.obs[row], unchecked.action[row], unchecked.reward[row] = given["obs"], n, n
                 if given["terminated"]:
-                    bare.terminated[row] = True
-                    bare.set_final(given["final"])
-                row = bare.commit()
-                if row >= bare.rows:
-                    row = bare.row
+                    unchecked.terminated[row] = True
+                    unchecked.set_final(given["final"])
+                row = unchecked.commit()
+                if row >= unchecked.rows:
+                    row = unchecked.row
 
 
 class Extend(_Writing):
@@ -281,12 +281,12 @@ class CountStatistics(_Writing):
     def operate(self) -> None:
         self.put(self.writer, 13)
         self.writer.flush()
-        self.engine.statistics("t").read("obs")
+        self.engine.table("t").statistics.read("obs")
 
     def check(self) -> None:
         super().check()
         self.writer.flush()
-        assert self.engine.statistics("t").read("obs").count == self.view.counts().inserted
+        assert self.engine.table("t").statistics.read("obs").count == self.view.counts().inserted
 
 
 class Limited(_Writing):
@@ -323,12 +323,12 @@ class ChangeLimits(_Writing):
     options = {"capacity": 120, "page_rows": 12, "limiter": conduit.MinSize(1)}
 
     def operate(self) -> None:
-        self.engine.limiter("t").change(conduit.MinSize(2))
-        self.engine.limiter("t").change(conduit.MinSize(1))
+        self.engine.table("t").limiter.change(conduit.MinSize(2))
+        self.engine.table("t").limiter.change(conduit.MinSize(1))
 
     def check(self) -> None:
         self.check_rest(open_pages=1)
-        self.engine.limiter("t").change(conduit.MinSize(1))
+        self.engine.table("t").limiter.change(conduit.MinSize(1))
         super().check()
 
 
@@ -339,13 +339,13 @@ class Remove(_Writing):
         self.put(self.writer, 3)
         page, local = divmod(int(self.writer._stream.words[3]) + int(self.writer._stream.words[4]) - 1, 12)
         generation = int(self.view.pages()[page, w.PAGE_STATE // 8]) >> 16
-        self.engine.delete("t", np.array([generation << 40 | page * 12 + local]))
-        self.engine.freeze("t")
-        self.engine.thaw("t")
-        self.engine.reset("t")
+        self.engine.table("t").delete(np.array([generation << 40 | page * 12 + local]))
+        self.engine.table("t").freeze()
+        self.engine.table("t").thaw()
+        self.engine.table("t").reset()
 
     def check(self) -> None:
-        self.engine.thaw("t")
+        self.engine.table("t").thaw()
         super().check()
 
 
@@ -386,7 +386,7 @@ class Mix(_Writing):
     def prepare(self) -> None:
         super().prepare()
         self.put(self.writer, 40)
-        self.loader = self.engine.mix({"t": 1.0}, batch_size=8, format="numpy", timeout=5)
+        self.loader = self.engine.mixed_loader({"t": 1.0}, batch_size=8, format="numpy", timeout=5)
 
     def operate(self) -> None:
         self.loader.next()
@@ -406,12 +406,12 @@ class Read(_Writing):
         self.put(self.writer, 40)
 
     def operate(self) -> None:
-        for steps in self.engine.scan("t"):
+        for steps in self.engine.table("t").scan():
             assert len(steps)
 
     def check(self) -> None:
         super().check()
-        assert sum(len(steps) for steps in self.engine.scan("t")) >= 20
+        assert sum(len(steps) for steps in self.engine.table("t").scan()) >= 20
 
 
 class _Queue(Scenario):
@@ -424,7 +424,7 @@ class _Queue(Scenario):
         self.consumer = self.engine.consumer("t", format="numpy", timeout=5)
         self.done = -1
 
-    def take(self, claim: conduit.Claim) -> None:
+    def take(self, claim: conduit.typing.Claim) -> None:
         """See that a claim goes on behind what is done."""
         numbers = claim["action"].ravel().tolist()
         assert numbers[0] > self.done, f"{numbers} after {self.done}"
@@ -474,7 +474,7 @@ class Consume(_Queue):
         assert claim is not None
         claim.ids.sum()
 
-    def take(self, claim: conduit.Claim) -> None:
+    def take(self, claim: conduit.typing.Claim) -> None:
         self.done = max(self.done, int(claim["action"].min()) - 1)
         super().take(claim)
 

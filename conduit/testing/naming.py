@@ -177,7 +177,7 @@ def _tables(name: str, width: int) -> dict[str, Any]:
         "plain": conduit.Table(plain, 100, statistics=(name,), **options),
         "seen": conduit.Table(seen, 100, statistics=(name,), **options),
         "ragged": conduit.Table(ragged, 100, **{**options, "max_stack": 1}),
-        "queue": conduit.Table(seen, 100, kind="queue", rollout_length=4, num_envs=1),
+        "queue": conduit.Table.queue(seen, 100, rollout_length=4, num_envs=1),
     }
 
 
@@ -201,7 +201,7 @@ def _row(schema: conduit.Schema, name: str, width: int, t: int) -> dict[str, Any
 
 def _fill(engine: conduit.Engine, table: str, name: str, width: int) -> conduit.Writer:
     """Rows by each form of writing, all of one episode of a stream that goes on as long as the writer is kept."""
-    schema = engine.schema(table)
+    schema = engine.table(table).schema
     writer = engine.writer(table)
     for t in range(ROWS):
         row = _row(schema, name, width, t)
@@ -251,7 +251,7 @@ def _read(engine: conduit.Engine, table: str, name: str, width: int, options: di
         loader = engine.loader(table, rename={name: _OTHER}, **given)
     with loader:
         for _ in range(2):
-            _check(loader.next(), engine.schema(table)[name], shown, width, options)
+            _check(loader.next(), engine.table(table).schema[name], shown, width, options)
     return renamed
 
 
@@ -295,8 +295,8 @@ def _check(batch: Any, field: conduit.Field, name: str, width: int, options: dic
 
 
 def _consume(engine: conduit.Engine, name: str, width: int) -> bool:
-    """The same through a queue: a slab is written, a claim and its batch are read."""
-    schema = engine.schema("queue")
+    """The same through a queue: a rollout is written, a claim and its batch are read."""
+    schema = engine.table("queue").schema
     with engine.writer("queue", num_envs=1, autoreset="next_step") as writer:
         rows = [_row(schema, name, width, t) for t in range(4)]
         form = _opened(writer.rollout, 4)

@@ -116,13 +116,13 @@ def roll_out(client: Client, shared: _Shared, life: int, _place: int) -> None:
     fill = _ticks(life * _ENVS)
     number = 0
     for count in range(1 << 62):
-        slab = writer.rollout(_TICKS)
-        ends = [slab.terminated, slab.truncated]
-        fill(slab.obs, slab.action, slab.reward, ends, number, _TICKS)  # type: ignore[arg-type]
+        rollout = writer.rollout(_TICKS)
+        ends = [rollout.terminated, rollout.truncated]
+        fill(rollout.obs, rollout.action, rollout.reward, ends, number, _TICKS)  # type: ignore[arg-type]
         if count % 5 == 0:
-            slab.abort()
+            rollout.abort()
             continue
-        slab.commit()
+        rollout.commit()
         number += _TICKS
         shared.written[life] = number
 

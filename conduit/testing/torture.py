@@ -95,12 +95,12 @@ def append_steps(client: Client, statistics: Array, life: int) -> None:
 
 
 def bare_steps(client: Client, statistics: Array, life: int) -> None:
-    """Single steps by the bare handle: stores into the page, then a commit."""
+    """Single steps by the unchecked handle: stores into the page, then a commit."""
     step = _Step()
-    with client.writer("replay").bare() as bare:
-        obs, actions, rewards, commit = bare.obs, bare.action, bare.reward, bare.commit
-        terminated, truncated = bare.terminated, bare.truncated
-        row = bare.row
+    with client.writer("replay").unchecked() as unchecked:
+        obs, actions, rewards, commit = unchecked.obs, unchecked.action, unchecked.reward, unchecked.commit
+        terminated, truncated = unchecked.terminated, unchecked.truncated
+        row = unchecked.row
         for number in range(1 << 62):
             action, reward, end = step.make(life * _ENVS, number)
             obs[row, : rows.WORDS // 2] = step.obs[: rows.WORDS // 2]
@@ -109,10 +109,10 @@ def bare_steps(client: Client, statistics: Array, life: int) -> None:
             rewards[row] = reward
             if end:
                 (terminated if end == 1 else truncated)[row] = True
-                bare.set_final(step.final)
+                unchecked.set_final(step.final)
             row = commit()
-            if row >= bare.rows:
-                row = bare.row
+            if row >= unchecked.rows:
+                row = unchecked.row
             statistics[WRITTEN] += 1
 
 
@@ -136,13 +136,13 @@ def roll_out(client: Client, statistics: Array, life: int) -> None:
     write = entry(rows.write_ticks)
     number = 0
     for count in range(1 << 62):
-        slab = writer.rollout(12)
-        views = (slab.obs, slab.action, slab.reward, slab.terminated, slab.truncated)
+        rollout = writer.rollout(12)
+        views = (rollout.obs, rollout.action, rollout.reward, rollout.terminated, rollout.truncated)
         write(*(view.ctypes.data for view in views), life * _ENVS, 2, number, 12)
         if count % 5 == 0:
-            slab.abort()
+            rollout.abort()
             continue
-        slab.commit()
+        rollout.commit()
         number += 12
         statistics[WRITTEN] += 24
 

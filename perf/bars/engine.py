@@ -71,17 +71,17 @@ def _writes(workload: Workload, what: str, bars: dict[str, float], distinct: int
 
 def single_steps() -> Iterator[Bar]:
     """One step, 5 fields, 97 B, from Python."""
-    yield from _writes(STEP_97B, "one step, 5 fields, 97 B", {"append": 0.6, "bare handle": 0.85}, 1024, 1024)
+    yield from _writes(STEP_97B, "one step, 5 fields, 97 B", {"append": 0.6, "unchecked handle": 0.85}, 1024, 1024)
 
 
 def small_slabs() -> Iterator[Bar]:
     """64 environments per call, small rows."""
-    yield from _writes(SLAB_97B, "64 environments per call, 97 B", {"append": 0.6, "bare handle": 0.75}, 128, 256)
+    yield from _writes(SLAB_97B, "64 environments per call, 97 B", {"append": 0.6, "unchecked handle": 0.75}, 128, 256)
 
 
 def pixel_slabs() -> Iterator[Bar]:
     """64 environments per call, 28 KB observations."""
-    yield from _writes(SLAB_28KB, "64 environments per call, 28 KB", {"append": 0.8, "bare handle": 0.85}, 8, 8)
+    yield from _writes(SLAB_28KB, "64 environments per call, 28 KB", {"append": 0.8, "unchecked handle": 0.85}, 8, 8)
 
 
 def cartpole_batches() -> Iterator[Bar]:

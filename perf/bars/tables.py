@@ -181,7 +181,7 @@ def limiter_on_a_draw() -> Iterator[Bar]:
 
             methods.append(Method(name, batches, more, units=64))
         result = compare(methods, clock="thread", seconds=6.0, precision=0.002, least_rounds=60)
-        counts = client.limiter(subjects.TABLE).counts
+        counts = client.table(subjects.TABLE).limiter.counts
     assert counts.sampled >= 60 * 64 * CARTPOLE.batch
     difference = Spread.of(result.costs["with"] - result.costs["without"])
     note = f"CPU time of a batch of {CARTPOLE.batch}: {time_text(result.cost('without'))} without, {time_text(result.cost('with'))} with"
@@ -193,7 +193,7 @@ def limiter_on_a_draw() -> Iterator[Bar]:
 def _check_import(engine: Any, flat: Mapping[str, Any], ended: Any, finals: Any) -> None:
     """Hold what was imported to what was exported, row by row."""
     done = kept = 0
-    for steps in engine.scan(subjects.TABLE):
+    for steps in engine.table(subjects.TABLE).scan():
         here = slice(done, done + len(steps))
         for name, values in (*steps.columns.items(), ("terminated", steps.terminated)):
             np.testing.assert_array_equal(values, flat[name][here])

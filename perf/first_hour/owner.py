@@ -24,11 +24,11 @@ _SCHEMA = conduit.Schema.from_example({"obs": np.zeros(4, np.float32), "action":
 _STEP = {"obs": np.zeros(4, np.float32), "action": 0, "reward": 0.0}
 _TABLES = {
     # no page of it is turned in the time that is measured
-    "replay": conduit.Table(_SCHEMA, capacity=1_000_000, page_rows=50_000),
-    "limited": conduit.Table(_SCHEMA, capacity=10_000, limiter=conduit.SampleToInsertRatio(1.0, 10, 10.0)),
-    "empty": conduit.Table(_SCHEMA, capacity=1_000),
-    "full": conduit.Table(_SCHEMA, capacity=100, page_rows=50, kind="queue"),
-    "waiting": conduit.Table(_SCHEMA, capacity=100, page_rows=50, kind="queue"),
+    "replay": conduit.Table.replay(_SCHEMA, capacity=1_000_000, page_rows=50_000),
+    "limited": conduit.Table.replay(_SCHEMA, capacity=10_000, limiter=conduit.SampleToInsertRatio(1.0, 10, 10.0)),
+    "empty": conduit.Table.replay(_SCHEMA, capacity=1_000),
+    "full": conduit.Table.queue(_SCHEMA, capacity=100, page_rows=50),
+    "waiting": conduit.Table.queue(_SCHEMA, capacity=100, page_rows=50),
 }
 
 
@@ -66,8 +66,8 @@ def _step(client: conduit.Client) -> Iterator[None]:
 def _rollout(client: conduit.Client) -> Iterator[None]:
     writer = client.writer("replay")
     while True:
-        with writer.rollout(8) as slab:
-            slab.obs[:], slab.action[:], slab.reward[:] = 0.0, 0, 0.0
+        with writer.rollout(8) as rollout:
+            rollout.obs[:], rollout.action[:], rollout.reward[:] = 0.0, 0, 0.0
         yield
         time.sleep(0.02)
 

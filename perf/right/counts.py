@@ -108,7 +108,7 @@ def _ids() -> Iterator[Bar]:
                     lambda: two.update_priorities(ids, np.ones(8)),
                     "FieldError",
                 ),
-                ("delete of another table's ids", lambda: engine.delete("two", ids), "FieldError"),
+                ("delete of another table's ids", lambda: engine.table("two").delete(ids), "FieldError"),
                 ("complex priorities", lambda: two.update_priorities(own, np.ones(8) * 1j), "FieldError"),
                 ("NaN as beta", lambda: setattr(two.sampler, "beta", float("nan")), "ConfigError"),
             )

@@ -146,10 +146,10 @@ def _collect() -> None:
                 box.append(box)
                 del writer, box
                 gc.set_threshold(threshold)
-                engine.statistics("replay").update(obs=np.ones((3, 4), np.float32))
+                engine.table("replay").statistics.update(obs=np.ones((3, 4), np.float32))
                 gc.set_threshold(700)
                 gc.collect()
-        assert engine.statistics("replay").read("obs").count >= 4 * 57
+        assert engine.table("replay").statistics.read("obs").count >= 4 * 57
 
 
 def _collections() -> Iterator[Bar]:

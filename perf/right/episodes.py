@@ -52,7 +52,7 @@ def resets() -> Iterator[Bar]:
             yield _equal(
                 "A4 two ends in a row under 'next_step' name the mode that fits", "'same_step'" in message, True
             )
-        engine.reset("t")
+        engine.table("t").reset()
         with engine.writer("t", num_envs=8, autoreset="same_step") as writer:
             for group in range(1000):
                 reward[:] = 8 * group + np.arange(8)
@@ -147,8 +147,8 @@ def refusals() -> Iterator[Bar]:
                 loader.next()
                 found: tuple[object, ...] = ()
             except conduit.errors.FieldError as error:
-                found = error.at, error.row_id, str(error.value), engine.statistics("t").read("obs").count
-                deleted = engine.delete("t", [error.row_id])
+                found = error.at, error.row_id, str(error.value), engine.table("t").statistics.read("obs").count
+                deleted = engine.table("t").delete([error.row_id])
             yield _equal(
                 "A11 a NaN under normalize names field, row and value, and is in no statistics",
                 found[0::2],
@@ -157,7 +157,7 @@ def refusals() -> Iterator[Bar]:
             yield _equal(
                 "A11 deleting the row that was named, and the next call", (deleted, len(loader.next().ids)), (1, 256)
             )
-            yield _equal("A11 rows in the statistics then", engine.statistics("t").read("obs").count, 256)
+            yield _equal("A11 rows in the statistics then", engine.table("t").statistics.read("obs").count, 256)
 
 
 def _distance(achieved: Any, goals: Any) -> Any:

@@ -56,7 +56,9 @@ def _names() -> Iterator[Bar]:
     )
     asked: dict[str, Callable[[conduit.Client], object]] = {
         "transform={'rewards': ...}": lambda e: e.loader("t", batch_size=1, transform={"rewards": conduit.scale(2.0)}),
-        "min_rows={'repaly': ...} of a mix": lambda e: e.mix({"replay": 1.0}, batch_size=1, min_rows={"repaly": 1}),
+        "min_rows={'repaly': ...} of a mix": lambda e: e.mixed_loader(
+            {"replay": 1.0}, batch_size=1, min_rows={"repaly": 1}
+        ),
         "a policy's array 'wieght'": lambda e: e.policy().publish({"wieght": np.zeros(1)}),
     }
     policies = {"policy": {"weight": np.zeros(1)}}

@@ -93,21 +93,21 @@ def _discarded() -> Iterator[Bar]:
         try:
             with writer.step() as step:
                 step.obs, step.action[...], step.reward[...] = values(0)["obs"], 0, 0
-                engine.freeze("t")
+                engine.table("t").freeze()
         except Frozen:
-            engine.thaw("t")
+            engine.table("t").thaw()
 
     def dropped_rollout(engine: conduit.Engine, writer: conduit.Writer) -> None:
         writer.rollout(4).terminated[:] = True
 
-    def dropped_bare(engine: conduit.Engine, writer: conduit.Writer) -> None:
-        bare = writer.bare()
-        bare.terminated[bare.row] = True
+    def dropped_unchecked(engine: conduit.Engine, writer: conduit.Writer) -> None:
+        unchecked = writer.unchecked()
+        unchecked.terminated[unchecked.row] = True
 
     cases: dict[str, Callable[[conduit.Engine, conduit.Writer], None]] = {
         "a step frozen in its middle": frozen,
         "a rollout that was dropped": dropped_rollout,
-        "a bare handle that was dropped": dropped_bare,
+        "an unchecked handle that was dropped": dropped_unchecked,
     }
     for name, spoil in cases.items():
         with conduit.Engine.create(

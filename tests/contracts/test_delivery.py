@@ -38,7 +38,7 @@ class Newest(Delivery):
         self.engine, self.size, self.least, self.is_open = engine, size, least, True
 
     def attempt(self):
-        parts = [steps.columns for steps in self.engine.scan(TABLE)]
+        parts = [steps.columns for steps in self.engine.table(TABLE).scan()]
         if sum(len(part["action"]) for part in parts) < self.least:
             return None
         newest = {name: np.concatenate([part[name] for part in parts])[-self.size :] for name in parts[0]}

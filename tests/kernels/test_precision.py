@@ -145,7 +145,7 @@ def test_statistics_of_large_values_have_the_variance_of_their_differences(engin
     schema = conduit.Schema([conduit.Field("obs", "float64", observation=True)])
     table = conduit.Table(schema, 100, statistics=("obs",))
     with conduit.Engine.create(engine_name, {"t": table}) as engine:
-        statistics = engine.statistics("t")
+        statistics = engine.table("t").statistics
         rng = np.random.default_rng(0)
         parts = [1e9 + rng.normal(size=size) for size in (1, 7, 1000, 3)]
         for part in parts:

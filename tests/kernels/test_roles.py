@@ -227,7 +227,7 @@ def test_steps_on_whole_batches_take_the_reward_by_its_role(engine_name, step):
     )
     tables = {
         "t": conduit.Table(schema, 100, max_length=4),
-        "q": conduit.Table(schema, 100, kind="queue", rollout_length=4),
+        "q": conduit.Table.queue(schema, 100, rollout_length=4),
     }
     with conduit.Engine.create(engine_name, tables) as engine:
         for table in tables:

@@ -16,7 +16,7 @@ from conduit.kernels.cpu import gather
 from conduit.kernels.reference import gather as reference
 from conduit.kernels.spec.plan import Output
 from conduit.kernels.spec.transforms import FLOATS, Transform
-from conduit.store.format.table_spec import row_stride
+from conduit.store.format.sizes import row_stride
 
 POISON = 0xA5
 GUARD = 256

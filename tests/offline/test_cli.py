@@ -57,7 +57,7 @@ def test_a_table_goes_out_and_comes_in(engine, tmp_path, kind):
     done = command("import", engine.name, "to", out, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["rows"] == 120
-    one, other = (joined(list(engine.scan(table))) for table in ("from", "to"))
+    one, other = (joined(list(engine.table(table).scan())) for table in ("from", "to"))
     np.testing.assert_array_equal(one.columns["action"], other.columns["action"])
     np.testing.assert_array_equal(one.finals["obs"], other.finals["obs"])
 

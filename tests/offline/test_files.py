@@ -68,7 +68,7 @@ def as_given(field, array):
 
 def seen(engine, table="t"):
     """Everything that a table tells of its steps, as plain bytes, in order."""
-    return [one for steps in engine.scan(table) for one in told(steps)]
+    return [one for steps in engine.table(table).scan() for one in told(steps)]
 
 
 def told(steps):
@@ -89,7 +89,7 @@ def same_after_a_round_trip(engine, make, folder, kind):
     described = offline.describe(path)
     assert described.rows == saved.rows
     assert described.episodes == saved.episodes
-    assert described.schema == engine.schema("t")
+    assert described.schema == engine.table("t").schema
     other = make(offline.table_for(path))
     loaded = offline.load(other, "t", path)
     assert (loaded.rows, loaded.episodes) == (saved.rows, saved.episodes)
@@ -233,7 +233,7 @@ def test_an_export_while_writers_write_is_a_run_of_each_history(make, tmp_path):
     try:
         for n in range(5):
             path = tmp_path / str(n)
-            while engine.scan("t").rows < 100:
+            while engine.table("t").scan().rows < 100:
                 pass
             offline.save(engine, "t", path)
             with np.load(path / "part-00000.npz") as file:
@@ -284,7 +284,7 @@ def test_files_of_other_origin_with_next_observations_are_understood(make, tmp_p
     assert (described.rows, described.episodes) == (12, 2)
     engine = make(offline.table_for(tmp_path))
     offline.load(engine, "t", tmp_path)
-    steps = joined(list(engine.scan("t")))
+    steps = joined(list(engine.table("t").scan()))
     np.testing.assert_array_equal(steps.places, [4, 11])
     np.testing.assert_array_equal(steps.finals["obs"], columns["next_obs"][[4, 11]])
 
@@ -313,7 +313,7 @@ def test_columns_of_other_names_are_taken_by_the_names_given(make, tmp_path, kin
     loaded = offline.load(engine, "t", file, columns=names)
     assert loaded.rows == 12
     assert loaded.ignored == ("note",)
-    steps = joined(list(engine.scan("t")))
+    steps = joined(list(engine.table("t").scan()))
     np.testing.assert_array_equal(steps.columns["reward"], columns["reward"].astype(np.float32))
     np.testing.assert_array_equal(steps.finals["obs"], columns["next_obs"][[4, 11]])
 
@@ -326,7 +326,7 @@ def test_data_that_stop_without_a_flag_end_truncated_where_the_next_observation_
     foreign(tmp_path / "a.npz", **columns, episode=np.repeat([7, 9, 8], [5, 3, 4]))
     engine = make(offline.table_for(tmp_path))
     offline.load(engine, "t", tmp_path)
-    steps = joined(list(engine.scan("t")))
+    steps = joined(list(engine.table("t").scan()))
     np.testing.assert_array_equal(np.flatnonzero(steps.truncated), [7, 11])
     np.testing.assert_array_equal(steps.finals["obs"][1:], np.full((2, 4), 77))
 
@@ -337,7 +337,7 @@ def test_without_next_observations_an_end_without_a_flag_is_a_cut(make, tmp_path
     foreign(tmp_path / "a.npz", **columns, episode=np.repeat([0, 1], [5, 7]))
     engine = make(offline.table_for(tmp_path))
     offline.load(engine, "t", tmp_path)
-    steps = joined(list(engine.scan("t")))
+    steps = joined(list(engine.table("t").scan()))
     np.testing.assert_array_equal(np.flatnonzero(steps.starts), [0, 5])
     with engine.loader("t", batch_size=64, min_rows=1, format="numpy") as loader:
         assert not np.isin(loader.next()["action"], [4, 11]).any()
@@ -370,7 +370,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(make, tmp_path,
     with pytest.raises(conduit.errors.SourceError, match=f"(?s){message}") as caught:
         offline.load(engine, "t", tmp_path)
     assert tmp_path.name in str(caught.value)
-    assert engine.scan("t").rows == 0
+    assert engine.table("t").scan().rows == 0
 
 
 def test_columns_of_different_length_are_refused(tmp_path):
@@ -391,7 +391,7 @@ def test_every_truncated_file_is_refused_before_anything_is_written(make, tmp_pa
         bad.write_bytes(whole[:length])
         with pytest.raises(conduit.errors.SourceError, match=bad.name):
             offline.load(target, "t", bad)
-    assert target.scan("t").rows == 0
+    assert target.table("t").scan().rows == 0
 
 
 def test_a_flipped_bit_of_an_archive_is_noticed_and_told_with_what_was_written(make, tmp_path):
@@ -404,7 +404,7 @@ def test_a_flipped_bit_of_an_archive_is_noticed_and_told_with_what_was_written(m
     target = make(conduit.Table(CARTPOLE, capacity=200_000))
     with pytest.raises(conduit.errors.SourceError, match=rf"(?s)CRC.*'action' of .*a\.npz.*131072 of {rows} steps"):
         offline.load(target, "t", tmp_path)
-    assert sum(map(len, target.scan("t"))) == 131072
+    assert sum(map(len, target.table("t").scan())) == 131072
 
 
 def test_empty_and_mixed_directories_and_missing_paths_are_refused(tmp_path):
@@ -454,7 +454,7 @@ def test_a_table_for_a_source_holds_all_of_it(make, tmp_path, rows, every, optio
     foreign(tmp_path / "a.npz", **transitions(rows, tuple(range(every - 1, rows, every))))
     engine = make(offline.table_for(tmp_path, **options))
     offline.load(engine, "t", tmp_path)
-    assert sum(map(len, engine.scan("t"))) == rows
+    assert sum(map(len, engine.table("t").scan())) == rows
 
 
 def test_progress_is_told_up_to_the_end(make, tmp_path):
@@ -506,6 +506,6 @@ def test_a_table_of_demonstrations_can_be_frozen_as_it_is_loaded(make, tmp_path)
         engine.writer("t").append(obs=1)
     with engine.loader("t", batch_size=4, format="numpy") as loader:
         assert set(loader.next()["obs"].tolist()) <= {value(schema["obs"], n)[()] for n in range(20)}
-    engine.thaw("t")
+    engine.table("t").thaw()
     with engine.writer("t") as writer:
         writer.append(obs=1)

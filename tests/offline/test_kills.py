@@ -68,11 +68,11 @@ def test_a_killed_import_leaves_a_prefix_and_the_table_in_order(engine, tmp_path
     done = killed_after_the_first_report("import", engine, tmp_path)
     assert 0 < done < ROWS
     engine.recover()
-    steps = joined(list(engine.scan("t")))
+    steps = joined(list(engine.table("t").scan()))
     np.testing.assert_array_equal(steps.columns["action"], np.arange(done))
     np.testing.assert_array_equal(steps.columns["obs"][:, 0], np.arange(done))
     assert offline.load(engine, "t", tmp_path).rows == ROWS
-    assert sum(map(len, engine.scan("t"))) == done + ROWS
+    assert sum(map(len, engine.table("t").scan())) == done + ROWS
 
 
 def test_a_killed_export_leaves_nothing_at_its_path_and_can_be_repeated(engine, tmp_path):

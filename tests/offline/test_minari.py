@@ -68,7 +68,7 @@ def test_a_dataset_comes_in_with_every_next_observation(engine_name, datasets, h
     engine, loaded = load(engine_name, source)
     with engine:
         assert (loaded.rows, loaded.episodes) == (55, 5)
-        steps = joined(list(engine.scan("t")))
+        steps = joined(list(engine.table("t").scan()))
         starts = [*np.flatnonzero(steps.starts).tolist(), 55]
         for number, one in enumerate(made.iterate_episodes()):
             here = steps.part(starts[number], starts[number + 1])
@@ -104,7 +104,7 @@ def test_nested_spaces_become_dotted_fields_and_come_back(engine_name):
     first = create("nested-v0", episodes, space, action)
     engine, _ = load(engine_name, "nested-v0")
     with engine:
-        assert engine.schema("t").observation_names == ("obs.camera", "obs.joints.0", "obs.joints.1")
+        assert engine.table("t").schema.observation_names == ("obs.camera", "obs.joints.0", "obs.joints.1")
         saved = offline.save_minari(engine, "t", "again-v0", observation_space=space, action_space=action)
     assert (saved.rows, saved.episodes, saved.left_out) == (10, 2, 0)
     again = minari.load_dataset("again-v0")
@@ -126,7 +126,7 @@ def test_a_table_goes_out_and_comes_back_with_the_same_transitions(engine_name, 
         assert heard[-1] == (56, 56)
         other, _ = load(f"{engine_name}-2", "b-v0")
         with other:
-            one, two = (joined(list(e.scan("t"))) for e in (engine, other))
+            one, two = (joined(list(e.table("t").scan())) for e in (engine, other))
             for name in ("obs", "action", "reward"):
                 np.testing.assert_array_equal(one.columns[name], two.columns[name])
             for what in ("terminated", "truncated", "starts", "places"):
@@ -187,7 +187,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(engine_name):
             offline.load(engine, "t", "a-v0")
         with pytest.raises(conduit.errors.SourceError, match=r"'value'.*'a-v0'"):
             offline.load(engine, "more", "a-v0")
-        assert engine.scan("t").rows == engine.scan("more").rows == 0
+        assert engine.table("t").scan().rows == engine.table("more").scan().rows == 0
         with pytest.raises(conduit.errors.ConfigError, match=r"'value'.*npz or Parquet"):
             offline.save_minari(engine, "more", "b-v0")
 
@@ -232,7 +232,7 @@ def test_names_that_no_field_can_have_are_mapped_or_the_error_says_how(engine_na
     assert set(described.schema.observation_names) == {"obs.x", "obs.camera"}
     with conduit.Engine.create(engine_name, {"t": offline.table_for("odd-v0", columns=names)}) as engine:
         offline.load(engine, "t", "odd-v0", columns=names)
-        (steps,) = engine.scan("t")
+        (steps,) = engine.table("t").scan()
         assert (steps.columns["obs.camera"] == 1).all()
         assert (steps.finals["obs.camera"] == 1).all()
         with pytest.raises(conduit.errors.ConfigError, match=r"did you mean `obs\.camera`"):

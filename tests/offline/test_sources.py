@@ -40,7 +40,7 @@ def load(engine_name):
         engine = conduit.Engine.create(f"{engine_name}-{len(made)}", {"t": conduit.Table(schema, capacity=300)})
         made.append(engine)
         loaded = offline.load(engine, "t", source, **options)
-        return joined(list(engine.scan("t"))), loaded
+        return joined(list(engine.table("t").scan())), loaded
 
     yield into
     for engine in made:
@@ -169,7 +169,7 @@ def test_the_row_whose_list_has_another_length_is_named_before_anything_is_writt
     with conduit.Engine.create(f"{engine_name}-x", {"t": conduit.Table(SCHEMA, 100)}) as engine:
         with pytest.raises(SourceError):
             offline.load(engine, "t", tmp_path)
-        assert engine.scan("t").rows == 0
+        assert engine.table("t").scan().rows == 0
     matrices = np.zeros((ROWS, 2, 3), np.float32).tolist()
     matrices[5][1] = [0.0]
     table = pa.table({"m": pa.array(matrices, pa.list_(pa.list_(pa.float32()))), "terminated": pa.array(ENDS)})
@@ -283,7 +283,7 @@ def test_a_key_that_nobody_looks_at_is_refused_and_nothing_is_written(tmp_path, 
     with conduit.Engine.create(engine_name, {"t": conduit.Table(SCHEMA, 100)}) as engine:
         with pytest.raises(ConfigError, match=near or "Expected fields of the schema, flags"):
             offline.load(engine, "t", tmp_path, columns=columns)
-        assert engine.scan("t").rows == 0
+        assert engine.table("t").scan().rows == 0
 
 
 @pytest.mark.parametrize("key", ["truncate", "timeouts", "done", "terminals"])
@@ -399,7 +399,7 @@ def test_a_file_of_robomimics_form_is_read_as_it_is(engine_name, tmp_path):
     assert (described.rows, described.episodes) == (9, 3)
     with conduit.Engine.create(engine_name, {"t": offline.table_for(tmp_path)}) as engine:
         offline.load(engine, "t", tmp_path)
-        steps = joined(list(engine.scan("t")))
+        steps = joined(list(engine.table("t").scan()))
     assert steps.columns["action"][:, 0].tolist() == [1] * 3 + [2] * 4 + [10] * 2
     np.testing.assert_array_equal(np.flatnonzero(steps.starts), [0, 3, 7])
     np.testing.assert_array_equal(steps.places, [2, 6, 8])

@@ -31,7 +31,7 @@ def things(engine_name):
     tables = {
         "replay": conduit.Table(NESTED, 400, limiter=conduit.MinSize(2), **options),
         "demos": conduit.Table(NESTED, 400, page_rows=64),
-        "queue": conduit.Table(NESTED, 400, kind="queue"),
+        "queue": conduit.Table.queue(NESTED, 400),
     }
     with conduit.Engine.create(engine_name, tables, policies=POLICIES) as engine:
         writers = {name: engine.writer(name) for name in tables}
@@ -43,7 +43,7 @@ def things(engine_name):
         loader = engine.loader("replay", batch_size=4, sampling=conduit.Prioritized(), format="numpy", name="mine")
         uniform = engine.loader("demos", batch_size=4, format="numpy")
         consumer = engine.consumer("queue", format="numpy")
-        scan = engine.scan("replay")
+        scan = engine.table("replay").scan()
         found = {
             "Engine": engine,
             "Client": conduit.attach(engine_name),
@@ -52,19 +52,19 @@ def things(engine_name):
             "Loader": loader,
             "Uniform": uniform.sampler,
             "PrioritizedSampler": loader.sampler,
-            "MixedLoader": engine.mix({"replay": 1, "demos": 1}, batch_size=4, format="numpy"),
+            "MixedLoader": engine.mixed_loader({"replay": 1, "demos": 1}, batch_size=4, format="numpy"),
             "Consumer": consumer,
             "Claim": consumer.next(),
             "PolicySlot": slot,
             "Weights": slot.poll(),
-            "RateLimiter": engine.limiter("replay"),
-            "Statistics": engine.statistics("replay"),
+            "RateLimiter": engine.table("replay").limiter,
+            "Statistics": engine.table("replay").statistics,
             "Scan": scan,
             "Steps": next(iter(scan)),
             "Batch": loader.next(),
-            "Slab": writers["replay"].rollout(2),
-            "Bare": writers["demos"].bare(),
-            "Step": writers["queue"].step().__enter__(),
+            "RolloutView": writers["replay"].rollout(2),
+            "UncheckedView": writers["demos"].unchecked(),
+            "StepView": writers["queue"].step().__enter__(),
             "StepBlock": writers["queue"].step(),
         }
         yield found
@@ -89,18 +89,18 @@ SAYS = {
     "Scan": "'replay' of engine {name}, 12 rows, 0 missing, open",
     "Steps": "12 steps, 0 final observations: obs.camera: (2, 3) uint8",
     "Batch": "obs.camera: (4, 2, 3) uint8",
-    "Slab": "'replay' of engine {name}, open: obs.camera",
-    "Bare": "'demos' of engine {name}, open: obs.camera",
-    "Step": "'queue' of engine {name}, open: obs.camera",
-    "StepBlock": "Step('queue' of engine {name}, not begun",
+    "RolloutView": "'replay' of engine {name}, open: obs.camera",
+    "UncheckedView": "'demos' of engine {name}, open: obs.camera",
+    "StepView": "'queue' of engine {name}, open: obs.camera",
+    "StepBlock": "StepView('queue' of engine {name}, not begun",
 }
 ENDED = {
     **dict.fromkeys(("Writer", "Loader", "MixedLoader", "Consumer", "PolicySlot", "RateLimiter"), "closed"),
-    **dict.fromkeys(("Engine", "TableHandle", "Statistics", "Scan", "Bare"), "closed"),
+    **dict.fromkeys(("Engine", "TableHandle", "Statistics", "Scan", "UncheckedView"), "closed"),
     "Client": "engine closed",
     "Claim": "given back",
-    "Slab": "over",
-    "Step": "over",
+    "RolloutView": "over",
+    "StepView": "over",
 }
 
 
@@ -152,15 +152,15 @@ def test_a_forked_child_may_look_at_everything_it_has_inherited(things):
     "kind",
     [
         conduit.Engine,
-        conduit.TableHandle,
+        conduit.typing.TableHandle,
         conduit.Writer,
         conduit.Loader,
-        conduit.MixedLoader,
-        conduit.Consumer,
-        conduit.Claim,
-        conduit.PolicySlot,
-        conduit.RateLimiter,
-        conduit.Scan,
+        conduit.typing.MixedLoader,
+        conduit.typing.Consumer,
+        conduit.typing.Claim,
+        conduit.typing.PolicySlot,
+        conduit.typing.RateLimiter,
+        conduit.typing.Scan,
         conduit.Batch,
     ],
 )
@@ -169,8 +169,8 @@ def test_a_thing_that_is_half_made_can_be_looked_at(kind):
 
 
 def test_names_are_offered_for_completion(things):
-    batch, claim, slab, bare = (things[name] for name in ("Batch", "Claim", "Slab", "Bare"))
-    for thing in (batch, claim, slab, bare):
+    batch, claim, rollout, unchecked = (things[name] for name in ("Batch", "Claim", "RolloutView", "UncheckedView"))
+    for thing in (batch, claim, rollout, unchecked):
         assert {"obs", "action", "reward", "terminated"} <= set(dir(thing))
         assert {"obs.camera", "obs.pose.0", "terminated"} <= set(thing._ipython_key_completions_())
         assert {"camera", "pose"} <= set(dir(thing.obs))
@@ -179,7 +179,7 @@ def test_names_are_offered_for_completion(things):
 
 
 def test_nested_fields_are_reached_by_attribute_by_name_and_part_by_part(things):
-    for thing in (things["Batch"], things["Claim"], things["Slab"], things["Bare"]):
+    for thing in (things["Batch"], things["Claim"], things["RolloutView"], things["UncheckedView"]):
         expected = thing["obs.pose.1"]
         ways = (
             thing.obs.pose[1],
@@ -225,7 +225,7 @@ def test_what_is_delivered_is_not_assigned_to(things):
         things["Claim"].obs.camera = 0
 
 
-@pytest.mark.parametrize("kind", ["Batch", "Claim", "Slab", "Bare"])
+@pytest.mark.parametrize("kind", ["Batch", "Claim", "RolloutView", "UncheckedView"])
 def test_a_name_that_is_not_there_is_an_error_of_every_spelling_with_the_nearest_name(things, kind):
     thing = things[kind]
     assert not hasattr(thing, "pin_memory")

@@ -79,21 +79,21 @@ def by_step(writer, ticks):
 
 
 def by_rollout(writer, ticks):
-    with writer.rollout(len(ticks)) as slab:
+    with writer.rollout(len(ticks)) as rollout:
         for t, one in enumerate(ticks):
             for name, value in one.items():
-                slab[name][t] = value
+                rollout[name][t] = value
 
 
-def by_bare(writer, ticks):
-    with writer.bare() as bare:
-        row = bare.row
+def by_unchecked(writer, ticks):
+    with writer.unchecked() as unchecked:
+        row = unchecked.row
         for one in ticks:
             for name, value in one.items():
-                bare[name][row : row + ENVS] = value
-            row = bare.commit()
-            if row >= bare.rows:
-                row = bare.row
+                unchecked[name][row : row + ENVS] = value
+            row = unchecked.commit()
+            if row >= unchecked.rows:
+                row = unchecked.row
 
 
 def by_extend(writer, ticks):
@@ -101,7 +101,7 @@ def by_extend(writer, ticks):
     writer.extend({name: stacked[name] for name in ("obs", "reward")}, terminated=stacked["terminated"])
 
 
-FORMS = {form.__name__: form for form in (by_append, by_converted_append, by_step, by_rollout, by_bare, by_extend)}
+FORMS = {form.__name__: form for form in (by_append, by_converted_append, by_step, by_rollout, by_unchecked, by_extend)}
 FIRST = np.arange(ENVS) == 0
 LAST = np.arange(ENVS) == ENVS - 1
 
@@ -136,7 +136,7 @@ def test_an_end_right_behind_a_cut_or_a_reset_is_one_step_long_and_accepted(engi
     writer.append(**tick(0, True))
     writer.cut()
     writer.append(**tick(1, True))
-    engine.reset("replay")
+    engine.table("replay").reset()
     for form in FORMS.values():
         form(writer, [tick(2, True), tick(3)])
     assert committed(engine) == (2 + 2 * len(FORMS)) * ENVS

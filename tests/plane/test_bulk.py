@@ -71,7 +71,7 @@ def test_what_extend_writes_is_what_append_would_have_written(make, ticks, envs,
             flags = {"terminated": ends[t] if envs else bool(ends[t]), "truncated": cuts[t] if envs else bool(cuts[t])}
             row = {name: array[t] for name, array in data.items()}
             writers[1].append(**row, **flags, final=final)
-    scans = [list(engine.scan("replay")) for engine in engines]
+    scans = [list(engine.table("replay").scan()) for engine in engines]
     for steps, other in zip(*map(joined_by_episode, scans), strict=True):
         assert steps == other
     for engine in engines:
@@ -106,7 +106,7 @@ def test_extend_goes_on_where_append_stopped_and_the_other_way_round(make):
             for t in range(first, first + 3):
                 writer.append(**{name: array[t] for name, array in data.items()})
             writer.extend({name: array[first + 3 : first + 10] for name, array in data.items()})
-        told = joined_by_episode(engine.scan("replay"))
+        told = joined_by_episode(engine.table("replay").scan())
     assert [one[0] for one in told] == list(range(50))
     assert [one[5] for one in told] == list(range(50))
     with engine.loader("replay", batch_size=256, min_rows=1, format="numpy") as loader:
@@ -159,26 +159,26 @@ def test_a_full_table_is_busy_and_what_filled_the_pages_before_stays(make):
             writer.extend(columns(100, (), 130))
         for lease in leases:
             lease.end()
-        told = [one[0] for one in joined_by_episode(engine.scan("replay"))]
+        told = [one[0] for one in joined_by_episode(engine.table("replay").scan())]
         assert told == list(range(told[0], told[-1] + 1))
         writer.extend(columns(5, (), told[-1] + 1))
-        assert joined_by_episode(engine.scan("replay"))[-1][0] == told[-1] + 5
+        assert joined_by_episode(engine.table("replay").scan())[-1][0] == told[-1] + 5
 
 
 def test_a_rollout_in_progress_keeps_extend_out(make):
     engine = make()
     with engine.writer("replay") as writer:
-        slab = writer.rollout(3)
+        rollout = writer.rollout(3)
         with pytest.raises(conduit.errors.Closed, match="rollout"):
             writer.extend(columns(3, ()))
-        slab.abort()
+        rollout.abort()
 
 
 def test_a_scan_of_a_table_whose_pages_turned_has_the_newest_steps_without_a_hole(make):
     engine = make(capacity=200, page_rows=20, max_n_step=3)
     with engine.writer("replay") as writer:
         writer.extend(columns(1000, ()))
-        told = [one[0] for one in joined_by_episode(engine.scan("replay"))]
+        told = [one[0] for one in joined_by_episode(engine.table("replay").scan())]
     assert told[-1] == 999
     assert told == list(range(told[0], 1000))
     assert len(told) >= 200
@@ -188,7 +188,7 @@ def test_pages_that_are_reused_after_the_scan_was_made_are_missing_and_counted(m
     engine = make(capacity=200, page_rows=20)
     with engine.writer("replay") as writer:
         writer.extend(columns(200, ()))
-        scan = engine.scan("replay")
+        scan = engine.table("replay").scan()
         writer.extend(columns(150, (), 200))
         told = joined_by_episode(scan)
     assert scan.missing > 100
@@ -239,19 +239,19 @@ def test_a_scan_leaves_out_rows_that_are_gone_and_begins_anew_behind_them(engine
             batch = loader.next()
             gone += batch["n"].tolist()
         found, begun = [], []
-        for steps in engine.scan("t"):
+        for steps in engine.table("t").scan():
             found += steps.columns["n"].tolist()
             begun += steps.columns["n"][steps.starts].tolist()
         everything = {n + 1000 * env for env in range(num_envs or 1) for n in range(60)}
         assert sorted(found) == sorted(everything - set(gone))
         assert set(begun) == {n for n in found if n % 1000 == 0 or n - 1 not in found}
-        engine.reset("t")
-        assert [len(steps) for steps in engine.scan("t")] == []
+        engine.table("t").reset()
+        assert [len(steps) for steps in engine.table("t").scan()] == []
         with engine.writer(
             "t", num_envs=num_envs, autoreset="next_step" if num_envs else None, keep_final=False
         ) as writer:
             writer.append(obs=np.full(shape, 7), n=np.full(shape, 7))
-        assert {n for steps in engine.scan("t") for n in steps.columns["n"].tolist()} == {7}
+        assert {n for steps in engine.table("t").scan() for n in steps.columns["n"].tolist()} == {7}
 
 
 def test_a_scan_leaves_out_deleted_rows(engine_name):
@@ -262,6 +262,6 @@ def test_a_scan_leaves_out_deleted_rows(engine_name):
                 writer.append(obs=np.int64(n), n=n)
         with engine.loader("t", batch_size=8, format="numpy") as loader:
             batch = loader.next()
-            engine.delete("t", batch.ids)
+            engine.table("t").delete(batch.ids)
             gone = set(batch["n"].tolist())
-        assert {n for steps in engine.scan("t") for n in steps.columns["n"].tolist()} == set(range(60)) - gone
+        assert {n for steps in engine.table("t").scan() for n in steps.columns["n"].tolist()} == set(range(60)) - gone

@@ -9,6 +9,7 @@ import conduit
 from conduit.errors import Busy, CapacityError, ConfigError, SpaceTimeout
 from conduit.store.format import words as w
 from conduit.store.format.page_sizes import MAX_PAGE_ROWS
+from conduit.store.format.table_geometry import geometry
 from tests.plane.conftest import CARTPOLE
 
 OBS = np.zeros(4, np.float32)
@@ -183,6 +184,6 @@ def test_the_page_rows_that_an_error_names_are_enough():
     with pytest.raises(CapacityError, match="raise page_rows to at least") as caught:
         conduit.Table(CARTPOLE, 10**7, page_rows=20)
     enough = int(re.search(r"at least (\d+)", str(caught.value).split("raise page_rows")[1])[1])
-    assert conduit.Table(CARTPOLE, 10**7, page_rows=enough).geometry().pages <= 65536
+    assert geometry(conduit.Table(CARTPOLE, 10**7, page_rows=enough)).pages <= 65536
     with pytest.raises(CapacityError, match="at most 65536 pages"):
         conduit.Table(CARTPOLE, 10**7, page_rows=enough - 1)

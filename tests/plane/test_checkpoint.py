@@ -146,12 +146,15 @@ def test_the_same_seeds_give_the_same_next_batches_after_a_restore(engine, tmp_p
             assert getattr(twin, name)() == getattr(view, name)()
         assert twin.rows_evicted == view.rows_evicted > 0
         for field in ("obs.state", "reward"):
-            one, other = (each.statistics("replay").read(field) for each in (engine, again))
+            one, other = (each.table("replay").statistics.read(field) for each in (engine, again))
             assert one.count == other.count > 0
             np.testing.assert_array_equal(one.mean, other.mean)
             np.testing.assert_array_equal(one.variance, other.variance)
-        again.statistics("replay").update(reward=np.ones(5, np.float32))
-        assert again.statistics("replay").read("reward").count == engine.statistics("replay").read("reward").count + 5
+        again.table("replay").statistics.update(reward=np.ones(5, np.float32))
+        assert (
+            again.table("replay").statistics.read("reward").count
+            == engine.table("replay").statistics.read("reward").count + 5
+        )
 
 
 def test_a_restored_engine_takes_rows_and_writers_streams_do_not_meet(engine, tmp_path):

@@ -39,7 +39,7 @@ def draw_all(engine):
 
 
 def numbers(engine):
-    found = engine.limiter("replay").counts
+    found = engine.table("replay").limiter.counts
     return found.inserted, found.sampled, found.deleted, found.size
 
 
@@ -80,10 +80,10 @@ def test_a_limiter_goes_on_exactly_where_it_was_or_begins_anew_or_in_the_middle(
 def test_limits_that_were_changed_live_are_in_force_after_a_restore(engine_name, tmp_path):
     with engine_of(engine_name, limiter=RATIO) as engine:
         put(engine, 20)
-        engine.limiter("replay").change(conduit.MinSize(25))
+        engine.table("replay").limiter.change(conduit.MinSize(25))
         engine.checkpoint(tmp_path)
     with conduit.Engine.restore(tmp_path, limiter="keep") as engine:
-        assert engine.limiter("replay").limits == conduit.MinSize(25).limits()
+        assert engine.table("replay").limiter.limits == conduit.MinSize(25).limits()
         assert engine.restored.tables["replay"].waits.startswith("sampling waits for 5 more rows")
         with pytest.raises(DataTimeout):
             draw(engine, 1)
@@ -98,9 +98,9 @@ def test_deleted_rows_stay_deleted_and_a_reset_stays_a_reset(engine_name, tmp_pa
             batch = loader.next()
             ids = np.unique(batch.ids[batch["action"] % 2 == 0])
             gone = set(batch["action"][np.isin(batch.ids, ids)].tolist())
-        assert engine.delete("replay", ids) == len(ids) > 20
+        assert engine.table("replay").delete(ids) == len(ids) > 20
         first = engine.checkpoint(tmp_path)
-        engine.reset("replay")
+        engine.table("replay").reset()
         put(engine, 30, start=1000)
         second = engine.checkpoint(tmp_path)
     with conduit.Engine.restore(first) as engine:
@@ -127,11 +127,11 @@ def test_a_row_is_not_delivered_more_often_than_it_may_be_over_a_restore(engine_
 def test_a_frozen_table_is_frozen_after_a_restore(engine_name, tmp_path):
     with engine_of(engine_name) as engine:
         put(engine, 20)
-        engine.freeze("replay")
+        engine.table("replay").freeze()
         engine.checkpoint(tmp_path)
     with conduit.Engine.restore(tmp_path) as engine:
         with pytest.raises(Frozen):
             put(engine, 1)
         draw(engine, 1)
-        engine.thaw("replay")
+        engine.table("replay").thaw()
         put(engine, 1)

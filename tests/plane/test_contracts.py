@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import conduit
-from conduit.contracts.placement import Pool, Request
+from conduit.contracts.placement import Placement, Pool, Request
 from conduit.errors import ConfigError, DataTimeout
 from conduit.plane.deliver.batch import Batch
 from conduit.plane.ingest.placement import HostPlacement
@@ -94,14 +94,14 @@ def test_every_form_of_writing_keeps_to_the_ingestion_policy(make):
     fill(writer, 1)
     with writer.step() as row:
         row.obs, row.action, row.reward = OBS, 1, 1.0
-    with writer.bare() as bare:
-        at = bare.row
+    with writer.unchecked() as unchecked:
+        at = unchecked.row
         for _ in range(2):
-            bare.obs[at], bare.action[at], bare.reward[at] = 0, 0, 0
-            at = bare.commit()
+            unchecked.obs[at], unchecked.action[at], unchecked.reward[at] = 0, 0, 0
+            at = unchecked.commit()
     assert visible(engine) == 0
-    with writer.rollout(3) as slab:
-        slab.obs[:], slab.action[:], slab.reward[:] = 0, 0, 0
+    with writer.rollout(3) as rollout:
+        rollout.obs[:], rollout.action[:], rollout.reward[:] = 0, 0, 0
     assert visible(engine) == 7
 
 
@@ -126,7 +126,7 @@ def test_the_default_makes_each_commit_visible_at_once(make):
 # placement
 
 
-class Recording(conduit.Placement):
+class Recording(Placement):
     def __init__(self, answer=None):
         self.answer = answer
         self.requests = []
@@ -190,7 +190,7 @@ def test_a_delivery_policy_stands_in_for_the_loader(make):
 
 
 def test_the_contracts_cannot_be_made_without_their_methods():
-    for contract in (conduit.Ingestion, conduit.Placement, conduit.Delivery):
+    for contract in (conduit.Ingestion, Placement, conduit.Delivery):
         with pytest.raises(TypeError, match="abstract"):
             contract()
 

@@ -375,19 +375,19 @@ def test_a_writer_and_a_loader_keep_the_client_they_came_from(make):
     engine = make(capacity=60, page_rows=20)
     writer = conduit.attach(engine.name).writer("replay")
     loader = conduit.attach(engine.name).loader("replay", batch_size=32, min_rows=1)
-    bare = conduit.attach(engine.name).writer("replay").bare()
+    unchecked = conduit.attach(engine.name).writer("replay").unchecked()
     gc.collect()
     assert engine.recover() == 0
     fill(writer, 500)
     check(loader.next())
-    row = bare.row
+    row = unchecked.row
     for k in range(50):
-        bare.obs[row], bare.action[row], bare.reward[row] = k, k, k / 2
-        row = bare.commit()
-    bare.close()
+        unchecked.obs[row], unchecked.action[row], unchecked.reward[row] = k, k, k / 2
+        row = unchecked.commit()
+    unchecked.close()
     assert engine.recover() == 0
     assert len(np.unique(engine._views["replay"].pages()[:, 6])) == 2
-    del writer, loader, bare
+    del writer, loader, unchecked
     gc.collect()
     # whoever lets go of the last of them leaves the engine, and nothing has to be recovered
     assert engine.recover() == 0

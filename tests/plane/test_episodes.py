@@ -1,4 +1,4 @@
-"""Returns and lengths of episodes: what `client.episodes` has, against sums that the test makes itself."""
+"""Returns and lengths of episodes: what `client.table(name).episodes` has, against sums that the test makes itself."""
 
 import multiprocessing
 import os
@@ -89,10 +89,10 @@ def test_returns_and_lengths_are_those_of_the_steps_over_pages_that_come_and_go(
         while consumer is not None and (claim := consumer.poll()) is not None:
             claim.ack()
         if tick % 90 == 0:
-            since = engine.episodes("replay", since=since)
+            since = engine.table("replay").episodes(since=since)
             assert since.missed == 0
             found += listed(since)
-    found += listed(engine.episodes("replay", since=since))
+    found += listed(engine.table("replay").episodes(since=since))
     # one after the other in float64: equal to the last bit
     assert found == naive.ended
     assert len(found) > 20
@@ -114,15 +114,15 @@ def test_every_form_of_writing_counts(make, mode):
             row.terminated, row.truncated = terminated[tick], truncated[tick]
     for start in range(50, 150, 20):
         here = slice(start, start + 20)
-        with writer.rollout(20) as slab:
-            slab.obs[:], slab.action[:], slab.reward[:] = 0, 0, rewards[here]
-            slab.terminated[:], slab.truncated[:] = terminated[here], truncated[here]
-    with writer.bare() as bare:
+        with writer.rollout(20) as rollout:
+            rollout.obs[:], rollout.action[:], rollout.reward[:] = 0, 0, rewards[here]
+            rollout.terminated[:], rollout.truncated[:] = terminated[here], truncated[here]
+    with writer.unchecked() as unchecked:
         for tick in range(150, 250):
-            row = slice(bare.row, bare.row + envs)
-            bare.obs[row], bare.action[row], bare.reward[row] = 0, 0, rewards[tick]
-            bare.terminated[row], bare.truncated[row] = terminated[tick], truncated[tick]
-            bare.commit()
+            row = slice(unchecked.row, unchecked.row + envs)
+            unchecked.obs[row], unchecked.action[row], unchecked.reward[row] = 0, 0, rewards[tick]
+            unchecked.terminated[row], unchecked.truncated[row] = terminated[tick], truncated[tick]
+            unchecked.commit()
     writer.extend(
         {
             "obs": np.zeros((150, envs, 2), np.float32),
@@ -132,7 +132,7 @@ def test_every_form_of_writing_counts(make, mode):
         terminated=terminated[250:],
         truncated=truncated[250:],
     )
-    assert listed(engine.episodes("replay")) == naive.ended
+    assert listed(engine.table("replay").episodes()) == naive.ended
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_reward_of_any_dtype_is_summed_up_as_it_was_stored(make, dtype):
     }.get(dtype, [-1.5, 2.0**-14 if dtype == "float16" else 0.125, 2.0**-24 if dtype == "float16" else 3.0])
     for place, value in enumerate(values):
         writer.append(obs=OBS, action=0, reward=value, terminated=place == 2, final=OBS if place == 2 else None)
-    assert engine.episodes("replay").returns.tolist() == [sum(map(float, values))]
+    assert engine.table("replay").episodes().returns.tolist() == [sum(map(float, values))]
 
 
 def test_several_rewards_and_vector_rewards_are_summed_up_element_by_element(make):
@@ -169,11 +169,11 @@ def test_several_rewards_and_vector_rewards_are_summed_up_element_by_element(mak
     for place in range(3):
         end = place == 2
         writer.append(obs=OBS, gain=1.5, costs=[place, 10.0], terminated=end, final=OBS if end else None)
-    episodes = engine.episodes("replay")
+    episodes = engine.table("replay").episodes()
     assert episodes.reward_names == ("gain", "costs[0]", "costs[1]")
     assert episodes.returns.tolist() == [[4.5, 3.0, 30.0]]
     assert episodes.mean_return.tolist() == [4.5, 3.0, 30.0]
-    assert np.isnan(engine.episodes("replay", since=episodes).mean_return).all()
+    assert np.isnan(engine.table("replay").episodes(since=episodes).mean_return).all()
 
 
 def test_a_table_without_reward_has_lengths_and_refuses_returns_by_name(make):
@@ -181,7 +181,7 @@ def test_a_table_without_reward_has_lengths_and_refuses_returns_by_name(make):
     writer = engine.writer("replay")
     for place in range(4):
         writer.append(obs=OBS, truncated=place == 3, final=OBS if place == 3 else None)
-    episodes = engine.episodes("replay")
+    episodes = engine.table("replay").episodes()
     assert (episodes.lengths.tolist(), episodes.mean_length, episodes.truncated.tolist()) == ([4], 4.0, [True])
     for ask in (lambda: episodes.returns, lambda: episodes.mean_return):
         with pytest.raises(
@@ -204,7 +204,7 @@ def test_an_episode_says_where_it_comes_from(make):
     for writer in (writers[0], writers[1], writers[1]):
         writer.append(obs=OBS, action=0, reward=0.0)
         end(writer)
-    episodes = engine.episodes("replay")
+    episodes = engine.table("replay").episodes()
     assert episodes.streams.tolist() == [writers[0].stream, writers[1].stream, writers[1].stream]
     assert episodes.versions.tolist() == [1, 1, 1]
     assert ((begun <= episodes.times) & (episodes.times <= time.time())).all()
@@ -217,16 +217,16 @@ def test_what_was_overwritten_is_counted_and_each_episode_comes_once(make):
     writer = engine.writer("replay")
     for number in range(10):
         end(writer, float(number))
-    first = engine.episodes("replay")
+    first = engine.table("replay").episodes()
     for number in range(10, RECORDS + 25):
         end(writer, float(number))
-    second = engine.episodes("replay", since=first)
+    second = engine.table("replay").episodes(since=first)
     assert (len(second), second.missed, second.total) == (RECORDS, 15, RECORDS + 25)
     assert second.returns.tolist() == [float(number) for number in range(25, RECORDS + 25)]
-    assert len(engine.episodes("replay", since=second)) == 0
-    whole = engine.episodes("replay")
+    assert len(engine.table("replay").episodes(since=second)) == 0
+    whole = engine.table("replay").episodes()
     assert (len(whole), whole.missed) == (RECORDS, 25)
-    assert engine.episodes("replay", last=3).returns.tolist() == [
+    assert engine.table("replay").episodes(last=3).returns.tolist() == [
         float(RECORDS + 22),
         float(RECORDS + 23),
         float(RECORDS + 24),
@@ -241,19 +241,19 @@ def test_a_record_that_is_being_written_comes_later_and_is_missed_only_when_it_i
     view = engine._views["replay"]
     record = view.segment.words[view.layout.episodes // 8 + 16 :]
     check, record[8] = record[8], 0  # the second one, not finished
-    first = engine.episodes("replay")
+    first = engine.table("replay").episodes()
     assert (first.returns.tolist(), first.missed) == ([0.0, 2.0], 0)
-    second = engine.episodes("replay", since=first)
+    second = engine.table("replay").episodes(since=first)
     assert (len(second), second.missed) == (0, 0)
     record[8] = check
-    third = engine.episodes("replay", since=second)
+    third = engine.table("replay").episodes(since=second)
     assert (third.returns.tolist(), third.missed) == ([1.0], 0)
-    assert len(engine.episodes("replay", since=third)) == 0
+    assert len(engine.table("replay").episodes(since=third)) == 0
     # a writer that died in the middle: its record is never finished
     record[8] = 0
     for number in range(3, RECORDS + 2):
         end(writer, float(number))
-    fourth = engine.episodes("replay", since=second)
+    fourth = engine.table("replay").episodes(since=second)
     assert (len(fourth), fourth.missed) == (RECORDS - 1, 1)
 
 
@@ -265,13 +265,13 @@ def test_cut_episodes_resets_and_deletions_change_no_ended_episode(make):
     writer.append(obs=OBS, action=0, reward=1.0)
     end(writer, 2.0)
     writer.append(obs=OBS, action=0, reward=50.0)
-    engine.reset("replay")
+    engine.table("replay").reset()
     writer.append(obs=OBS, action=0, reward=4.0)
     end(writer, 5.0)
     with pytest.raises(RuntimeError), writer.step() as row:  # noqa: PT012 - what leaving the block does is the test
         row.reward, row.terminated = 1000.0, True
         raise RuntimeError
-    episodes = engine.episodes("replay")
+    episodes = engine.table("replay").episodes()
     assert (episodes.returns.tolist(), episodes.lengths.tolist()) == ([3.0, 9.0], [2, 2])
 
 
@@ -300,7 +300,7 @@ def test_a_killed_writers_ended_episodes_are_all_there_and_no_other(make):
         os.kill(process.pid, signal.SIGKILL)
         process.join(30)
     engine.recover()
-    episodes = engine.episodes("replay")
+    episodes = engine.table("replay").episodes()
     assert episodes.total - episodes.missed - len(episodes) in {0, 1}  # it may have died in the middle of a record
     assert (episodes.returns == episodes.lengths).all()
     last = episodes.numbers & 0xFFFFFFFF
@@ -319,7 +319,7 @@ def test_several_processes_episodes_are_in_one_ring_and_none_is_lost(make):
         process.start()
     found, since = [], None
     while len(found) < 900:
-        since = engine.episodes("replay", since=since)
+        since = engine.table("replay").episodes(since=since)
         assert since.missed == 0
         found += since.numbers.tolist()
         if not any(process.is_alive() for process in processes) and not len(since):
@@ -344,9 +344,9 @@ def test_a_restored_engine_begins_without_episodes(make, engine_name, tmp_path):
     end(writer)
     engine.checkpoint(tmp_path)
     with conduit.Engine.restore(tmp_path, f"{engine_name}-again") as again:
-        assert (len(again.episodes("replay")), again.episodes("replay").total) == (0, 0)
+        assert (len(again.table("replay").episodes()), again.table("replay").episodes().total) == (0, 0)
         end(again.writer("replay"), 8.0)
-        assert again.episodes("replay").returns.tolist() == [8.0]
+        assert again.table("replay").episodes().returns.tolist() == [8.0]
 
 
 def test_ragged_tables_have_episodes_too(make):
@@ -371,22 +371,22 @@ def test_ragged_tables_have_episodes_too(make):
         if last:
             want.append((total, length))
             total, length = 0.0, 0
-    episodes = engine.episodes("replay")
+    episodes = engine.table("replay").episodes()
     assert list(zip(episodes.returns.tolist(), episodes.lengths.tolist(), strict=True)) == want
 
 
 def test_wrong_options_and_closed_clients_are_refused(make):
     engine, other = make(schema()), make()
     with pytest.raises(ConfigError, match="Expected what an earlier call of episodes returned as since, got int"):
-        engine.episodes("replay", since=3)
+        engine.table("replay").episodes(since=3)
     with pytest.raises(ConfigError, match="last"):
-        engine.episodes("replay", last=0)
+        engine.table("replay").episodes(last=0)
     with pytest.raises(ConfigError, match="did you mean `replay`"):
-        engine.episodes("repaly")
+        engine.table("repaly").episodes()
     engine.close()
     with pytest.raises(Closed):
-        engine.episodes("replay")
-    assert len(other.episodes("replay")) == 0
+        engine.table("replay").episodes()
+    assert len(other.table("replay").episodes()) == 0
 
 
 def test_status_has_the_number_of_ended_episodes_and_the_newest_ones_means(make):

@@ -191,7 +191,7 @@ def test_rows_that_are_deleted_are_left_out_and_rows_that_are_written_come_with_
             with loader_of(engine, batch_size=300) as all_at_once:
                 batch = all_at_once.next()
                 gone = batch.ids[np.isin(batch["action"], [a for a in range(300) if a % 3 == 0])]
-            engine.delete("data", gone)
+            engine.table("data").delete(gone)
             write(engine, 50, start=1000)
             rest = [a for batch in loader for a in batch["action"].tolist()]
             assert len(rest) == len(set(rest))
@@ -264,4 +264,4 @@ def test_a_shuffled_that_is_none_is_refused(options):
 
 def test_a_mixed_loader_has_no_epochs(engine_name):
     with open_engine(engine_name) as engine, pytest.raises(ConfigError, match="got Shuffled"):
-        engine.mix({"data": 1.0}, batch_size=8, sampling=conduit.Shuffled())
+        engine.mixed_loader({"data": 1.0}, batch_size=8, sampling=conduit.Shuffled())

@@ -217,8 +217,8 @@ def test_a_foreign_file_is_kept_and_named(engine_name):
 def test_a_queue_shows_what_waits_what_is_claimed_by_whom_and_what_came_again(engine_name):
     schema = conduit.Schema([conduit.Field("x", "int64")])
     tables = {
-        "rows": conduit.Table(schema, 100, kind="queue"),
-        "rollouts": conduit.Table(schema, 100, kind="queue", rollout_length=4),
+        "rows": conduit.Table.queue(schema, 100),
+        "rollouts": conduit.Table.queue(schema, 100, rollout_length=4),
         "replay": conduit.Table(schema, 100),
     }
     with conduit.Engine.create(engine_name, tables) as engine:
@@ -250,7 +250,7 @@ def _claim(own):
 
 def test_a_participants_roles_are_what_it_has_opened_and_what_its_process_says(engine_name):
     schema = conduit.Schema.from_example({"obs": np.zeros(2, np.float32), "action": 0})
-    tables = {"replay": conduit.Table(schema, 100), "queue": conduit.Table(schema, 100, kind="queue")}
+    tables = {"replay": conduit.Table(schema, 100), "queue": conduit.Table.queue(schema, 100)}
     with conduit.Engine.create(engine_name, tables) as engine, conduit.attach(engine_name) as client:
 
         def roles():

@@ -103,8 +103,8 @@ def test_a_step_whose_commit_is_refused_by_a_freeze_is_discarded_and_the_writer_
     client = conduit.attach(engine_name)
     with pytest.raises(Frozen), writer.step() as step:  # noqa: PT012 - what leaving the block does is the test
         fill(step, 0)
-        client.freeze("t")
-    client.thaw("t")
+        client.table("t").freeze()
+    client.table("t").thaw()
     writer.append(**values(1))
     assert check_rows(client._views["t"]) == [1]
     client.close()
@@ -112,10 +112,10 @@ def test_a_step_whose_commit_is_refused_by_a_freeze_is_discarded_and_the_writer_
 
 def test_a_rollout_whose_commit_is_refused_by_a_freeze_is_discarded_with_its_block(writer, engine_name):
     client = conduit.attach(engine_name)
-    with pytest.raises(Frozen), writer.rollout(2) as slab:  # noqa: PT012 - the same
-        slab.obs[:], slab.action[:], slab.reward[:] = 7, 7, 7
-        client.freeze("t")
-    client.thaw("t")
+    with pytest.raises(Frozen), writer.rollout(2) as rollout:  # noqa: PT012 - the same
+        rollout.obs[:], rollout.action[:], rollout.reward[:] = 7, 7, 7
+        client.table("t").freeze()
+    client.table("t").thaw()
     writer.append(**values(1))
     assert check_rows(client._views["t"]) == [1]
     client.close()
@@ -123,21 +123,21 @@ def test_a_rollout_whose_commit_is_refused_by_a_freeze_is_discarded_with_its_blo
 
 def test_a_rollout_that_is_kept_can_be_committed_after_a_thaw(writer, engine_name):
     client = conduit.attach(engine_name)
-    slab = writer.rollout(1)
-    slab.obs[0], slab.action[0], slab.reward[0] = values(5)["obs"], 5, 5
-    client.freeze("t")
+    rollout = writer.rollout(1)
+    rollout.obs[0], rollout.action[0], rollout.reward[0] = values(5)["obs"], 5, 5
+    client.table("t").freeze()
     with pytest.raises(Frozen):
-        slab.commit()
-    client.thaw("t")
+        rollout.commit()
+    client.table("t").thaw()
     with pytest.raises(Closed, match="the rollout in progress"):
         writer.append(**values(6))
-    slab.commit()
+    rollout.commit()
     writer.append(**values(7))
     assert check_rows(client._views["t"]) == [5, 7]
     client.close()
 
 
-@pytest.mark.parametrize("form", ["step", "rollout", "bare"])
+@pytest.mark.parametrize("form", ["step", "rollout", "unchecked"])
 def test_a_form_that_is_dropped_is_discarded(writer, engine_name, form):
     if form == "step":
         block = writer.step()
@@ -146,15 +146,15 @@ def test_a_form_that_is_dropped_is_discarded(writer, engine_name, form):
             writer.append(**values(0))
         del block
     elif form == "rollout":
-        slab = writer.rollout(4)
-        slab.terminated[:] = True
-        del slab
+        rollout = writer.rollout(4)
+        rollout.terminated[:] = True
+        del rollout
     else:
-        bare = writer.bare()
-        bare.terminated[bare.row] = True
-        commit = bare.commit
-        rows = bare.rows
-        del bare
+        unchecked = writer.unchecked()
+        unchecked.terminated[unchecked.row] = True
+        commit = unchecked.commit
+        rows = unchecked.rows
+        del unchecked
         assert commit() >= rows
     writer.append(**values(1))
     client = conduit.attach(engine_name)
@@ -170,10 +170,10 @@ def test_what_a_limiter_granted_to_a_form_that_is_dropped_is_given_back(engine_n
     )
     with conduit.Engine.create(engine_name, {"t": table}) as engine:
         writer = engine.writer("t")
-        slab = writer.rollout(6)
-        assert engine.limiter("t").counts.granted == 6
-        del slab
-        assert engine.limiter("t").counts.granted == 0
+        rollout = writer.rollout(6)
+        assert engine.table("t").limiter.counts.granted == 6
+        del rollout
+        assert engine.table("t").limiter.counts.granted == 0
 
 
 def test_a_refused_append_leaves_no_flag_behind(writer, engine_name):
@@ -186,18 +186,25 @@ def test_a_refused_append_leaves_no_flag_behind(writer, engine_name):
 
 
 def test_a_second_commit_of_a_rollout_commits_nothing(writer, engine_name):
-    slab = writer.rollout(1)
-    slab.obs[0], slab.action[0], slab.reward[0] = values(5)["obs"], 5, 5
-    slab.commit()
+    rollout = writer.rollout(1)
+    rollout.obs[0], rollout.action[0], rollout.reward[0] = values(5)["obs"], 5, 5
+    rollout.commit()
     with pytest.raises(Closed, match="committed or discarded"):
-        slab.commit()
+        rollout.commit()
     client = conduit.attach(engine_name)
     assert check_rows(client._views["t"]) == [5]
     client.close()
 
 
 def test_objects_that_were_never_finished_are_safe_to_destroy():
-    for kind in (conduit.Writer, conduit.Loader, conduit.Consumer, conduit.Claim, conduit.Engine, conduit.PolicySlot):
+    for kind in (
+        conduit.Writer,
+        conduit.Loader,
+        conduit.typing.Consumer,
+        conduit.typing.Claim,
+        conduit.Engine,
+        conduit.typing.PolicySlot,
+    ):
         half = object.__new__(kind)
         del half
     from conduit.plane.device.registration import Registration

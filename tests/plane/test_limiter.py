@@ -96,12 +96,12 @@ def test_both_sides_stop_exactly_at_their_bounds(limited, spi, size, low, high):
             sampled += 1
         assert inserted * spi - sampled >= low
         assert inserted * spi - sampled - 1 < low
-    counts = engine.limiter("replay").counts
+    counts = engine.table("replay").limiter.counts
     assert (counts.inserted, counts.sampled, counts.reserved, counts.granted) == (inserted, sampled, 0, 0)
 
 
 def test_a_queue_lets_out_what_came_in_and_holds_no_more_than_its_size(limited):
-    engine, writer = limited(conduit.Queue(3))
+    engine, writer = limited(conduit.Limits(1.0, 1, 0.0, 3))
     assert not take(engine)
     assert offer(writer, 5) == 3
     assert take(engine, 2)
@@ -115,16 +115,16 @@ def test_samples_of_several_are_allowed_whole_or_not_at_all(limited):
     engine, writer = limited(conduit.SampleToInsertRatio(1.0, 1, (0.0, 10.0)))
     put(writer, 5)
     assert not take(engine, 6)
-    assert engine.limiter("replay").counts.sampled == 0
+    assert engine.table("replay").limiter.counts.sampled == 0
     assert take(engine, 5)
 
 
 def test_rows_that_have_gone_count_as_deleted_and_let_others_in_below_min_size(limited):
     engine, writer = limited(conduit.SampleToInsertRatio(1.0, 20, (-1000.0, 21.0)))
     assert offer(writer, 50) == 21
-    engine.reset("replay")
+    engine.table("replay").reset()
     assert offer(writer, 50) == 20
-    counts = engine.limiter("replay").counts
+    counts = engine.table("replay").limiter.counts
     assert (counts.inserted, counts.deleted, counts.size) == (41, 21, 20)
 
 
@@ -134,7 +134,7 @@ def test_the_counts_that_stopped_a_reverb_server_for_ever_are_explained_and_free
     put(writer, 4)
     assert take(engine, 4 * 256)
     assert not take(engine)
-    text = engine.limiter("replay").explain(samples=1024)
+    text = engine.table("replay").limiter.explain(samples=1024)
     assert "min_diff" in text
     assert "4 more inserted rows free it" in text
     put(writer, 4)
@@ -147,7 +147,7 @@ def test_a_batch_is_charged_when_it_is_handed_out_and_a_cancelled_one_never(limi
     engine, writer = limited(conduit.SampleToInsertRatio(1.0, 1, (0.0, 100.0)))
     put(writer, 64)
     gate, other = gate_of(engine), gate_of(engine)
-    counts = lambda: engine.limiter("replay").counts  # noqa: E731
+    counts = lambda: engine.table("replay").limiter.counts  # noqa: E731
     assert gate.reserve(32)
     assert (counts().sampled, counts().reserved) == (0, 32)
     assert other.reserve(32)
@@ -198,7 +198,7 @@ def test_a_failed_batch_is_not_charged(limited):
     loader = engine.loader("replay", batch_size=4, format="numpy", batch_transforms=steps)
     with pytest.raises(RuntimeError):
         loader.next()
-    counts = engine.limiter("replay").counts
+    counts = engine.table("replay").limiter.counts
     assert (counts.sampled, counts.reserved) == (0, 0)
 
 
@@ -210,17 +210,17 @@ def test_a_timed_out_loader_has_reserved_nothing(limited):
         pytest.raises(DataTimeout, match="sampleable"),
     ):
         loader.next(timeout=0.05)
-    assert engine.limiter("replay").counts.reserved == 0
+    assert engine.table("replay").limiter.counts.reserved == 0
 
 
-@pytest.mark.parametrize("form", ["append", "exact", "step", "rollout", "bare", "ragged"])
+@pytest.mark.parametrize("form", ["append", "exact", "step", "rollout", "unchecked", "ragged"])
 def test_every_form_of_writing_is_stopped_by_the_limiter_and_goes_on_after_a_sample(make, form):
     schema = None
     if form == "ragged":
         schema = conduit.Schema([conduit.Field("obs", "float32", (9, 2), ragged=True)])
     engine = make(*([schema] if schema else []), limiter=conduit.SampleToInsertRatio(1.0, 1, (0.0, 6.0)))
     writer = engine.writer("replay", keep_final=False, on_full="raise")
-    bare = writer.bare() if form == "bare" else None
+    unchecked = writer.unchecked() if form == "unchecked" else None
 
     def write():
         if form == "append":
@@ -233,45 +233,45 @@ def test_every_form_of_writing_is_stopped_by_the_limiter_and_goes_on_after_a_sam
             with writer.step() as row:
                 row.obs[:] = 1
         elif form == "rollout":
-            with writer.rollout(2) as slab:
-                slab.obs[:] = 1
+            with writer.rollout(2) as rollout:
+                rollout.obs[:] = 1
         else:
-            row = bare.row
-            bare.obs[row] = 1
-            bare.commit()
+            row = unchecked.row
+            unchecked.obs[row] = 1
+            unchecked.commit()
 
     rows = 2 if form == "rollout" else 1
     for _ in range(6 // rows):
         write()
-    counts = engine.limiter("replay").counts
-    # a bare handle asks for its next row as soon as it has committed one, and is refused here
+    counts = engine.table("replay").limiter.counts
+    # an unchecked handle asks for its next row as soon as it has committed one, and is refused here
     assert (counts.inserted, counts.granted) == (6, 0)
     with pytest.raises(Busy, match=rf"let {rows} rows in.*max_diff.*{rows} more sample"):
         write()
-    if form == "bare":
-        assert bare.commit() >= bare.rows
-    counts = engine.limiter("replay").counts
+    if form == "unchecked":
+        assert unchecked.commit() >= unchecked.rows
+    counts = engine.table("replay").limiter.counts
     assert (counts.inserted, counts.granted) == (6, 0)
     assert take(engine, rows)
     write()
-    counts = engine.limiter("replay").counts
+    counts = engine.table("replay").limiter.counts
     assert (counts.inserted, counts.granted) == (6 + rows, 0)
 
 
 def test_a_step_that_is_given_up_gives_its_grant_back(limited):
-    engine, writer = limited(conduit.Queue(3))
-    counts = lambda: engine.limiter("replay").counts  # noqa: E731
+    engine, writer = limited(conduit.Limits(1.0, 1, 0.0, 3))
+    counts = lambda: engine.table("replay").limiter.counts  # noqa: E731
     put(writer, 1)
     step = writer.step()
     step.__enter__()
     assert counts().granted == 1
     step.__exit__(RuntimeError, None, None)
     assert counts().granted == 0
-    slab = writer.rollout(2)
+    rollout = writer.rollout(2)
     assert counts().granted == 2
     other = engine.writer("replay", keep_final=False, on_full="raise")
     assert offer(other) == 0
-    slab.abort()
+    rollout.abort()
     assert counts().granted == 0
     assert offer(other, 5) == 2
     with pytest.raises(conduit.errors.FieldError):
@@ -280,13 +280,13 @@ def test_a_step_that_is_given_up_gives_its_grant_back(limited):
 
 
 def test_rows_that_are_held_back_are_granted_and_published_before_their_writer_waits(limited):
-    engine, _ = limited(conduit.Queue(5))
+    engine, _ = limited(conduit.Limits(1.0, 1, 0.0, 5))
     writer = engine.writer("replay", keep_final=False, on_full="raise", ingestion=conduit.CommitEvery(4))
     put(writer, 3)
-    counts = engine.limiter("replay").counts
+    counts = engine.table("replay").limiter.counts
     assert (counts.inserted, counts.granted) == (0, 3)
     assert offer(writer, 9) == 2
-    counts = engine.limiter("replay").counts
+    counts = engine.table("replay").limiter.counts
     assert (counts.inserted, counts.granted) == (5, 0)
     assert take(engine, 5)
 
@@ -316,7 +316,7 @@ def test_a_waiting_writer_is_woken_by_a_sample_and_a_waiting_loader_by_a_row(mak
             timer.start()
             loader.next()
             timer.join()
-    assert engine.limiter("replay").counts.sampled == 32
+    assert engine.table("replay").limiter.counts.sampled == 32
 
 
 def test_a_writer_that_waits_in_vain_says_what_would_free_it(make):
@@ -330,23 +330,23 @@ def test_a_writer_that_waits_in_vain_says_what_would_free_it(make):
 
 
 def test_a_mixed_loader_is_charged_in_each_table_for_its_part(make, engine_name):
-    schema = make().schema("replay")
+    schema = make().table("replay").schema
     tables = {
-        "one": conduit.Table(schema, 400, limiter=conduit.Queue(30)),
-        "two": conduit.Table(schema, 400, limiter=conduit.Queue(30)),
+        "one": conduit.Table(schema, 400, limiter=conduit.Limits(1.0, 1, 0.0, 30)),
+        "two": conduit.Table(schema, 400, limiter=conduit.Limits(1.0, 1, 0.0, 30)),
     }
     with conduit.Engine.create(f"{engine_name}-mix", tables) as engine:
         for name in tables:
             put(engine.writer(name, keep_final=False), 20)
-        with engine.mix({"one": 0.75, "two": 0.25}, batch_size=8, format="numpy") as loader:
+        with engine.mixed_loader({"one": 0.75, "two": 0.25}, batch_size=8, format="numpy") as loader:
             loader.next()
             loader.next()
-            sampled = [engine.limiter(name).counts.sampled for name in tables]
+            sampled = [engine.table(name).limiter.counts.sampled for name in tables]
             assert sampled == [12, 4]
             loader.next()
             with pytest.raises(DataTimeout, match=r"'one'.*min_diff"):
                 loader.next(timeout=0.0)
-        counts = [engine.limiter(name).counts for name in tables]
+        counts = [engine.table(name).limiter.counts for name in tables]
         assert [(one.sampled, one.reserved) for one in counts] == [(18, 0), (6, 0)]
 
 
@@ -362,13 +362,13 @@ def test_what_would_come_to_a_deadlock_is_refused_with_its_numbers(make):
     with pytest.raises(ConfigError, match=r"at most 4 rows at once .* got 5"):
         engine.writer("replay").rollout(5)
     with pytest.raises(ConfigError, match="to have a limiter"):
-        make().limiter("replay")
+        _ = make().table("replay").limiter
     with pytest.raises(ConfigError, match="min_size of at most"):
-        conduit.Table(engine.schema("replay"), 100, limiter=conduit.MinSize(10_000))
+        conduit.Table(engine.table("replay").schema, 100, limiter=conduit.MinSize(10_000))
     with pytest.raises(ConfigError, match="no limiter for kind='queue'"):
-        conduit.Table(engine.schema("replay"), 100, kind="queue", limiter=conduit.Queue(3))
+        conduit.Table(engine.table("replay").schema, 100, kind="queue", limiter=conduit.Limits(1.0, 1, 0.0, 3))
     with pytest.raises(ConfigError, match=r"windows of at most 1 ticks .* got 2"):
-        make(limiter=conduit.Queue(1)).loader("replay", batch_size=1, format="numpy")
+        make(limiter=conduit.Limits(1.0, 1, 0.0, 1)).loader("replay", batch_size=1, format="numpy")
 
 
 @settings(max_examples=150)
@@ -396,27 +396,27 @@ def test_a_batch_and_a_tick_that_are_accepted_never_wait_for_each_other(spi, siz
 
 
 def test_limits_change_at_once_for_everybody(make):
-    engine = make(limiter=conduit.Queue(4))
+    engine = make(limiter=conduit.Limits(1.0, 1, 0.0, 4))
     writer = engine.writer("replay", keep_final=False, timeout=20.0)
     put(writer, 4)
     with conduit.attach(engine.name) as other:
         thread = threading.Thread(target=put, args=(writer, 4))
         thread.start()
         time.sleep(0.03)
-        other.limiter("replay").change(conduit.Queue(8))
+        other.table("replay").limiter.change(conduit.Limits(1.0, 1, 0.0, 8))
         thread.join(20)
-        assert other.limiter("replay").counts.inserted == 8
+        assert other.table("replay").limiter.counts.inserted == 8
         for size in (3, 5, 7):
-            engine.limiter("replay").change(conduit.Queue(size))
+            engine.table("replay").limiter.change(conduit.Limits(1.0, 1, 0.0, size))
             assert limits_of(other._views["replay"]).max_diff == size
     for bad in (None, 3, conduit.MinSize(10**6)):
         with pytest.raises(ConfigError):
-            engine.limiter("replay").change(bad)
-    assert engine.limiter("replay").limits.max_diff == 7
+            engine.table("replay").limiter.change(bad)
+    assert engine.table("replay").limiter.limits.max_diff == 7
 
 
 def test_limits_are_read_whole_while_they_change(make):
-    engine = make(capacity=4000, limiter=conduit.Queue(1000))
+    engine = make(capacity=4000, limiter=conduit.Limits(1.0, 1, 0.0, 1000))
     view, stop = engine._views["replay"], threading.Event()
     seen = set()
 
@@ -430,7 +430,9 @@ def test_limits_are_read_whole_while_they_change(make):
     try:
         for number in range(1, 400):
             time.sleep(0.001 if number % 10 == 0 else 0)
-            engine.limiter("replay").change(conduit.SampleToInsertRatio(float(number), number, (0.0, 10.0 * number)))
+            engine.table("replay").limiter.change(
+                conduit.SampleToInsertRatio(float(number), number, (0.0, 10.0 * number))
+            )
     finally:
         stop.set()
         thread.join()
@@ -464,10 +466,10 @@ def test_any_order_of_inserts_and_samples_obeys_the_formula(numbers, steps):
         writers = [engine.writer("replay", on_full="raise") for _ in range(3)]
         inserted = sampled = 0
         for what, who, count in steps:
-            deleted = engine.limiter("replay").counts.deleted
+            deleted = engine.table("replay").limiter.counts.deleted
             if what == "change" and high != INF:
                 high = low + max(2 * max(1, spi), 4 * count)
-                engine.limiter("replay").change(conduit.SampleToInsertRatio(spi, size, (low, high)))
+                engine.table("replay").limiter.change(conduit.SampleToInsertRatio(spi, size, (low, high)))
             elif what == "insert":
                 allowed = inserted + 1 - deleted <= size or (inserted + 1) * spi - sampled <= high
                 assert offer(writers[who]) == allowed
@@ -476,7 +478,7 @@ def test_any_order_of_inserts_and_samples_obeys_the_formula(numbers, steps):
                 allowed = inserted - deleted >= size and inserted * spi - sampled - count >= low
                 assert take(engine, count) == allowed
                 sampled += count * allowed
-            counts = engine.limiter("replay").counts
+            counts = engine.table("replay").limiter.counts
             assert (counts.inserted, counts.sampled) == (inserted, sampled)
 
 
@@ -489,13 +491,13 @@ def hold_a_reservation(own, count):
 
 
 def hold_a_grant(own, ticks):
-    own.slab = own.client.writer("replay", keep_final=False).rollout(ticks)
+    own.rollout = own.client.writer("replay", keep_final=False).rollout(ticks)
 
 
 def test_what_a_killed_process_had_reserved_is_free_again(make):
-    engine = make(limiter=conduit.Queue(8))
+    engine = make(limiter=conduit.Limits(1.0, 1, 0.0, 8))
     writer = engine.writer("replay", keep_final=False, on_full="raise")
-    counts = lambda: engine.limiter("replay").counts  # noqa: E731
+    counts = lambda: engine.table("replay").limiter.counts  # noqa: E731
     with Puppet() as puppet:
         puppet.do(attach, engine.name)
         puppet.do(hold_a_grant, 4)
@@ -568,7 +570,7 @@ def test_many_processes_never_pass_the_limits_and_nobody_starves_while_some_are_
             for pid in pids:  # stopped for certain: the state is T
                 while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
                     time.sleep(0.0005)
-            counts = engine.limiter("replay").counts
+            counts = engine.table("replay").limiter.counts
             difference = counts.inserted * spi - counts.sampled
             assert low <= difference <= high, counts
             assert difference - counts.reserved >= low or counts.reserved > 0
@@ -585,7 +587,7 @@ def test_many_processes_never_pass_the_limits_and_nobody_starves_while_some_are_
             os.kill(pid, signal.SIGKILL)
             assert os.WIFSIGNALED(os.waitpid(pid, 0)[1])
     engine.recover()
-    counts = engine.limiter("replay").counts
+    counts = engine.table("replay").limiter.counts
     assert (counts.granted, counts.reserved) == (0, 0)
     assert min(progress[-1]) > 40
 
@@ -593,7 +595,7 @@ def test_many_processes_never_pass_the_limits_and_nobody_starves_while_some_are_
 def test_the_status_tells_inserts_samples_and_what_blocks(limited):
     from conduit.plane.observe import inspect
 
-    engine, writer = limited(conduit.Queue(4))
+    engine, writer = limited(conduit.Limits(1.0, 1, 0.0, 4))
     put(writer, 4)
     assert take(engine, 3)
     table = inspect.inspect(engine.name).tables[0]

@@ -32,7 +32,7 @@ def engine(engine_name):
 
 
 def test_rows_of_each_table_lie_side_by_side_with_their_source_and_next_observation(engine):
-    with engine.mix({"replay": 0.75, "demos": 0.25}, batch_size=64, format="numpy") as loader:
+    with engine.mixed_loader({"replay": 0.75, "demos": 0.25}, batch_size=64, format="numpy") as loader:
         for _ in range(5):
             batch = loader.next()
             np.testing.assert_array_equal(batch["source"], np.repeat([0, 1], [48, 16]))
@@ -45,7 +45,7 @@ def test_rows_of_each_table_lie_side_by_side_with_their_source_and_next_observat
 
 def test_a_part_draws_what_a_loader_of_its_own_with_its_seed_and_slots_draws(engine):
     with (
-        engine.mix({"replay": 3, "demos": 1}, batch_size=64, seed=7, format="numpy") as mixed,
+        engine.mixed_loader({"replay": 3, "demos": 1}, batch_size=64, seed=7, format="numpy") as mixed,
         engine.loader("replay", batch_size=64, seed=7, format="numpy") as alone,
     ):
         for _ in range(4):
@@ -54,7 +54,9 @@ def test_a_part_draws_what_a_loader_of_its_own_with_its_seed_and_slots_draws(eng
 
 def test_the_same_seed_gives_the_same_batches_and_another_one_others(engine):
     def batches(seed, counts):
-        with engine.mix({"replay": 1, "demos": 2}, batch_size=50, seed=seed, counts=counts, format="numpy") as loader:
+        with engine.mixed_loader(
+            {"replay": 1, "demos": 2}, batch_size=50, seed=seed, counts=counts, format="numpy"
+        ) as loader:
             return np.stack([loader.next()["action"].copy() for _ in range(6)])
 
     for counts in ("exact", "random"):
@@ -63,7 +65,7 @@ def test_the_same_seed_gives_the_same_batches_and_another_one_others(engine):
 
 
 def test_a_batch_can_be_repeated_by_its_number(engine):
-    with engine.mix({"replay": 1, "demos": 2}, batch_size=50, counts="random", format="numpy") as loader:
+    with engine.mixed_loader({"replay": 1, "demos": 2}, batch_size=50, counts="random", format="numpy") as loader:
         first = [loader.next()["action"].copy() for _ in range(4)]
         loader.batch = 2
         np.testing.assert_array_equal(loader.next()["action"], first[2])
@@ -89,27 +91,27 @@ def test_exact_counts_are_never_negative_and_never_a_row_off_in_the_long_run(wei
 
 
 def test_thirds_of_a_batch_that_three_does_not_divide_come_out_exact(engine):
-    with engine.mix({"replay": 1 / 3, "demos": 1 / 3, "old": 1 / 3}, batch_size=64, format="numpy") as loader:
+    with engine.mixed_loader({"replay": 1 / 3, "demos": 1 / 3, "old": 1 / 3}, batch_size=64, format="numpy") as loader:
         counts = np.sum([np.bincount(loader.next()["source"], minlength=3) for _ in range(30)], axis=0)
     np.testing.assert_array_equal(counts, [640, 640, 640])
 
 
 def test_random_counts_have_the_binomial_spread(engine):
-    with engine.mix({"replay": 0.75, "demos": 0.25}, batch_size=64, counts="random") as loader:
+    with engine.mixed_loader({"replay": 0.75, "demos": 0.25}, batch_size=64, counts="random") as loader:
         counts = np.array([loader.bounds(number)[1] for number in range(2000)])
     assert abs(counts.mean() - 48) < 4 * np.sqrt(12 / 2000)
     assert 10 < counts.var() < 14
 
 
 def test_a_random_batch_may_have_no_row_of_a_table(engine):
-    with engine.mix({"replay": 0.5, "demos": 0.5}, batch_size=2, counts="random", format="numpy") as loader:
+    with engine.mixed_loader({"replay": 0.5, "demos": 0.5}, batch_size=2, counts="random", format="numpy") as loader:
         seen = {tuple((loader.next()["action"] // 1000).tolist()) for _ in range(60)}
     assert seen == {(0, 0), (0, 1), (1, 1)}
 
 
 def test_a_prioritized_table_beside_a_uniform_one(engine):
     sampling = {"ranked": conduit.Prioritized(beta=1.0, normalize="none")}
-    with engine.mix({"demos": 1, "ranked": 1}, batch_size=64, sampling=sampling, format="numpy") as loader:
+    with engine.mixed_loader({"demos": 1, "ranked": 1}, batch_size=64, sampling=sampling, format="numpy") as loader:
         batch = loader.next()
         assert (batch["weights"] == 1).all()
         priorities = np.where(np.isin(batch["action"], (3010, 3011)), 1.0, 0.0)
@@ -128,14 +130,14 @@ def test_a_prioritized_table_beside_a_uniform_one(engine):
         with pytest.raises(conduit.errors.FieldError, match="finite"):
             loader.update_priorities(batch, np.full(64, np.nan))
     with (
-        engine.mix({"demos": 1, "old": 1}, batch_size=4) as loader,
+        engine.mixed_loader({"demos": 1, "old": 1}, batch_size=4) as loader,
         pytest.raises(conduit.errors.ConfigError, match="Prioritized"),
     ):
         loader.update_priorities(loader.next(), np.ones(4))
 
 
 def test_batches_that_are_held_stay_as_they_are_and_buffers_are_told_apart(engine):
-    with engine.mix({"replay": 1, "demos": 1}, batch_size=32, buffers=3, on_busy="error") as loader:
+    with engine.mixed_loader({"replay": 1, "demos": 1}, batch_size=32, buffers=3, on_busy="error") as loader:
         held = [loader.next() for _ in range(3)]
         copies = [batch["action"].clone() for batch in held]
         with pytest.raises(conduit.errors.BuffersBusy):
@@ -150,11 +152,11 @@ def test_batches_that_are_held_stay_as_they_are_and_buffers_are_told_apart(engin
 
 def test_batches_beyond_the_buffers_have_memory_of_their_own_and_the_rows_they_would_have_had(engine):
     options = {"tables": {"replay": 3, "demos": 1}, "batch_size": 32, "seed": 4}
-    with engine.mix(**options) as loader:
+    with engine.mixed_loader(**options) as loader:
         wanted = [
             (batch["action"].tolist(), batch["source"].tolist()) for batch, _ in zip(loader, range(7), strict=False)
         ]
-    with engine.mix(**options) as loader:
+    with engine.mixed_loader(**options) as loader:
         with pytest.warns(RuntimeWarning, match="All 3 buffers of a loader of table 'replay'"):
             held = [loader.next() for _ in range(6)]
         assert {name: stats.allocated for name, stats in loader.stats.items()} == {"replay": 3, "demos": 3}
@@ -166,7 +168,7 @@ def test_batches_beyond_the_buffers_have_memory_of_their_own_and_the_rows_they_w
 
 
 def test_a_table_without_rows_is_waited_for_and_named_and_nothing_is_lost(engine):
-    with engine.mix({"replay": 1, "empty": 1}, batch_size=32, format="numpy") as loader:
+    with engine.mixed_loader({"replay": 1, "empty": 1}, batch_size=32, format="numpy") as loader:
         with pytest.raises(conduit.errors.DataTimeout, match="'empty'"):
             loader.next(timeout=0.05)
         assert loader.batch == 0
@@ -189,7 +191,7 @@ def test_windows_transforms_and_steps_on_the_batch_work_on_mixtures(engine_name)
             with engine.writer(name) as writer:
                 for n in range(300):
                     writer.append(obs=np.full((8, 8), n % 100 + 100 * k, np.uint8), reward=1.0 + k, value=np.float32(0))
-        with engine.mix(
+        with engine.mixed_loader(
             {"a": 1, "b": 3},
             batch_size=8,
             window=conduit.Rollout(ticks=8, num_envs=1),
@@ -215,7 +217,7 @@ def test_ragged_values_of_several_tables_lie_in_one_batch(engine_name, ragged):
             with engine.writer(name) as writer:
                 for n in range(100):
                     writer.append(tokens=np.full(n % 10, 1000 * k + n, np.int32), n=1000 * k + n)
-        with engine.mix(
+        with engine.mixed_loader(
             {"a": 1, "b": 1}, batch_size=10, ragged=ragged, format="numpy", fields=("tokens", "n")
         ) as loader:
             for _ in range(10):
@@ -247,7 +249,7 @@ def test_ragged_values_of_several_tables_lie_in_one_batch(engine_name, ragged):
 )
 def test_a_bad_mixture_is_refused(engine, tables, options, message):
     with pytest.raises(conduit.errors.ConfigError, match=message):
-        engine.mix(tables, **{"batch_size": 32} | options)
+        engine.mixed_loader(tables, **{"batch_size": 32} | options)
 
 
 def test_tables_of_different_outputs_are_refused_by_the_first_difference(engine_name):
@@ -257,27 +259,29 @@ def test_tables_of_different_outputs_are_refused_by_the_first_difference(engine_
     schemas = {"a": CARTPOLE, "wide": wide, "more": more, "source": source}
     with conduit.Engine.create(engine_name, {name: conduit.Table(s, 100) for name, s in schemas.items()}) as engine:
         with pytest.raises(conduit.errors.ConfigError, match=r"'a' and 'wide'.*float32 \(8, 4\).*float64.*at `obs`"):
-            engine.mix({"a": 1, "wide": 1}, batch_size=8)
+            engine.mixed_loader({"a": 1, "wide": 1}, batch_size=8)
         with pytest.raises(conduit.errors.ConfigError, match=r"none and bool \(8,\).*fields=.*at `expert`"):
-            engine.mix({"a": 1, "more": 1}, batch_size=8)
+            engine.mixed_loader({"a": 1, "more": 1}, batch_size=8)
         with pytest.raises(conduit.errors.ConfigError, match="'source'"):
-            engine.mix({"a": 1, "source": 1}, batch_size=8)
+            engine.mixed_loader({"a": 1, "source": 1}, batch_size=8)
         fill(engine, "a", 0, 50)
         with engine.writer("more") as writer:
             for n in range(50):
                 writer.append(obs=np.zeros(4, np.float32), action=1000 + n, expert=True)
-        with engine.mix({"a": 1, "more": 1}, batch_size=8, fields=iter(["action", "obs"]), format="numpy") as loader:
+        with engine.mixed_loader(
+            {"a": 1, "more": 1}, batch_size=8, fields=iter(["action", "obs"]), format="numpy"
+        ) as loader:
             assert (loader.next()["action"] // 1000).tolist() == [0] * 4 + [1] * 4
         same = {"obs": conduit.cast("float32")}
         with engine.writer("wide") as writer:
             for n in range(50):
                 writer.append(obs=np.zeros(4), action=1000 + n)
-        with engine.mix({"a": 1, "wide": 1}, batch_size=8, transform=same, format="numpy") as loader:
+        with engine.mixed_loader({"a": 1, "wide": 1}, batch_size=8, transform=same, format="numpy") as loader:
             assert (loader.next()["action"] // 1000).tolist() == [0] * 4 + [1] * 4
 
 
 def test_a_closed_mixture_refuses(engine):
-    loader = engine.mix({"replay": 1, "demos": 1}, batch_size=4)
+    loader = engine.mixed_loader({"replay": 1, "demos": 1}, batch_size=4)
     batch = loader.next()
     loader.close()
     loader.close()
@@ -288,14 +292,14 @@ def test_a_closed_mixture_refuses(engine):
 
 def test_a_named_mixture_goes_on_where_the_one_before_it_ended(engine):
     shares = {"replay": 0.7, "demos": 0.3}
-    with engine.mix(shares, batch_size=64, format="numpy", seed=5) as plain:
+    with engine.mixed_loader(shares, batch_size=64, format="numpy", seed=5) as plain:
         wanted = [plain.next()["action"].copy() for _ in range(4)]
     found = []
     for seed in (5, None):
-        with engine.mix(shares, batch_size=64, format="numpy", seed=seed, name="mixture") as named:
+        with engine.mixed_loader(shares, batch_size=64, format="numpy", seed=seed, name="mixture") as named:
             found += [named.next()["action"].copy() for _ in range(2)]
             with pytest.raises(conduit.errors.Busy, match="has it open"):
-                engine.mix(shares, batch_size=64, name="mixture")
+                engine.mixed_loader(shares, batch_size=64, name="mixture")
     np.testing.assert_array_equal(found, wanted)
 
 
@@ -317,7 +321,7 @@ def test_rows_are_whole_while_a_writer_overwrites_one_of_the_tables(engine_name)
         thread = threading.Thread(target=write, args=("live", itertools.count(0, 50)))
         thread.start()
         try:
-            with engine.mix({"live": 2, "demos": 1}, batch_size=96, format="numpy", min_rows=1) as loader:
+            with engine.mixed_loader({"live": 2, "demos": 1}, batch_size=96, format="numpy", min_rows=1) as loader:
                 for _ in range(150):
                     batch = loader.next()
                     np.testing.assert_array_equal(batch["source"], np.repeat([0, 1], [64, 32]))
@@ -327,3 +331,22 @@ def test_rows_are_whole_while_a_writer_overwrites_one_of_the_tables(engine_name)
         finally:
             stop.set()
             thread.join(20)
+
+
+def test_beta_is_that_of_the_tables_that_are_drawn_by_priority(engine):
+    sampling = {"ranked": conduit.Prioritized(beta=0.25)}
+    with engine.mixed_loader({"replay": 1, "ranked": 1}, batch_size=4, sampling=sampling, format="numpy") as loader:
+        assert loader.beta == {"ranked": 0.25}
+        loader.beta = 0.5
+        assert loader.samplers["ranked"].beta == 0.5
+        loader.beta = {"ranked": 1}
+        assert loader.beta == {"ranked": 1.0}
+        for bad, message in (({"replay": 0.5}, "replay"), (-1, "at least 0"), ({"ranked": "1"}, "at least 0")):
+            with pytest.raises(conduit.errors.ConfigError, match=message):
+                loader.beta = bad
+        assert loader.beta == {"ranked": 1.0}
+    with (
+        engine.mixed_loader({"replay": 1}, batch_size=4) as uniform,
+        pytest.raises(conduit.errors.ConfigError, match="Prior"),
+    ):
+        uniform.beta = 0.5

@@ -186,19 +186,19 @@ def test_tables_of_different_names_are_mixed_by_renaming(engine_name):
             for t in range(10):
                 writers[-1].append(**{names[0]: np.full(2, t, np.float32), names[1]: 1.0 + (name == "b")})
         options = {"batch_size": 8, "window": conduit.Transition(n_step=2, gamma=1.0), "format": "numpy"}
-        with engine.mix({"a": 1, "b": 1}, rename={"b": {"state": "obs", "r": "reward"}}, **options) as loader:
+        with engine.mixed_loader({"a": 1, "b": 1}, rename={"b": {"state": "obs", "r": "reward"}}, **options) as loader:
             batch = loader.next()
         assert batch["reward"].tolist() == [2.0] * 4 + [4.0] * 4
         assert (batch["next_obs"][:, 0] == batch.steps + 2).all()
         with pytest.raises(ConfigError, match=r"got 'c'.* - at rename"):
-            engine.mix({"a": 1, "b": 1}, rename={"c": {"state": "obs"}}, **options)
+            engine.mixed_loader({"a": 1, "b": 1}, rename={"c": {"state": "obs"}}, **options)
 
 
 def test_a_stored_source_is_refused_beside_a_mixtures_own_unless_it_is_renamed(make):
     engine = make(schema_with("source"))
     with pytest.raises(ConfigError, match=r"`source`.*rename="):
-        engine.mix({"t": 1}, batch_size=4)
-    with engine.mix({"t": 1}, batch_size=4, rename={"source": "origin"}, format="numpy") as loader:
+        engine.mixed_loader({"t": 1}, batch_size=4)
+    with engine.mixed_loader({"t": 1}, batch_size=4, rename={"source": "origin"}, format="numpy") as loader:
         batch = loader.next()
         assert batch["origin"].tolist() == (batch.steps * 0.25).tolist()
         assert batch["source"].tolist() == [0] * 4
@@ -207,7 +207,7 @@ def test_a_stored_source_is_refused_beside_a_mixtures_own_unless_it_is_renamed(m
 @pytest.mark.parametrize("name", ["mask", "is_first", "bootstrap_obs"])
 def test_a_claim_as_a_batch_replaces_no_stored_column(engine_name, name):
     schema = schema_with(name)
-    table = conduit.Table(schema, 100, kind="queue", rollout_length=4)
+    table = conduit.Table.queue(schema, 100, rollout_length=4)
     with conduit.Engine.create(engine_name, {"t": table}) as engine:
         with engine.writer("t") as writer:
             for t in range(4):
@@ -231,7 +231,7 @@ def test_a_claim_as_a_batch_replaces_no_stored_column(engine_name, name):
 
 
 def test_a_step_that_makes_what_a_claim_has_is_refused_when_the_consumer_opens(engine_name):
-    table = conduit.Table(schema_with("advantages"), 100, kind="queue", rollout_length=4)
+    table = conduit.Table.queue(schema_with("advantages"), 100, rollout_length=4)
     engine = conduit.Engine.create(engine_name, {"t": table})
     with engine, pytest.raises(ConfigError, match=r"'advantages', it is there already.*rename="):
         engine.consumer("t", batch_transforms=(conduit.gae(),))
@@ -283,20 +283,23 @@ def test_a_step_refuses_a_field_named_like_what_it_has_itself(make, name):
 @pytest.mark.parametrize("name", ["commit", "abort", "ticks", "bootstrap", "set_final"])
 def test_a_slab_refuses_a_field_named_like_what_it_has_itself(make, name):
     engine = make(schema_with(name), rows=1)
-    with engine.writer("t") as writer, pytest.raises(ConfigError, match=f"the slab has itself, got `{name}`"):
+    with engine.writer("t") as writer, pytest.raises(ConfigError, match=f"the rollout has itself, got `{name}`"):
         writer.rollout(2)
 
 
 @pytest.mark.parametrize("name", ["commit", "row", "rows", "close", "set_final"])
-def test_a_bare_handle_refuses_a_field_named_like_what_it_has_itself(make, name):
+def test_an_unchecked_handle_refuses_a_field_named_like_what_it_has_itself(make, name):
     engine = make(schema_with(name), rows=1)
-    with engine.writer("t") as writer, pytest.raises(ConfigError, match=f"the bare handle has itself, got `{name}`"):
-        writer.bare()
+    with (
+        engine.writer("t") as writer,
+        pytest.raises(ConfigError, match=f"the unchecked handle has itself, got `{name}`"),
+    ):
+        writer.unchecked()
 
 
 def test_a_stored_count_of_deliveries_is_not_taken_for_the_tables(make):
     engine = make(schema_with("sampled", "int64"), max_times_sampled=2)
-    read = np.concatenate([steps.columns["sampled"] for steps in engine.scan("t")])
+    read = np.concatenate([steps.columns["sampled"] for steps in engine.table("t").scan()])
     assert len(read) == 40
 
 
@@ -327,7 +330,7 @@ def test_a_field_of_any_name_comes_back_from_a_file_bit_by_bit(engine_name, tmp_
 
 
 def assert_came_back(engine, name, values):
-    read = list(engine.scan("t"))
+    read = list(engine.table("t").scan())
     got = [np.asarray(value).tolist() for steps in read for value in steps.columns[name]]
     assert got == [value.tolist() for value in values]
     finals = [np.asarray(value).tolist() for steps in read for value in steps.finals[name]]

@@ -118,14 +118,14 @@ def test_unknown_tables_and_policies_are_named_with_those_there_are(make):
     for call in (
         lambda: engine.writer("reply"),
         lambda: engine.loader("reply", batch_size=1),
-        lambda: engine.schema("reply"),
+        lambda: engine.table("reply").schema,
     ):
         with pytest.raises(ConfigError, match=r"a table of engine 't[0-9-]+', got 'reply': did you mean `replay`\?"):
             call()
     with pytest.raises(ConfigError, match=r"a policy of engine .*policies=.* got 'actor', and there is only `policy`"):
         engine.policy("actor")
     assert engine.tables == ("replay",)
-    assert engine.schema("replay") == CARTPOLE
+    assert engine.table("replay").schema == CARTPOLE
 
 
 def test_a_closed_client_says_so_whatever_is_asked_of_it(make):
@@ -137,7 +137,7 @@ def test_a_closed_client_says_so_whatever_is_asked_of_it(make):
         lambda: client.writer("replay"),
         lambda: client.loader("replay", batch_size=1),
         client.policy,
-        lambda: client.schema("replay"),
+        lambda: client.table("replay").schema,
         client.recover,
     ):
         with pytest.raises(Closed, match=rf"an attached client of engine '{engine.name}', this one was closed"):
@@ -207,9 +207,9 @@ def test_a_policy_has_one_publisher_at_a_time(make):
         ({"on_full": "drop"}, ConfigError, "on_full 'wait' or 'raise', got 'drop'"),
         ({"timeout": -1}, ConfigError, "a timeout of at least 0 seconds, got -1"),
         ({"timeout": "10"}, ConfigError, "a timeout of at least 0 seconds, got '10'"),
-        ({"policy": "policy"}, ConfigError, "a conduit.PolicySlot as policy, got str"),
-        ({"ingestion": 3}, ConfigError, "a conduit.Ingestion as ingestion, got int"),
-        ({"placement": "gpu"}, ConfigError, "a conduit.Placement as placement, got str"),
+        ({"policy": "policy"}, ConfigError, "a PolicySlot as policy, got str"),
+        ({"ingestion": 3}, ConfigError, "an? Ingestion as ingestion, got int"),
+        ({"placement": "gpu"}, ConfigError, "a Placement as placement, got str"),
         ({"schema": {"obs": 1}}, ConfigError, "a conduit.Schema as schema, got dict"),
     ],
     ids=str,
@@ -246,7 +246,7 @@ def test_a_schema_that_is_not_the_table_s_is_refused_with_both_fingerprints(make
 
 
 @pytest.mark.parametrize(("on_full", "error"), [("raise", Busy), ("wait", SpaceTimeout)])
-@pytest.mark.parametrize("form", ["append", "step", "rollout", "bare"])
+@pytest.mark.parametrize("form", ["append", "step", "rollout", "unchecked"])
 def test_a_table_without_a_free_page_is_waited_for_or_refused_and_the_call_may_be_repeated(
     make, unchanged, on_full, error, form
 ):
@@ -269,13 +269,13 @@ def test_a_table_without_a_free_page_is_waited_for_or_refused_and_the_call_may_b
             with writer.step() as step:
                 step.obs, step.action, step.reward = OBS, 0, 0.0
         elif form == "rollout":
-            with writer.rollout(2) as slab:
-                slab.obs[:], slab.action[:], slab.reward[:] = 0, 0, 0
+            with writer.rollout(2) as rollout:
+                rollout.obs[:], rollout.action[:], rollout.reward[:] = 0, 0, 0
         else:
-            with writer.bare() as bare:
-                at = bare.row
-                bare.obs[at], bare.action[at], bare.reward[at] = 0, 0, 0
-                bare.commit()
+            with writer.unchecked() as unchecked:
+                at = unchecked.row
+                unchecked.obs[at], unchecked.action[at], unchecked.reward[at] = 0, 0, 0
+                unchecked.commit()
 
     for _ in range(2):
         with (

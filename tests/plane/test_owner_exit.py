@@ -28,8 +28,8 @@ TABLES = {
     ),
     "ragged": conduit.Table(RAGGED, capacity=2000),
     "empty": conduit.Table(SCHEMA, capacity=2000),
-    "rows": conduit.Table(SCHEMA, capacity=200, page_rows=50, kind="queue"),
-    "rollouts": conduit.Table(SCHEMA, capacity=64, kind="queue", rollout_length=8),
+    "rows": conduit.Table.queue(SCHEMA, capacity=200, page_rows=50),
+    "rollouts": conduit.Table.queue(SCHEMA, capacity=64, rollout_length=8),
 }
 """No page of the replay tables is turned by what these tests write in a second: nobody looks at the engine there."""
 
@@ -61,7 +61,7 @@ def wait_for_a_batch(client):
 
 
 def wait_for_a_mixed_batch(client):
-    client.mix({"replay": 0.5, "empty": 0.5}, batch_size=4, format="numpy", timeout=None).next()
+    client.mixed_loader({"replay": 0.5, "empty": 0.5}, batch_size=4, format="numpy", timeout=None).next()
 
 
 def wait_for_a_limited_batch(client):
@@ -185,9 +185,9 @@ def extend(client):
     again(lambda: writer.extend({"obs": np.zeros((4, 3), np.float32), "reward": np.zeros(4, np.float32)}))
 
 
-def bare(client):
+def unchecked(client):
     writer = client.writer("replay")
-    with writer.bare() as handle:
+    with writer.unchecked() as handle:
         row = handle.row
         while True:
             handle.obs[row] = 1.0
@@ -223,7 +223,7 @@ WRITES = (
     step,
     rollout,
     extend,
-    bare,
+    unchecked,
 )
 
 
@@ -254,11 +254,11 @@ def publish_weights(client):
 
 
 def scan(client):
-    again(lambda: list(client.scan("replay")))
+    again(lambda: list(client.table("replay").scan()))
 
 
 def update_statistics(client):
-    again(lambda: client.statistics("replay").update(obs=np.zeros((2, 3))))
+    again(lambda: client.table("replay").statistics.update(obs=np.zeros((2, 3))))
 
 
 def open_writers(client):
@@ -266,7 +266,7 @@ def open_writers(client):
 
 
 def read_limits(client):
-    again(lambda: client.limiter("limited").counts)
+    again(lambda: client.table("limited").limiter.counts)
 
 
 CALLS = (
@@ -421,7 +421,7 @@ def test_rows_that_were_committed_before_the_owner_died_stay_and_none_is_half_wr
             visible = engine._views["replay"].rows_visible() - 20
             assert visible > 0
             assert visible % 4 == 0
-            written = [(part.columns["obs"] == 1.0).all(1).sum() for part in engine.scan("replay")]
+            written = [(part.columns["obs"] == 1.0).all(1).sum() for part in engine.table("replay").scan()]
             assert sum(written) == visible
 
 
@@ -460,7 +460,7 @@ def test_what_a_client_holds_can_be_read_and_closed_without_an_owner_and_is_ther
         client.answer()
         with conduit.Engine.adopt(engine_name) as engine:
             assert engine._views["replay"].rows_visible() == 25
-            assert engine.statistics("replay").read("obs").count == before + 5
+            assert engine.table("replay").statistics.read("obs").count == before + 5
             # it was not acknowledged
             claim = engine.consumer("rows", format="numpy").next(timeout=5.0)
             assert claim.ticks == 5
@@ -469,7 +469,7 @@ def test_what_a_client_holds_can_be_read_and_closed_without_an_owner_and_is_ther
 
 
 def count_values(own):
-    return own.client.statistics("replay").read("obs").count
+    return own.client.table("replay").statistics.read("obs").count
 
 
 # -- attaching

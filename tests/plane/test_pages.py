@@ -213,9 +213,9 @@ def test_short_pages_hand_their_rows_on_to_the_page_after(make):
     writer = engine.writer("replay", autoreset="next_step")
     k = 0
     for ticks in (1, 1, 15, 13, 14, 2, 15):
-        with writer.rollout(ticks) as slab:
+        with writer.rollout(ticks) as rollout:
             for name, value in values(k + np.arange(ticks)).items():
-                slab[name] = value
+                rollout[name] = value
         k += ticks
     pages = [words_of(engine, page) for page in range(5)]
     assert [page["HALO"] for page in pages] == [0, 5, 5, 5, 5]
@@ -233,9 +233,9 @@ def test_a_page_with_less_than_a_halo_hands_all_its_rows_on(make):
     for start, ticks in ((0, 1), (1, 15), (16, 5)):
         if start == 1:
             writer._stream._turn()  # early, as before a rollout that needs more room than this page has left
-        with writer.rollout(ticks) as slab:
+        with writer.rollout(ticks) as rollout:
             for name, value in values(start + np.arange(ticks)).items():
-                slab[name] = value
+                rollout[name] = value
     assert [words_of(engine, page)["HALO"] for page in range(3)] == [0, 1, 5]
     assert [words_of(engine, page)["FIRST"] for page in range(3)] == [0, 0, 2]
     writer.close()

@@ -59,7 +59,7 @@ class Writing:
 class Holding:
     """A claim and the model of it."""
 
-    claim: conduit.Claim
+    claim: conduit.typing.Claim
     page: Page
     mortal: bool
     ended: bool = False
@@ -71,9 +71,7 @@ class QueueMachine(RuleBasedStateMachine):
     @initialize(rollout=st.sampled_from([None, 1, 3]), envs=st.sampled_from([1, 2]))
     def create(self, rollout, envs):
         self.rollout, self.envs = rollout, envs
-        table = conduit.Table(
-            SCHEMA, capacity=24, page_rows=PAGE_ROWS, kind="queue", rollout_length=rollout, num_envs=envs
-        )
+        table = conduit.Table.queue(SCHEMA, capacity=24, page_rows=PAGE_ROWS, rollout_length=rollout, num_envs=envs)
         name = f"qm{os.getpid()}-{next(self.numbers)}"
         self.engine = conduit.Engine.create(name, {"q": table})
         self.view = self.engine._views["q"]

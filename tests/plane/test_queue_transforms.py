@@ -83,8 +83,8 @@ def numbers(value):
 @pytest.mark.parametrize("rollouts", [True, False], ids=["rollouts", "rows"])
 def test_a_claim_has_what_a_loader_would_make_of_its_rows(make, kind, rollouts):
     engine = make(rollout_length=T) if rollouts else make()
-    engine.statistics("q").update({"obs.pose": np.array([[0.0, 1.0], [4.0, 3.0]])})
-    moments = engine.statistics("q").read("obs.pose")
+    engine.table("q").statistics.update({"obs.pose": np.array([[0.0, 1.0], [4.0, 3.0]])})
+    moments = engine.table("q").statistics.read("obs.pose")
     write(engine, T, ended=(3,))
     consumer = engine.consumer("q", format=kind, transform=TRANSFORM)
     with consumer.next() as claim:
@@ -113,7 +113,7 @@ def test_a_claim_has_what_a_loader_would_make_of_its_rows(make, kind, rollouts):
             assert batch["bootstrap_obs.pose"].shape == (1, N, 2)
             np.testing.assert_array_equal(numbers(batch["obs.pose"])[0], numbers(claim["obs.pose"]))
         # one reading for all of a claim, whatever others add meanwhile
-        engine.statistics("q").update({"obs.pose": np.full((1, 2), 1e6)})
+        engine.table("q").statistics.update({"obs.pose": np.full((1, 2), 1e6)})
         np.testing.assert_allclose(
             numbers(claim.finals[1]["obs.pose"]), expected_pose(pose(3)[1:] + 100, moments), rtol=1e-12
         )
@@ -123,7 +123,7 @@ def test_statistics_count_a_row_when_it_is_acknowledged_and_once(make):
     engine = make(rollout_length=T)
     write(engine, 2 * T)
     consumer = engine.consumer("q", transform=TRANSFORM)
-    statistics = engine.statistics("q")
+    statistics = engine.table("q").statistics
     first = consumer.next()
     second = consumer.next()
     assert (numbers(second["obs.pose"]) == np.clip(np.stack([pose(t) for t in range(T, 2 * T)]), -2, 2)).all()
@@ -157,7 +157,7 @@ def test_the_last_observation_of_an_episode_is_counted_and_its_row_is_no_step(ma
     write(engine, 4, autoreset="next_step", ended=(1,))
     with engine.consumer("q", transform=TRANSFORM).next() as claim:
         assert not claim.mask[2, 1]
-    assert engine.statistics("q").read("obs.pose").count == 4 * N
+    assert engine.table("q").statistics.read("obs.pose").count == 4 * N
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_row_that_is_refused_is_named_and_its_claim_is_not_lost(make, broken, 
         claim = plain.next(timeout=0)
     assert claim.delivered_before
     assert int(claim.ids[2, 1]) == told.value.row_id
-    assert engine.statistics("q").read("obs.pose").count == T * N
+    assert engine.table("q").statistics.read("obs.pose").count == T * N
 
 
 def test_a_claim_with_a_refused_row_is_passed_over_where_that_was_asked_for(make):
@@ -196,7 +196,7 @@ def test_a_claim_with_a_refused_row_is_passed_over_where_that_was_asked_for(make
     assert consumer.poll() is None
     assert consumer.stats.refused == 2
     assert consumer.stats.acknowledged == 4
-    assert engine.statistics("q").read("obs.pose").count == 2 * T * N
+    assert engine.table("q").statistics.read("obs.pose").count == 2 * T * N
 
 
 def broken_step(batch):

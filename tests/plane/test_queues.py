@@ -501,15 +501,15 @@ def test_committed_rows_are_the_only_ones_a_bootstrap_counts_for(queue):
     assert claim.bootstrap is None
 
 
-def test_the_bare_handle_writes_rollouts(queue):
+def test_the_unchecked_handle_writes_rollouts(queue):
     engine = queue(rollout_length=4, capacity=40)
     view = engine._views["replay"]
     consumer = engine.consumer("replay", format="numpy")
-    with engine.writer("replay", autoreset="next_step").bare() as bare:
-        row = bare.row
+    with engine.writer("replay", autoreset="next_step").unchecked() as unchecked:
+        row = unchecked.row
         for number in range(60):
-            bare.obs[row], bare.action[row], bare.reward[row] = 0, number, 0.0
-            row = bare.commit()
+            unchecked.obs[row], unchecked.action[row], unchecked.reward[row] = 0, number, 0.0
+            row = unchecked.commit()
             if number % 4 == 3:
                 with consumer.next(timeout=0) as claim:
                     assert ticks(claim) == list(range(number - 3, number + 1))
@@ -529,7 +529,7 @@ def test_statistics_count_every_row_of_a_queue_once(make):
             claim.ack()
         del claim
     writer.close()
-    moments = engine.statistics("replay").read("reward")
+    moments = engine.table("replay").statistics.read("reward")
     assert moments.count == 40
     assert moments.mean == pytest.approx(np.arange(40).mean())
 

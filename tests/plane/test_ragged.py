@@ -436,7 +436,7 @@ def test_an_array_with_an_axis_of_environments_is_a_list_of_equal_lengths(make, 
             assert [one.shape for one in lease.values("points")] == [(0, 2), (0, 2)]
 
 
-@pytest.mark.parametrize("form", ["rollout", "bare"])
+@pytest.mark.parametrize("form", ["rollout", "unchecked"])
 def test_forms_that_hand_out_views_are_refused_with_the_remedy(make, form):
     engine = make(SCHEMA)
     writer = engine.writer("replay")

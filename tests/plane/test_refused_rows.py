@@ -77,7 +77,7 @@ def test_the_error_names_row_field_and_value_and_deleting_the_row_helps(engine, 
         with pytest.raises(FieldError) as caught:
             loader.next()
         check(caught.value, bad_id, at, value)
-        assert engine.delete("t", [caught.value.row_id]) == 1
+        assert engine.table("t").delete([caught.value.row_id]) == 1
         for _ in range(5):
             batch = loader.next()
             assert BAD not in np.asarray(batch["reward"]).tolist()
@@ -118,14 +118,14 @@ def test_a_named_loader_does_not_come_back_to_the_batch_that_was_refused(engine)
 
 def test_statistics_take_all_of_a_batch_or_nothing(engine):
     fill(engine, nan=True)
-    statistics = engine.statistics("t")
+    statistics = engine.table("t").statistics
     # the field without a NaN comes first in one order, last in the other
     for transform in (NORMALISED, dict(reversed(NORMALISED.items()))):
         loader = engine.loader("t", batch_size=256, min_rows=1, transform=transform, format="numpy")
         with loader, pytest.raises(FieldError, match=r"nan in \(1,\) of 'obs'"):
             loader.next()
         assert [statistics.read(name).count for name in STATISTICS] == [0, 0]
-    engine.delete("t", [id_of_bad(engine)])
+    engine.table("t").delete([id_of_bad(engine)])
     with engine.loader("t", batch_size=256, min_rows=1, transform=NORMALISED, format="numpy") as loader:
         loader.next()
     assert [statistics.read(name).count for name in STATISTICS] == [256, 256]
@@ -144,13 +144,13 @@ def test_a_batch_that_a_step_on_the_whole_batch_refuses_is_in_no_statistics_and_
             assert loader.sampler.batch == number
             with pytest.raises(ValueError, match="no"):
                 loader.next()
-    assert engine.statistics("t").read("obs").count == 0
+    assert engine.table("t").statistics.read("obs").count == 0
 
 
 def test_a_mixed_loader_goes_on_too_and_its_tables_keep_their_statistics_whole(engine):
     fill(engine)
     fill(engine, "other", nan=True)
-    with engine.mix(
+    with engine.mixed_loader(
         {"t": 1.0, "other": 1.0}, batch_size=512, min_rows=1, transform=NORMALISED, format="numpy"
     ) as loader:
         with pytest.raises(FieldError) as caught:
@@ -159,11 +159,11 @@ def test_a_mixed_loader_goes_on_too_and_its_tables_keep_their_statistics_whole(e
         check(caught.value, id_of_bad(engine, "other"), "obs", np.nan)
         assert "'other'" in str(caught.value)
         for table in ("t", "other"):
-            assert engine.statistics(table).read("obs").count == 0
-        engine.delete("other", [caught.value.row_id])
+            assert engine.table(table).statistics.read("obs").count == 0
+        engine.table("other").delete([caught.value.row_id])
         loader.next()
         for table in ("t", "other"):
-            assert engine.statistics(table).read("obs").count == 256
+            assert engine.table(table).statistics.read("obs").count == 256
 
 
 def test_in_a_sequence_the_row_that_the_sample_begins_at_is_named(engine):
@@ -181,7 +181,7 @@ def test_in_a_sequence_the_row_that_the_sample_begins_at_is_named(engine):
             try:
                 batch = loader.next()
             except FieldError as error:
-                engine.delete("t", [error.row_id])
+                engine.table("t").delete([error.row_id])
                 deleted.add(error.row_id & ((1 << 40) - 1))
                 continue
             if len(deleted) == 4:

@@ -51,8 +51,8 @@ def test_deleted_rows_are_not_drawn_again_and_others_are(make, prioritized):
     ids = ids_of(loader)
     assert sorted(ids) == list(range(99))
     gone = {3, 4, 50, 63, 98, *range(70, 80)}
-    assert engine.delete("replay", [ids[number] for number in gone]) == len(gone)
-    assert engine.delete("replay", np.array([[ids[3], ids[4]]])) == 0
+    assert engine.table("replay").delete([ids[number] for number in gone]) == len(gone)
+    assert engine.table("replay").delete(np.array([[ids[3], ids[4]]])) == 0
     assert drawn(loader) == set(range(99)) - gone
     assert loader.valid([ids[3], ids[5]]).tolist() == [False, True]
     view = engine._views["replay"]
@@ -71,14 +71,14 @@ def test_a_row_is_deleted_from_the_page_that_it_moves_to_as_well(make):
     loader = engine.loader("replay", batch_size=64, format="numpy", min_rows=1)
     put(writer, range(16))
     ids = ids_of(loader)
-    assert engine.delete("replay", [ids[13]]) == 1  # drawn from the page, and about to leave it
+    assert engine.table("replay").delete([ids[13]]) == 1  # drawn from the page, and about to leave it
     put(writer, range(16, 20))
-    assert engine.delete("replay", [ids[14]]) == 1  # it has left it
+    assert engine.table("replay").delete([ids[14]]) == 1  # it has left it
     assert drawn(loader) == set(range(19)) - {13, 14}
     counts = engine._views["replay"].counts()
     assert (counts.size, counts.deleted) == (18, 2)
     fresh = ids_of(loader)
-    assert engine.delete("replay", [fresh[12]]) == 1  # a copy, by its new id
+    assert engine.table("replay").delete([fresh[12]]) == 1  # a copy, by its new id
     assert engine._views["replay"].counts().deleted == 3
 
 
@@ -89,13 +89,13 @@ def test_evicted_rows_are_left_out_and_ids_that_are_none_are_refused(make):
     loader = engine.loader("replay", batch_size=16, format="numpy")
     ids = ids_of(loader)
     put(writer, range(20, 400))
-    assert engine.delete("replay", list(ids.values())) == 0
-    assert engine.delete("replay", [-1]) == 0
+    assert engine.table("replay").delete(list(ids.values())) == 0
+    assert engine.table("replay").delete([-1]) == 0
     with pytest.raises(FieldError, match=f"got {1 << 39} at index 1, which none of its rows ever had"):
-        engine.delete("replay", [-1, 1 << 39, (1 << 62) + 5])
-    assert engine.delete("replay", []) == 0
+        engine.table("replay").delete([-1, 1 << 39, (1 << 62) + 5])
+    assert engine.table("replay").delete([]) == 0
     with pytest.raises(FieldError, match="int64"):
-        engine.delete("replay", [1.5])
+        engine.table("replay").delete([1.5])
     counts = engine._views["replay"].counts()
     assert counts.size + counts.evicted == counts.inserted == 400
 
@@ -118,7 +118,7 @@ def test_deletions_under_writers_that_overwrite_never_take_a_newer_row(make):
     deleted = 0
     try:
         for _ in range(300):
-            deleted += engine.delete("replay", loader.next(timeout=5.0).ids)
+            deleted += engine.table("replay").delete(loader.next(timeout=5.0).ids)
     finally:
         stop.set()
         thread.join()
@@ -149,7 +149,7 @@ def test_after_a_reset_no_earlier_row_is_drawn_and_writers_go_on(make, prioritiz
     view = engine._views["replay"]
     for turn in range(3):
         before = view.counts()
-        engine.reset("replay")
+        engine.table("replay").reset()
         counts = view.counts()
         assert (counts.size, counts.inserted, counts.deleted) == (0, before.inserted, before.inserted)
         with pytest.raises(DataTimeout):
@@ -163,7 +163,7 @@ def test_after_a_reset_no_earlier_row_is_drawn_and_writers_go_on(make, prioritiz
         assert (batch.steps < 5).all()  # every environment began an episode
         assert view.counts().size == 9
     assert not loader.valid(list(ids.values())).any()
-    assert engine.delete("replay", list(ids.values())) == 0
+    assert engine.table("replay").delete(list(ids.values())) == 0
 
 
 def test_pages_of_before_a_reset_are_overwritten_first(make):
@@ -172,7 +172,7 @@ def test_pages_of_before_a_reset_are_overwritten_first(make):
     slow = engine.writer("replay")
     put(slow, range(9))  # its page stays open through the reset
     put(engine.writer("replay"), range(100, 160))
-    engine.reset("replay")
+    engine.table("replay").reset()
     fast = engine.writer("replay")
     put(fast, range(1000, 1020))
     put(slow, range(9, 12))  # turns now: the old page is sealed after pages of the new epoch
@@ -190,26 +190,26 @@ def test_every_form_of_writing_goes_on_after_a_reset(make):
     engine = make(capacity=200, page_rows=20, max_n_step=2)
     view = engine._views["replay"]
     writer = engine.writer("replay")
-    bare = writer.bare()
-    row = bare.row
+    unchecked = writer.unchecked()
+    row = unchecked.row
     for number in range(5):
-        bare.obs[row], bare.action[row], bare.reward[row] = number, number, 1.0
-        row = bare.commit()
-    engine.reset("replay")
-    bare.obs[row], bare.action[row], bare.reward[row] = 5, 5, 1.0
-    assert bare.commit() >= bare.rows  # this row was begun before, and goes with the others
-    assert bare.commit() >= bare.rows
+        unchecked.obs[row], unchecked.action[row], unchecked.reward[row] = number, number, 1.0
+        row = unchecked.commit()
+    engine.table("replay").reset()
+    unchecked.obs[row], unchecked.action[row], unchecked.reward[row] = 5, 5, 1.0
+    assert unchecked.commit() >= unchecked.rows  # this row was begun before, and goes with the others
+    assert unchecked.commit() >= unchecked.rows
     assert view.counts().size == 0
-    row = bare.row
+    row = unchecked.row
     for number in range(6, 9):
-        bare.obs[row], bare.action[row], bare.reward[row] = number, number, 1.0
-        row = bare.commit()
-    bare.close()
+        unchecked.obs[row], unchecked.action[row], unchecked.reward[row] = number, number, 1.0
+        row = unchecked.commit()
+    unchecked.close()
     assert view.counts().size == 3
-    with writer.rollout(4) as slab:
-        slab.obs[:] = np.arange(9, 13)[:, None]
-        slab.action[:] = np.arange(9, 13)
-        slab.reward[:] = 1.0
+    with writer.rollout(4) as rollout:
+        rollout.obs[:] = np.arange(9, 13)[:, None]
+        rollout.action[:] = np.arange(9, 13)
+        rollout.reward[:] = 1.0
     loader = engine.loader("replay", batch_size=32, format="numpy", min_rows=1)
     assert drawn(loader) == set(range(6, 12))
 
@@ -221,33 +221,33 @@ def test_a_frozen_table_takes_no_rows_in_any_form_and_is_read_as_before(make):
     engine = make(capacity=200, page_rows=20)
     writer = engine.writer("replay")
     put(writer, range(30))
-    slab = engine.writer("replay").rollout(3)
+    rollout = engine.writer("replay").rollout(3)
     loader = engine.loader("replay", batch_size=32, format="numpy", min_rows=1)
     view = engine._views["replay"]
-    bare = engine.writer("replay").bare()
-    row = bare.row
+    unchecked = engine.writer("replay").unchecked()
+    row = unchecked.row
     with conduit.attach(engine.name) as other:
-        other.freeze("replay")
+        other.table("replay").freeze()
         before = view.counts()
         for write in (
             lambda: put(writer, [30]),
             lambda: writer.append(obs=[1, 2, 3, 4], action=1, reward=1.0),
             lambda: writer.step().__enter__(),
             lambda: writer.rollout(2),
-            slab.commit,
-            lambda: engine.delete("replay", [0]),
-            lambda: engine.reset("replay"),
+            rollout.commit,
+            lambda: engine.table("replay").delete([0]),
+            lambda: engine.table("replay").reset(),
         ):
             with pytest.raises(Frozen, match=r"thaw"):
                 write()
-        assert bare.commit() >= bare.rows
+        assert unchecked.commit() >= unchecked.rows
         with pytest.raises(Frozen):
-            bare.row  # noqa: B018
-        assert view.counts().size - before.size <= 1  # the bare handle's row had been begun
+            unchecked.row  # noqa: B018
+        assert view.counts().size - before.size <= 1  # the unchecked handle's row had been begun
         assert drawn(loader) >= set(range(29))
-        other.thaw("replay")
-    assert row < bare.rows
-    slab.commit()
+        other.table("replay").thaw()
+    assert row < unchecked.rows
+    rollout.commit()
     put(writer, range(30, 40))
     assert drawn(loader) >= set(range(39))
     # the stream went on as if nothing had been
@@ -255,10 +255,10 @@ def test_a_frozen_table_takes_no_rows_in_any_form_and_is_read_as_before(make):
 
 
 def test_a_writer_that_waits_is_told_when_its_table_is_frozen(make):
-    engine = make(limiter=conduit.Queue(3))
+    engine = make(limiter=conduit.Limits(1.0, 1, 0.0, 3))
     writer = engine.writer("replay", timeout=20.0)
     put(writer, range(3))
-    timer = threading.Timer(0.05, engine.freeze, ("replay",))
+    timer = threading.Timer(0.05, engine.table("replay").freeze)
     timer.start()
     with pytest.raises(Frozen):
         put(writer, [3])

@@ -58,7 +58,7 @@ def test_a_writer_for_each_episode_fills_the_table(make, options):
     check_each_row_is_drawn_from_one_page(view)
     # every row once, each episode under a number of its own, from its first step to its last
     told = {}
-    for steps in engine.scan("replay"):
+    for steps in engine.table("replay").scan():
         for episode, step, obs in zip(steps.episodes, steps.numbers, steps.columns["obs"], strict=True):
             told.setdefault(int(episode), []).append((int(step), *obs.tolist()))
     whole = [episode for episode in told.values() if len(episode) == 20]
@@ -149,7 +149,7 @@ def test_a_page_is_left_alone_where_it_does_not_fit(make, options, second):
 def test_a_page_from_before_a_reset_is_left_alone(make):
     engine = make(SCHEMA, 500, page_rows=50)
     write(engine, 1, 5)
-    engine.reset("replay")
+    engine.table("replay").reset()
     write(engine, 2, 5)
     assert pages_with_rows(engine)[:, w.PAGE_COMMITTED // 8].tolist() == [5, 5]
     with engine.loader("replay", batch_size=64, min_rows=1, format="numpy") as loader:
@@ -202,7 +202,7 @@ def test_statistics_count_a_writer_s_own_rows_alone(make):
     engine = make(SCHEMA, 500, page_rows=50, statistics=("obs",))
     for number in range(4):
         write(engine, number, 5, statistics=True)
-    assert engine.statistics("replay").read("obs").count == 20
+    assert engine.table("replay").statistics.read("obs").count == 20
     assert len(pages_with_rows(engine)) == 1
 
 
@@ -273,7 +273,7 @@ def test_processes_that_want_the_same_page_do_not_get_in_each_other_s_way(engine
         counts = view.counts()
         assert counts.inserted == counts.size + counts.evicted
         steps = {}
-        for part in engine.scan("replay"):
+        for part in engine.table("replay").scan():
             for episode, obs in zip(part.episodes.tolist(), part.columns["obs"][:, :2].tolist(), strict=True):
                 steps.setdefault(episode, []).append(obs)
         for told in steps.values():

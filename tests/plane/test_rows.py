@@ -1,4 +1,4 @@
-"""Writing in place: one step, a rollout, the bare handle; and that only one form is in progress at a time."""
+"""Writing in place: one step, a rollout, the unchecked handle; and that only one form is in progress at a time."""
 
 import numpy as np
 import pytest
@@ -117,8 +117,8 @@ def test_a_whole_field_is_assigned_with_the_checks_of_append(make, unchanged, na
             with writer.step() as row:
                 assign(row, (2,))
         else:
-            with writer.rollout(3) as slab:
-                assign(slab, (3, 2))
+            with writer.rollout(3) as rollout:
+                assign(rollout, (3, 2))
 
 
 def test_a_step_without_the_final_observation_of_an_end_is_discarded(make, unchanged):
@@ -145,7 +145,7 @@ def test_a_step_without_the_final_observation_of_an_end_is_discarded(make, uncha
     ],
     ids=["beyond", "negative", "dtype", "shape"],
 )
-@pytest.mark.parametrize("form", ["step", "rollout", "bare"])
+@pytest.mark.parametrize("form", ["step", "rollout", "unchecked"])
 def test_a_wrong_final_observation_is_refused_at_its_call(make, unchanged, call, expected, form):
     engine = make()
     writer = engine.writer("replay", num_envs=2, autoreset="same_step")
@@ -163,12 +163,12 @@ def test_a_wrong_final_observation_is_refused_at_its_call(make, unchanged, call,
             else:
                 self.rows.set_final(observation, env)
 
-    begin = {"step": writer.step, "rollout": lambda: writer.rollout(2), "bare": writer.bare}[form]
+    begin = {"step": writer.step, "rollout": lambda: writer.rollout(2), "unchecked": writer.unchecked}[form]
     with unchanged(engine), pytest.raises(FieldError, match=expected), begin() as rows:
         call(Row(rows))
 
 
-@pytest.mark.parametrize("form", ["step", "rollout", "bare"])
+@pytest.mark.parametrize("form", ["step", "rollout", "unchecked"])
 def test_a_final_observation_is_refused_where_the_next_row_is_it(make, form):
     writer = make().writer("replay", num_envs=1, autoreset="next_step")
     with pytest.raises(FieldError, match="the row after the end is the final observation - at `final`"):  # noqa: PT012 - one form of writing or another
@@ -176,11 +176,11 @@ def test_a_final_observation_is_refused_where_the_next_row_is_it(make, form):
             with writer.step() as row:
                 row.set_final(0, OBS)
         elif form == "rollout":
-            with writer.rollout(2) as slab:
-                slab.set_final(0, 0, OBS)
+            with writer.rollout(2) as rollout:
+                rollout.set_final(0, 0, OBS)
         else:
-            with writer.bare() as bare:
-                bare.set_final(OBS)
+            with writer.unchecked() as unchecked:
+                unchecked.set_final(OBS)
 
 
 def test_rows_that_were_committed_or_discarded_are_closed(make):
@@ -188,19 +188,19 @@ def test_rows_that_were_committed_or_discarded_are_closed(make):
     writer = engine.writer("replay")
     with writer.step() as row:
         row.obs[:], row.action[...], row.reward[...] = 1, 1, 1
-    slab = writer.rollout(2)
-    slab.abort()
-    slab.abort()
-    for rows in (row, slab):
+    rollout = writer.rollout(2)
+    rollout.abort()
+    rollout.abort()
+    for rows in (row, rollout):
         for use in (lambda rows=rows: rows.obs, lambda rows=rows: rows["action"]):
             with pytest.raises(Closed, match="committed or discarded"):
                 use()
     with pytest.raises(Closed, match="committed or discarded"):
         row.reward = 1.0
     with pytest.raises(Closed, match="committed or discarded"):
-        slab.commit()
+        rollout.commit()
     with pytest.raises(Closed, match="committed or discarded"):
-        slab.set_final(0, 0, OBS)
+        rollout.set_final(0, 0, OBS)
     assert visible(engine) == 1
 
 
@@ -208,32 +208,34 @@ OTHERS = {
     "append": lambda writer: writer.append(**GOOD),
     "step": lambda writer: writer.step().__enter__(),
     "rollout": lambda writer: writer.rollout(2),
-    "bare": lambda writer: writer.bare(),
+    "unchecked": lambda writer: writer.unchecked(),
     "cut": lambda writer: writer.cut(),
     "flush": lambda writer: writer.flush(),
 }
 
 
 @pytest.mark.parametrize("other", OTHERS)
-@pytest.mark.parametrize("form", ["step", "rollout", "bare handle"])
+@pytest.mark.parametrize("form", ["step", "rollout", "unchecked handle"])
 def test_one_form_of_writing_is_in_progress_at_a_time(make, form, other):
     engine = make()
     writer = engine.writer("replay")
     writer.append(**GOOD)
-    with {"step": writer.step, "rollout": lambda: writer.rollout(2), "bare handle": writer.bare}[form]() as rows:
+    with {"step": writer.step, "rollout": lambda: writer.rollout(2), "unchecked handle": writer.unchecked}[
+        form
+    ]() as rows:
         with pytest.raises(Closed, match=f"the {form} in progress to be finished first"):
             OTHERS[other](writer)
-        if form == "bare handle":
+        if form == "unchecked handle":
             row = rows.row
             rows.obs[row], rows.action[row], rows.reward[row] = 1, 1, 1
             rows.commit()
         else:
             rows.obs[...], rows.action[...], rows.reward[...] = 1, 1, 1
     writer.append(**GOOD)
-    assert visible(engine) == {"step": 3, "rollout": 4, "bare handle": 3}[form]
+    assert visible(engine) == {"step": 3, "rollout": 4, "unchecked handle": 3}[form]
 
 
-@pytest.mark.parametrize("form", ["append", "step", "rollout", "bare", "flush", "cut"])
+@pytest.mark.parametrize("form", ["append", "step", "rollout", "unchecked", "flush", "cut"])
 @pytest.mark.parametrize("what", ["writer", "client", "engine"])
 def test_writing_after_close_is_refused(make, form, what):
     engine = make()
@@ -256,22 +258,22 @@ def test_writing_after_close_is_refused(make, form, what):
     client.close()
 
 
-@pytest.mark.parametrize("form", ["step", "rollout", "bare"])
+@pytest.mark.parametrize("form", ["step", "rollout", "unchecked"])
 def test_rows_begun_before_a_close_are_not_committed_after_it(make, unchanged, form):
     """The page may be another writer's by then."""
     engine = make(capacity=30, page_rows=10)
     writer = engine.writer("replay")
     other = engine.writer("replay")
     writer.append(**GOOD)
-    block = {"step": writer.step, "rollout": lambda: writer.rollout(2), "bare": writer.bare}[form]()
+    block = {"step": writer.step, "rollout": lambda: writer.rollout(2), "unchecked": writer.unchecked}[form]()
     rows = block.__enter__()
-    if form == "bare":
+    if form == "unchecked":
         assert rows.row == 1
     writer.close()
     for k in range(60):
         other.append(**GOOD | {"action": k})
     with unchanged(engine):
-        if form == "bare":
+        if form == "unchecked":
             assert rows.commit() >= rows.rows
             with pytest.raises(Closed):
                 _ = rows.row
@@ -316,12 +318,12 @@ def test_a_rollout_is_the_same_as_its_steps_appended(make, num_envs, autoreset):
     final = rng.random((ticks, *lead, 4), np.float32)
     engines = [make(page_rows=50), make(page_rows=50)]
     first, second = (engine.writer("replay", num_envs=num_envs, autoreset=autoreset) for engine in engines)
-    with first.rollout(ticks, max_finals=18) as slab:
-        assert slab.ticks == ticks
-        slab.obs[:], slab.action, slab["reward"], slab.terminated = obs, action, reward, ends
+    with first.rollout(ticks, max_finals=18) as rollout:
+        assert rollout.ticks == ticks
+        rollout.obs[:], rollout.action, rollout["reward"], rollout.terminated = obs, action, reward, ends
         if autoreset != "next_step":
             for at in np.argwhere(ends):
-                slab.set_final(at[0], at[1] if num_envs else 0, final[tuple(at)])
+                rollout.set_final(at[0], at[1] if num_envs else 0, final[tuple(at)])
         assert visible(engines[0]) == 0
     for t in range(ticks):
         given = {"obs": obs[t], "action": np.asarray(action[t])[()], "reward": reward[t], "terminated": ends[t]}
@@ -340,8 +342,8 @@ def test_a_rollout_that_does_not_fit_a_page_is_refused_with_the_page_size_it_nee
     writer = make(capacity=60, page_rows=20).writer("replay", num_envs=2, autoreset="same_step")
     with pytest.raises(ConfigError, match=r"a page of 20 rows, got 14 rows, 3 for final.* 4 of halo.*page_rows=21"):
         writer.rollout(7)
-    with writer.rollout(7, max_finals=2) as slab:
-        slab.obs[:] = 1
+    with writer.rollout(7, max_finals=2) as rollout:
+        rollout.obs[:] = 1
     with pytest.raises(ConfigError, match="ticks of at least 1, got 0"):
         writer.rollout(0)
     with pytest.raises(ConfigError, match=r"ticks of at least 1, got 1\.5"):
@@ -354,13 +356,13 @@ def test_a_rollout_that_does_not_fit_a_page_is_refused_with_the_page_size_it_nee
 def test_an_end_in_a_rollout_without_its_final_observation_is_named_and_the_slab_stays_open(make, unchanged):
     engine = make()
     writer = engine.writer("replay", num_envs=2, autoreset="same_step")
-    slab = writer.rollout(3)
-    slab.obs[:], slab.action[:], slab.reward[:] = 1, 1, 1
-    slab.truncated[2, 1] = True
+    rollout = writer.rollout(3)
+    rollout.obs[:], rollout.action[:], rollout.reward[:] = 1, 1, 1
+    rollout.truncated[2, 1] = True
     with unchanged(engine), pytest.raises(FieldError, match=r"set_final\(2, 1, observation\)"):
-        slab.commit()
-    slab.set_final(2, 1, OBS)
-    slab.commit()
+        rollout.commit()
+    rollout.set_final(2, 1, OBS)
+    rollout.commit()
     assert visible(engine) == 6
 
 
@@ -368,8 +370,8 @@ def test_a_rollout_whose_commit_is_refused_on_leaving_its_block_is_discarded(mak
     engine = make()
     writer = engine.writer("replay")
     writer.append(**GOOD)
-    with unchanged(engine), pytest.raises(FieldError, match=r"set_final\(1, 0"), writer.rollout(2) as slab:
-        slab.terminated[1] = True
+    with unchanged(engine), pytest.raises(FieldError, match=r"set_final\(1, 0"), writer.rollout(2) as rollout:
+        rollout.terminated[1] = True
     writer.append(**GOOD)
     assert visible(engine) == 2
 
@@ -377,16 +379,16 @@ def test_a_rollout_whose_commit_is_refused_on_leaving_its_block_is_discarded(mak
 def test_final_observations_never_grow_into_the_rollout_that_they_belong_to(make):
     engine = make(capacity=40, page_rows=10)
     writer = engine.writer("replay")
-    slab = writer.rollout(7, max_finals=1)
-    slab.obs[:] = np.arange(7)[:, None]
-    slab.terminated[:4] = True
+    rollout = writer.rollout(7, max_finals=1)
+    rollout.obs[:] = np.arange(7)[:, None]
+    rollout.terminated[:4] = True
     for tick in range(3):
-        slab.set_final(tick, 0, OBS - 50)
+        rollout.set_final(tick, 0, OBS - 50)
     with pytest.raises(FieldError, match=r"raise max_finals in writer.rollout - at `final`"):
-        slab.set_final(3, 0, OBS - 50)
-    assert slab.obs[:, 0].tolist() == list(range(7))
-    slab.terminated[3] = False
-    slab.commit()
+        rollout.set_final(3, 0, OBS - 50)
+    assert rollout.obs[:, 0].tolist() == list(range(7))
+    rollout.terminated[3] = False
+    rollout.commit()
     view = engine._views["replay"]
     assert view.columns["obs"][:10, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, -50, -50, -50]
 
@@ -395,25 +397,25 @@ def test_a_rollout_s_exception_discards_it(make, unchanged):
     engine = make()
     writer = engine.writer("replay")
     writer.append(**GOOD)
-    with unchanged(engine), pytest.raises(KeyError), writer.rollout(3) as slab:  # noqa: PT012 - what leaving the block does is the test
-        slab.obs[:] = 1
-        slab.terminated = True
+    with unchanged(engine), pytest.raises(KeyError), writer.rollout(3) as rollout:  # noqa: PT012 - what leaving the block does is the test
+        rollout.obs[:] = 1
+        rollout.terminated = True
         raise KeyError
     assert visible(engine) == 1
 
 
-# the bare handle
+# the unchecked handle
 
 
 @pytest.mark.parametrize("num_envs", [None, 3])
-def test_the_bare_handle_writes_the_same_rows_as_append(make, num_envs):
+def test_the_unchecked_handle_writes_the_same_rows_as_append(make, num_envs):
     engines = [make(page_rows=30), make(page_rows=30)]
     first, second = (engine.writer("replay", num_envs=num_envs, autoreset="same_step") for engine in engines)
     envs = num_envs or 1
     rng = np.random.default_rng(0)
-    with first.bare() as bare:
-        obs, action, reward, terminated = bare.obs, bare["action"], bare.reward, bare.terminated
-        row = bare.row
+    with first.unchecked() as unchecked:
+        obs, action, reward, terminated = unchecked.obs, unchecked["action"], unchecked.reward, unchecked.terminated
+        row = unchecked.row
         for k in range(40):
             values = rng.random((envs, 4), np.float32)
             ended = k % 7 == 6
@@ -427,8 +429,8 @@ def test_the_bare_handle_writes_the_same_rows_as_append(make, num_envs):
                 terminated[row : row + envs] = ended
             if ended:
                 for env in range(envs):
-                    bare.set_final(values[env] + 1, env)
-            row = bare.commit()
+                    unchecked.set_final(values[env] + 1, env)
+            row = unchecked.commit()
             given = {
                 "obs": values if num_envs else values[0],
                 "action": np.full(envs, k) if num_envs else k,
@@ -447,8 +449,8 @@ def test_the_bare_handle_writes_the_same_rows_as_append(make, num_envs):
 def test_columns_of_single_numbers_are_memoryviews_for_one_environment(make):
     schema = Schema([*CARTPOLE.fields, Field("half", "float16"), Field("done", "bool"), Field("brain", "bfloat16")])
     engine = make(schema)
-    with engine.writer("replay").bare() as bare:
-        assert {name: type(bare[name]) for name in schema.names} == {
+    with engine.writer("replay").unchecked() as unchecked:
+        assert {name: type(unchecked[name]) for name in schema.names} == {
             "obs": np.ndarray,
             "action": memoryview,
             "reward": memoryview,
@@ -457,56 +459,58 @@ def test_columns_of_single_numbers_are_memoryviews_for_one_environment(make):
             "brain": memoryview,
         }
         with pytest.raises(FieldError, match="got 'rewards'"):
-            _ = bare.rewards
+            _ = unchecked.rewards
 
 
-def test_the_bare_handle_s_commit_is_refused_without_a_final_observation_and_the_row_says_so(make):
+def test_the_unchecked_handle_s_commit_is_refused_without_a_final_observation_and_the_row_says_so(make):
     engine = make()
     writer = engine.writer("replay")
-    with writer.bare() as bare:
-        row = bare.row
-        bare.obs[row], bare.terminated[row] = 1, True
-        assert bare.commit() >= bare.rows
+    with writer.unchecked() as unchecked:
+        row = unchecked.row
+        unchecked.obs[row], unchecked.terminated[row] = 1, True
+        assert unchecked.commit() >= unchecked.rows
         with pytest.raises(FieldError, match="pass final="):
-            _ = bare.row
-        assert bare.row == row
-        assert not bare.terminated[row]
-        assert bare.commit() == row + 1
+            _ = unchecked.row
+        assert unchecked.row == row
+        assert not unchecked.terminated[row]
+        assert unchecked.commit() == row + 1
     assert visible(engine) == 1
 
 
 @pytest.mark.parametrize("on_full", ["raise", "wait"])
-def test_without_a_free_page_the_bare_handle_returns_a_row_behind_the_table_and_commits_nothing_twice(make, on_full):
+def test_without_a_free_page_the_unchecked_handle_returns_a_row_behind_the_table_and_commits_nothing_twice(
+    make, on_full
+):
     engine = make(capacity=20, page_rows=8)
     view = engine._views["replay"]
     holders = [engine.writer("replay") for _ in range(view.layout.pages - 1)]
     for holder in holders:
         holder.append(**GOOD)
     writer = engine.writer("replay", on_full=on_full, timeout=0.05)
-    with writer.bare() as bare:
-        row = bare.row
-        while row < bare.rows:
-            bare.obs[row], bare.action[row], bare.reward[row] = 1, 1, 1
-            row = bare.commit()
+    with writer.unchecked() as unchecked:
+        row = unchecked.row
+        while row < unchecked.rows:
+            unchecked.obs[row], unchecked.action[row], unchecked.reward[row] = 1, 1, 1
+            row = unchecked.commit()
         with pytest.raises(IndexError):
-            bare.obs[row] = 1
+            unchecked.obs[row] = 1
         full = visible(engine)
         for _ in range(3):
-            assert bare.commit() >= bare.rows
+            assert unchecked.commit() >= unchecked.rows
         with pytest.raises(Busy if on_full == "raise" else SpaceTimeout, match="a free page in table 'replay'"):
-            _ = bare.row
+            _ = unchecked.row
         assert visible(engine) == full
         holders[0].close()
-        assert bare.row < bare.rows
+        assert unchecked.row < unchecked.rows
     assert view.pages()[:, w.PAGE_COMMITTED // 8].max() <= 8
 
 
-def test_closing_the_bare_handle_discards_what_was_not_committed(make):
+def test_closing_the_unchecked_handle_discards_what_was_not_committed(make):
     engine = make()
     writer = engine.writer("replay")
-    with writer.bare() as bare:
-        bare.terminated[bare.row] = True
-        bare.set_final(OBS)
-    bare.close()
+    with writer.unchecked() as unchecked:
+        unchecked.terminated[unchecked.row] = True
+        unchecked.set_final(OBS)
+    unchecked.close()
     writer.append(**GOOD)
     assert not engine._views["replay"].terminated.any()

@@ -254,7 +254,7 @@ def test_a_client_whose_engine_is_gone_says_so_where_it_arrives(make):
 
 
 def test_what_belongs_to_its_process_is_neither_copied_nor_pickled_and_says_what_is_sent_instead(engine_name):
-    queue = conduit.Table(SCHEMA, 100, kind="queue")
+    queue = conduit.Table.queue(SCHEMA, 100)
     ratio = conduit.Table(SCHEMA, 1000, limiter=conduit.MinSize(1), statistics=("reward",))
     tables = {"replay": ratio, "queue": queue}
     with conduit.Engine.create(engine_name, tables, policies={"policy": {"w": np.zeros(1)}}) as engine:
@@ -267,13 +267,13 @@ def test_what_belongs_to_its_process_is_neither_copied_nor_pickled_and_says_what
             r"conduit\.attach\('.*'\)": engine,
             r"client\.writer\(table": client.writer("replay"),
             r"client\.loader\(table": client.loader("replay", batch_size=4),
-            r"client\.mix\(tables": client.mix({"replay": 1}, batch_size=4),
+            r"client\.mixed_loader\(tables": client.mixed_loader({"replay": 1}, batch_size=4),
             r"client\.consumer\(table": consumer,
             r"value\.clone\(\)": consumer.next(),
             r"client\.policy\(name": client.policy(),
-            r"client\.limiter\(table": client.limiter("replay"),
-            r"client\.statistics\(table": client.statistics("replay"),
-            r"client\.scan\(table": client.scan("replay"),
+            r"client\.table\(name\)\.limiter": client.table("replay").limiter,
+            r"client\.statistics\(table": client.table("replay").statistics,
+            r"client\.table\(name\)\.scan": client.table("replay").scan(),
             r"client\.table\(name": client.table("replay"),
         }
         for (remedy, thing), copied in itertools.product(things.items(), (pickle.dumps, copy.copy, copy.deepcopy)):

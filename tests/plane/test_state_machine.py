@@ -145,7 +145,7 @@ class TableMachine(RuleBasedStateMachine):
     @precondition(open_pairs)
     @rule(
         number=writers,
-        form=st.sampled_from(["append", "append", "lists", "step", "bare"]),
+        form=st.sampled_from(["append", "append", "lists", "step", "unchecked"]),
         ticks=st.integers(1, 12),
         ends=st.integers(0, 2**60),
         handed=st.sampled_from(["array", "objects", "none"]),
@@ -171,7 +171,7 @@ class TableMachine(RuleBasedStateMachine):
         reserve = stream.envs if stream.explicit else 0
         refused = stream.strict and any(o and f is None for o, f in zip(over, finals, strict=True))
         refused = refused or any(o and not stream.may_end(env) for env, o in enumerate(over))
-        call = {"append": self.append, "lists": self.append_lists, "step": self.step, "bare": self.bare}[form]
+        call = {"append": self.append, "lists": self.append_lists, "step": self.step, "unchecked": self.unchecked}[form]
         self.turned_late = False
         try:
             call(writer, stream, serials.reshape(lead), flags, over, finals, handed, extra)
@@ -183,7 +183,7 @@ class TableMachine(RuleBasedStateMachine):
             raise
         except FieldError as error:
             self.expect(error, refused, "final observation")
-            if form in ("step", "bare"):  # these must reserve their row before they can be refused
+            if form in ("step", "unchecked"):  # these must reserve their row before they can be refused
                 self.model.reserve(stream, stream.envs, reserve)
             return
         assert not refused
@@ -194,7 +194,7 @@ class TableMachine(RuleBasedStateMachine):
             staged = [f is not None for f in finals]
             stream.wasted += sum(s and not o for s, o in zip(staged, over, strict=True))
         self.model.after_commit(stream, 1, reserve)
-        if form == "bare":
+        if form == "unchecked":
             try:
                 self.model.reserve(stream, stream.envs, reserve)
                 assert not self.turned_late
@@ -235,26 +235,26 @@ class TableMachine(RuleBasedStateMachine):
                 if finals[env] is not None and (over[env] or extra):
                     row.set_final(env, observation(finals[env]))
 
-    def bare(self, writer, stream, serials, flags, over, finals, handed, extra):
-        with writer.bare() as bare:
-            row = bare.row
+    def unchecked(self, writer, stream, serials, flags, over, finals, handed, extra):
+        with writer.unchecked() as unchecked:
+            row = unchecked.row
             for name, value in fields(serials.reshape(-1)).items():
-                column = np.asarray(bare[name])
+                column = np.asarray(unchecked[name])
                 column[row : row + stream.envs] = value
             for env, (terminated, truncated) in enumerate(flags):
                 if terminated:
-                    bare.terminated[row + env] = True
+                    unchecked.terminated[row + env] = True
                 if truncated:
-                    bare.truncated[row + env] = True
+                    unchecked.truncated[row + env] = True
                 if finals[env] is not None and over[env]:
-                    bare.set_final(observation(finals[env]), env)
+                    unchecked.set_final(observation(finals[env]), env)
             # the commit also turns the page; when no page is free the tick is committed all the same
-            if bare.commit() >= bare.rows:
+            if unchecked.commit() >= unchecked.rows:
                 try:
-                    assert bare.row < 0, "neither refused nor busy"
+                    assert unchecked.row < 0, "neither refused nor busy"
                 except Busy:
                     self.turned_late = True
-                assert bare.commit() >= bare.rows
+                assert unchecked.commit() >= unchecked.rows
 
     @precondition(open_pairs)
     @rule(

@@ -52,11 +52,11 @@ def run(*codes):
 
 
 def test_a_parents_name_stands_for_all_numbers_below_it(engine):
-    assert engine.statistics("replay").fields == ("obs.state", "obs.camera", "brain", "reward")
+    assert engine.table("replay").statistics.fields == ("obs.state", "obs.camera", "brain", "reward")
 
 
 def test_nothing_has_been_added_at_first(engine):
-    read = engine.statistics("replay").read("obs.state")
+    read = engine.table("replay").statistics.read("obs.state")
     assert read.count == 0
     np.testing.assert_array_equal(read.mean, np.zeros(3))
     np.testing.assert_array_equal(read.variance, np.zeros(3))
@@ -73,8 +73,8 @@ def test_mean_and_variance_are_those_of_all_values(make, data, offset, sizes):
     parts = [data.draw(hnp.arrays(np.float64, (size, 3), elements=st.floats(-100, 100))) + offset for size in sizes]
     with conduit.attach(engine.name) as other:
         for i, part in enumerate(parts):
-            (engine, other)[i % 2].statistics("replay").update({"obs.state": part})
-        read = other.statistics("replay").read("obs.state")
+            (engine, other)[i % 2].table("replay").statistics.update({"obs.state": part})
+        read = other.table("replay").statistics.read("obs.state")
     engine.close()
     whole = np.concatenate(parts)
     assert read.count == len(whole)
@@ -84,7 +84,7 @@ def test_mean_and_variance_are_those_of_all_values(make, data, offset, sizes):
 
 
 def test_values_may_have_any_leading_axes_and_be_tensors(engine):
-    statistics = engine.statistics("replay")
+    statistics = engine.table("replay").statistics
     statistics.update(reward=1.0)
     statistics.update(reward=torch.tensor([2.0, 3.0], requires_grad=True))
     statistics.update(reward=np.full((2, 3), 4))
@@ -106,7 +106,7 @@ def test_values_may_have_any_leading_axes_and_be_tensors(engine):
     ],
 )
 def test_a_refused_update_adds_nothing(engine, values, at):
-    statistics = engine.statistics("replay")
+    statistics = engine.table("replay").statistics
     with pytest.raises(FieldError) as info:
         statistics.update(values)
     assert info.value.at == at
@@ -115,9 +115,9 @@ def test_a_refused_update_adds_nothing(engine, values, at):
 
 def test_a_field_without_statistics_is_named_with_the_remedy(engine):
     with pytest.raises(ConfigError, match=r"statistics=\('done',\)"):
-        engine.statistics("replay").update(done=True)
+        engine.table("replay").statistics.update(done=True)
     with pytest.raises(ConfigError, match="'nothing'"):
-        engine.statistics("replay").read("nothing")
+        engine.table("replay").statistics.read("nothing")
 
 
 @pytest.mark.parametrize(("names", "message"), [(("ob",), "'ob'"), (("done",), "numbers"), ("reward", "tuple")])
@@ -129,7 +129,7 @@ def test_statistics_that_mean_nothing_are_refused_at_the_table(names, message):
 def test_a_closed_engine_takes_no_update(make):
     engine = make(SCHEMA, statistics=ALL)
     client = conduit.attach(engine.name)
-    statistics = client.statistics("replay")
+    statistics = client.table("replay").statistics
     engine.close()
     with pytest.raises(Closed):
         statistics.update(reward=1.0)
@@ -142,7 +142,7 @@ def test_a_closed_engine_takes_no_update(make):
 
 UPDATES = """
 with conduit.attach({name!r}, timeout=10) as client:
-    statistics = client.statistics("replay")
+    statistics = client.table("replay").statistics
     rng = np.random.default_rng({seed})
     for _ in range(400):
         statistics.update(reward=rng.normal({seed}, 2, rng.integers(1, 6)))
@@ -155,7 +155,7 @@ def values_of(seed):
 
 
 def test_updates_of_several_processes_and_threads_are_all_there(engine):
-    statistics = engine.statistics("replay")
+    statistics = engine.table("replay").statistics
 
     def update(seed):
         rng = np.random.default_rng(seed)
@@ -188,7 +188,7 @@ def wide(engine_name):
 
 def test_threads_of_one_client_take_turns_at_its_seat(wide):
     """Long updates of many elements, of which none is lost and each is whole."""
-    statistics = wide.statistics("replay")
+    statistics = wide.table("replay").statistics
     pair = np.ones((2, 20_000))
     pair[1] = -1
 
@@ -215,7 +215,7 @@ faulthandler.dump_traceback_later(60, exit=True)
 schema = conduit.Schema([conduit.Field("obs", "float32", (4,), observation=True), conduit.Field("action", "int64")])
 table = conduit.Table(schema, 4_000, page_rows=16, statistics=("obs", "action"))
 with conduit.Engine.create(sys.argv[1], {"replay": table}) as engine:
-    statistics = engine.statistics("replay")
+    statistics = engine.table("replay").statistics
 
     def drop(rows):
         writer = engine.writer("replay", keep_final=False, statistics=True)
@@ -251,7 +251,7 @@ PAIRS = """
 pair = np.ones((2, 20_000))
 pair[1] = -1
 with conduit.attach({name!r}, timeout=10) as client:
-    statistics = client.statistics("replay")
+    statistics = client.table("replay").statistics
     print("ready", flush=True)
     # after every update the mean is 0 and the variance 1, exactly
     while not statistics.read("stop").count:
@@ -260,7 +260,7 @@ with conduit.attach({name!r}, timeout=10) as client:
 
 
 def test_a_reading_always_belongs_together_even_after_a_kill(wide):
-    statistics = wide.statistics("replay")
+    statistics = wide.table("replay").statistics
     head = "import numpy as np, conduit\n"
     for _ in range(2):
         crew = [
@@ -292,7 +292,7 @@ def test_a_reading_always_belongs_together_even_after_a_kill(wide):
     before = statistics.read("wide").count
     for _ in range(3):
         with conduit.attach(wide.name) as client:
-            client.statistics("replay").update(wide=np.zeros((4, 20_000)))
+            client.table("replay").statistics.update(wide=np.zeros((4, 20_000)))
     assert statistics.read("wide").count == before + 12
 
 
@@ -342,7 +342,7 @@ def test_a_writer_counts_every_committed_row_once(make, pages):
             finals.append(final)
             final = terminated
         writer.flush()
-        statistics = engine.statistics("replay")
+        statistics = engine.table("replay").statistics
         assert statistics.read("reward").count > 0
         assert statistics.read("obs.state").count == 600
     states = np.concatenate([row["obs"]["state"] for row in steps]).astype(np.float64)
@@ -358,30 +358,30 @@ def test_a_writer_leaves_out_what_is_not_finite(engine):
         row = step(rng)
         row["reward"][0] = np.nan
         writer.append(**row)
-    read = engine.statistics("replay").read("reward")
+    read = engine.table("replay").statistics.read("reward")
     assert (read.count, float(read.mean)) == (1, pytest.approx(float(row["reward"][1])))
 
 
 def test_a_writer_of_rollouts_counts_them_too(engine):
     with engine.writer("replay", num_envs=2, autoreset="next_step", statistics=True) as writer:
-        with writer.rollout(5) as slab:
-            slab.reward[:] = 2.0
-            slab.commit()
+        with writer.rollout(5) as rollout:
+            rollout.reward[:] = 2.0
+            rollout.commit()
         with writer.step() as row:
             row.reward[:] = 4.0
-    assert engine.statistics("replay").read("reward").count == 12
+    assert engine.table("replay").statistics.read("reward").count == 12
 
 
 def test_writers_that_cannot_count_are_refused(engine, make):
-    with engine.writer("replay", statistics=True) as writer, pytest.raises(ConfigError, match="bare"):
-        writer.bare()
+    with engine.writer("replay", statistics=True) as writer, pytest.raises(ConfigError, match="unchecked"):
+        writer.unchecked()
     with pytest.raises(ConfigError, match="statistics"):
         make(SCHEMA).writer("replay", statistics=True)
 
 
 def test_a_loader_delivers_with_the_statistics_of_now(engine):
     view = fill(engine, 100)
-    statistics = engine.statistics("replay")
+    statistics = engine.table("replay").statistics
     transform = {"obs.state": (conduit.normalize(eps=0.5), conduit.clip(-1, 1)), "obs.camera": conduit.normalize()}
     loader = engine.loader("replay", batch_size=32, format="numpy", transform=transform)
     rng = np.random.default_rng(0)
@@ -413,7 +413,7 @@ def test_a_loader_can_add_what_it_delivers(make, window):
         assert "_obs.state" not in batch
         index = loader._scratch.index["anchor" if window is None else "lanes"]
         values.append(view.columns["obs.state"][index[index >= 0]].astype(np.float64))
-    check(engine.statistics("replay").read("obs.state"), np.concatenate(values))
+    check(engine.table("replay").statistics.read("obs.state"), np.concatenate(values))
 
 
 def test_a_plan_that_normalizes_can_be_sent(engine):
@@ -422,17 +422,17 @@ def test_a_plan_that_normalizes_can_be_sent(engine):
 
 
 def test_an_adopted_or_attached_engine_has_the_same_statistics(engine):
-    engine.statistics("replay").update(reward=[1.0, 3.0])
+    engine.table("replay").statistics.update(reward=[1.0, 3.0])
     (printed,) = run(
         f"client = conduit.attach({engine.name!r})\n"
-        'read = client.statistics("replay").read("reward")\nprint(read.count, float(read.mean), float(read.variance))'
+        'read = client.table("replay").statistics.read("reward")\nprint(read.count, float(read.mean), float(read.variance))'
     )
     assert printed.split() == ["2", "2.0", "1.0"]
 
 
 def test_a_dropped_client_gives_its_seat_back_at_once(engine):
     client = conduit.attach(engine.name)
-    client.statistics("replay").update(reward=1.0)
+    client.table("replay").statistics.update(reward=1.0)
     seats = len(engine._participants.list())
     lock = client._segment.lock_fd
     gc.disable()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import conduit
+from conduit.store.format.table_geometry import geometry, halo_ticks
 
 SCHEMA = conduit.Schema(
     [
@@ -284,8 +285,8 @@ def test_an_atari_table_takes_a_seventh_of_observation_pairs(engine_name):
     )
     rows = 20_000
     table = conduit.Table(schema, rows, max_stack=4, max_n_step=3)
-    pages, page_rows, _ = table.geometry()
-    halo = table.halo_ticks
+    pages, page_rows, _ = geometry(table)
+    halo = halo_ticks(table)
     per_row = sum(-(-f.row_bytes // 128) * 128 if f.row_bytes >= 128 else f.row_bytes for f in schema.fields) + 18
     own = pages * page_rows * per_row / ((pages - 1) * (page_rows - halo))
     pairs = 2 * 4 * 84 * 84 + 8 + 4 + 1

@@ -14,7 +14,7 @@ SCHEMA = conduit.Schema([conduit.Field("x", "int64", observation=True)])
 TABLES = {
     "replay": conduit.Table(SCHEMA, 1000),
     "limited": conduit.Table(SCHEMA, 1000, limiter=conduit.SampleToInsertRatio(1.0, 100, 10.0)),
-    "queue": conduit.Table(SCHEMA, 1000, kind="queue"),
+    "queue": conduit.Table.queue(SCHEMA, 1000),
 }
 
 
@@ -117,7 +117,7 @@ def test_a_mixed_loader_says_it_of_the_table_that_lacks_rows(engine):
     with engine.writer("replay") as writer:
         for number in range(200):
             writer.append(x=number)
-    loader = engine.mix({"replay": 0.5, "limited": 0.5}, batch_size=10, format="numpy", timeout=0.0)
+    loader = engine.mixed_loader({"replay": 0.5, "limited": 0.5}, batch_size=10, format="numpy", timeout=0.0)
     with pytest.raises(DataTimeout, match=r"'limited'.*no writer is open"):
         loader.next()
 

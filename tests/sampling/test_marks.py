@@ -80,7 +80,7 @@ def test_each_row_is_drawn_with_its_share_among_exactly_those_that_can_be(modes,
             places = world.places(0)
             if places and rng.random() < 0.3:
                 chosen = rng.choice(list(places), 3)
-                world.engine.delete("replay", chosen)
+                world.engine.table("replay").delete(chosen)
                 # an observation that is no step is not deleted
                 found = (places[key] for key in chosen.tolist())
                 deleted |= {(s, tick, env) for s, tick, env in found if not s.ticks[tick][env].closing}
@@ -221,7 +221,7 @@ def test_the_uniform_part_of_a_mixture_says_how_likely_its_rows_are_among_those_
     with conduit.Engine.create(engine_name, tables) as engine:
         writers = [engine.writer(name, autoreset="next_step") for name in tables]
         sampling = {"p": conduit.Prioritized(), "u": None}
-        with engine.mix({"p": 0.5, "u": 0.5}, sampling=sampling, **OPTIONS) as loader:
+        with engine.mixed_loader({"p": 0.5, "u": 0.5}, sampling=sampling, **OPTIONS) as loader:
             for t in range(61):
                 for writer in writers:
                     writer.append(obs=t, reward=0.0, terminated=t % 10 == 8)
@@ -231,7 +231,7 @@ def test_the_uniform_part_of_a_mixture_says_how_likely_its_rows_are_among_those_
                 uniform = batch["source"] == 1
                 assert (batch["probabilities"][~uniform] == 1 / 54).all()
                 assert (batch["probabilities"][uniform] == 1 / left).all()
-                engine.delete("u", batch.ids[uniform][:1])
+                engine.table("u").delete(batch.ids[uniform][:1])
                 batch.release()
         for writer in writers:
             writer.close()

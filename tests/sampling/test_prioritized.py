@@ -219,7 +219,7 @@ def test_weights_are_the_reference_s(table, normalize, beta):
     rng = np.random.default_rng(4)
     priorities = rng.pareto(1.2, rows)
     with open_loader(engine, 64, conduit.Prioritized(beta=0.9, normalize=normalize)) as loader:
-        loader.sampler.beta = beta
+        loader.beta = beta
         loader.update_priorities(ids_by_number(loader, rows), priorities)
         exact = gather.probabilities(priorities, rule.alpha, rule.eps)
         for _ in range(10):
@@ -348,7 +348,7 @@ def test_ids_that_are_none_of_the_table_s_are_refused_by_name(table, number):
         with pytest.raises(FieldError, match=rf"rows of table 'replay', got {number} at index 1, .* at `ids`"):
             loader.update_priorities(np.array([own[0], number]), np.array([9.0, 9.0]))
         with pytest.raises(FieldError, match=rf"rows of table 'replay', got {number} at index 1"):
-            engine.delete("replay", [own[0], number])
+            engine.table("replay").delete([own[0], number])
         assert loader.update_priorities(np.array([-1]), np.array([9.0])) == 1
         np.testing.assert_array_equal(view.priorities, before)
         assert loader.valid(own[:1]).all()
@@ -680,7 +680,7 @@ def test_ids_of_another_table_are_refused_however_often_its_pages_were_reused(en
                     with pytest.raises(FieldError, match=f"rows of table '{other}'"):
                         loaders[other].update_priorities(ids, np.ones(8))
                     with pytest.raises(FieldError, match=f"rows of table '{other}'"):
-                        engine.delete(other, ids)
+                        engine.table(other).delete(ids)
         for loader in loaders.values():
             loader.close()
 
@@ -757,7 +757,20 @@ def test_positive_priorities_below_half_a_step_are_counted_and_told(table):
 def test_a_beta_that_is_none_is_refused_live_too(table, bad):
     engine, _ = table(10)
     with open_loader(engine) as loader, pytest.raises(ConfigError, match="Expected beta of at least 0"):
-        loader.sampler.beta = bad
+        loader.beta = bad
+
+
+def test_beta_is_read_and_set_by_the_loader_and_only_where_rows_are_drawn_by_priority(table):
+    engine, _ = table(10)
+    with open_loader(engine, sampling=conduit.Prioritized(beta=0.25)) as loader:
+        assert loader.beta == 0.25
+        loader.beta = 0.5
+        assert loader.sampler.beta == loader.beta == 0.5
+    with engine.loader("replay", batch_size=4, format="numpy") as uniform:
+        with pytest.raises(ConfigError, match="this one draws uniformly"):
+            _ = uniform.beta
+        with pytest.raises(ConfigError, match="this one draws uniformly"):
+            uniform.beta = 0.5
 
 
 @pytest.mark.parametrize("bad", [np.array([1 + 1j]), [2j], np.array(["1"])])

@@ -57,7 +57,7 @@ def engine(engine_name):
 
 @pytest.fixture
 def queue(engine_name):
-    table = conduit.Table(SCHEMA, 200, kind="queue", num_envs=2, rollout_length=8)
+    table = conduit.Table.queue(SCHEMA, 200, num_envs=2, rollout_length=8)
     with conduit.Engine.create(engine_name, {"queue": table}) as made:
         with made.writer("queue", num_envs=2, autoreset="same_step") as writer:
             for step in range(16):
@@ -210,11 +210,11 @@ def test_a_link_to_a_final_observation_outside_of_its_page_is_named(engine):
 def test_a_checkpoint_with_limits_that_cannot_be_is_refused_and_so_is_a_look(engine_name, tmp_path):
     table = conduit.Table(SCHEMA, 200, limiter=conduit.MinSize(5))
     with conduit.Engine.create(engine_name, {"replay": table}) as made:
-        made.limiter("replay").change(conduit.MinSize(6))
+        made.table("replay").limiter.change(conduit.MinSize(6))
         control = made._views["replay"].layout.control + w.TABLE_LIMITS
         for number in range(8):
             made._segment.array(control + 8 + 8 * number, (1,), np.dtype(np.float64))[0] = np.nan
-        for call in (made.limiter("replay").explain, lambda: made.loader("replay", batch_size=4)):
+        for call in (made.table("replay").limiter.explain, lambda: made.loader("replay", batch_size=4)):
             with pytest.raises(BadSegment, match="the limits of table 'replay', got nan"):
                 call()
         found = inspect.inspect(engine_name)

@@ -117,7 +117,7 @@ def test_a_mixture_that_cannot_be_filled_gives_back_what_it_took_of_the_other_ta
         with engine.writer("two") as writer:
             put(writer, range(5))
         view = engine._views["one"]
-        with engine.mix({"one": 1.0, "two": 1.0}, batch_size=20, format="numpy", min_rows=1) as loader:
+        with engine.mixed_loader({"one": 1.0, "two": 1.0}, batch_size=20, format="numpy", min_rows=1) as loader:
             for _ in range(3):
                 with pytest.raises(DataTimeout):
                     loader.next(timeout=0.0)
@@ -168,8 +168,8 @@ def test_a_row_and_its_copy_go_once(make):
         assert twice
         size = view.counts().size
         for number in twice:
-            assert engine.delete("replay", [new[number]]) == 1
-            engine.delete("replay", [old[number]])
+            assert engine.table("replay").delete([new[number]]) == 1
+            engine.table("replay").delete([old[number]])
         assert view.counts().size == size - len(twice)
 
 

@@ -38,7 +38,7 @@ def work_in(name: str) -> None:
     """Attach anew, and do everything that takes a mutex of the process."""
     with conduit.attach(name) as client:
         client.loader("replay", batch_size=4, name=f"child-{os.getpid()}", format="numpy").close()
-        client.limiter("replay").change(conduit.SampleToInsertRatio(1, 1, 900))
+        client.table("replay").limiter.change(conduit.SampleToInsertRatio(1, 1, 900))
         slot = client.policy()
         slot.publish({"w": np.ones(3)})
         slot.close()
@@ -79,13 +79,13 @@ def test_forks_beside_a_thread_that_opens_named_loaders_attach_anew(engine):
         nonlocal opened
         while not stop.is_set():
             engine.loader("replay", batch_size=4, name="mine", format="numpy").close()
-            engine.limiter("replay").change(conduit.SampleToInsertRatio(1, 1, 900))
+            engine.table("replay").limiter.change(conduit.SampleToInsertRatio(1, 1, 900))
             opened += 1
 
     def attach_and_open():
         with conduit.attach(engine.name) as client:
             client.loader("replay", batch_size=4, name="theirs", format="numpy").close()
-            client.limiter("replay").change(conduit.SampleToInsertRatio(1, 1, 900))
+            client.table("replay").limiter.change(conduit.SampleToInsertRatio(1, 1, 900))
 
     work_in(engine.name)
     thread = threading.Thread(target=open_loaders)

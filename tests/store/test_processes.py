@@ -167,7 +167,7 @@ def test_everything_inherited_through_a_fork_refuses_and_a_fresh_attach_works(en
             ),
             lambda: writer.step().__enter__(),
             lambda: writer.rollout(2),
-            writer.bare,
+            writer.unchecked,
             writer.flush,
             loader.next,
             lambda: slot.publish({"w": np.zeros(3)}),

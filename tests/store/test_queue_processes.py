@@ -45,7 +45,7 @@ def test_every_row_is_acknowledged_once_whoever_is_killed(engine_name, seconds):
 @pytest.fixture
 def engine(engine_name):
     # ten rows a page, and room for a final observation
-    table = conduit.Table(rows.SCHEMA, capacity=27, page_rows=11, kind="queue")
+    table = conduit.Table.queue(rows.SCHEMA, capacity=27, page_rows=11)
     with conduit.Engine.create(engine_name, {"replay": table}) as made:
         assert made._views["replay"].layout.pages == 4
         yield made
@@ -190,7 +190,7 @@ def produce(own, count):
 
 
 def test_a_killed_producer_s_rows_come_in_order_and_its_unfinished_rollout_as_it_is(engine_name):
-    table = conduit.Table(rows.SCHEMA, capacity=80, kind="queue", rollout_length=8)
+    table = conduit.Table.queue(rows.SCHEMA, capacity=80, rollout_length=8)
     with conduit.Engine.create(engine_name, {"replay": table}) as engine, Puppet() as producer:
         producer.do(attach, engine.name)
         producer.do(produce, 21)

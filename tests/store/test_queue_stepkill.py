@@ -226,7 +226,7 @@ class WritingOn(QueueScene):
 
 @pytest.fixture
 def engine(engine_name) -> Iterator[Engine]:
-    table = conduit.Table(SCHEMA, capacity=1, page_rows=PAGE_ROWS, kind="queue")
+    table = conduit.Table.queue(SCHEMA, capacity=1, page_rows=PAGE_ROWS)
     with Engine.create(engine_name, {"replay": table}, max_participants=3) as made:
         assert made._views["replay"].layout.pages == 4
         for compiled in (store_observation, take_and_end, recover_consumer, finish_and_write):

@@ -33,7 +33,7 @@ def version_of(number: int) -> dict[str, np.ndarray]:
     return {name: np.full(array.shape, number, array.dtype) for name, array in EXAMPLE.items()}
 
 
-def assert_whole(weights: conduit.Weights, number: int | None = None) -> None:
+def assert_whole(weights: conduit.typing.Weights, number: int | None = None) -> None:
     number = weights.version if number is None else number
     assert {name: (array.dtype, array.shape) for name, array in weights.arrays.items()} == {
         name: (array.dtype, array.shape) for name, array in EXAMPLE.items()

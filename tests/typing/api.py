@@ -9,7 +9,7 @@ from typing import reveal_type
 import numpy as np
 
 import conduit
-from conduit.contracts.placement import Pool, Request
+from conduit.contracts.placement import Placement, Pool, Request
 
 schema = conduit.Schema([conduit.Field("obs", "float32", (4,), observation=True), conduit.Field("action", "int64")])
 reveal_type(schema)  # is conduit.schema.Schema
@@ -41,16 +41,16 @@ reveal_type(writer.version)  # is int
 writer.version = "3"  # error: assignment
 
 with writer.step() as row:
-    reveal_type(row)  # is conduit.plane.ingest.in_place.Step
+    reveal_type(row)  # is conduit.plane.ingest.in_place.StepView
     row.obs[:] = 0
     row["action"][:] = 1
     row.set_final(0, np.zeros(4))
-with writer.rollout(16, max_finals=4) as slab:
-    reveal_type(slab)  # is conduit.plane.ingest.in_place.Slab
-    reveal_type(slab.ticks)  # is int
-with writer.bare() as bare:
-    reveal_type(bare.row)  # is int
-    reveal_type(bare.commit())  # is int
+with writer.rollout(16, max_finals=4) as rollout:
+    reveal_type(rollout)  # is conduit.plane.ingest.in_place.RolloutView
+    reveal_type(rollout.ticks)  # is int
+with writer.unchecked() as unchecked:
+    reveal_type(unchecked.row)  # is int
+    reveal_type(unchecked.commit())  # is int
 
 loader = client.loader("replay", batch_size=256, transform={"obs": conduit.scale(1 / 255)}, format="numpy")
 reveal_type(loader)  # is conduit.plane.deliver.loader.Loader
@@ -68,10 +68,10 @@ reveal_type(loader.plan.fingerprint)  # is str
 
 prioritized = client.loader("replay", batch_size=256, sampling=conduit.Prioritized(beta=0.4))
 for step in range(100):
-    prioritized.sampler.beta = min(1.0, 0.4 + 0.6 * step / 100)
-reveal_type(prioritized.sampler.beta)  # is float
+    prioritized.beta = min(1.0, 0.4 + 0.6 * step / 100)
+reveal_type(prioritized.beta)  # is float
 reveal_type(prioritized.sampler.batch)  # is int
-prioritized.sampler.beta = "1"  # error: assignment
+prioritized.beta = "1"  # error: assignment
 epochs = client.loader("replay", batch_size=256, sampling=conduit.Shuffled(epochs=3))
 reveal_type(epochs)  # is conduit.plane.deliver.epochs.EpochLoader
 reveal_type(len(epochs))  # is int
@@ -79,8 +79,11 @@ reveal_type(epochs.epoch)  # is int
 reveal_type(prioritized)  # is conduit.plane.deliver.loader.Loader
 len(prioritized)  # error: arg-type
 client.loader("replay", batch_size=256, sampling="shuffled")  # error: call-overload
-mixed = client.mix({"replay": 0.75, "demos": 0.25}, batch_size=64)
-mixed.samplers["replay"].beta = 0.5
+mixed = client.mixed_loader({"replay": 0.75, "demos": 0.25}, batch_size=64)
+reveal_type(mixed.beta)  # is dict[str, float]
+mixed.beta = 0.5
+mixed.beta = {"replay": 0.5}
+mixed.beta = "1"  # error: assignment
 
 table_now = client.table("replay")
 reveal_type(table_now)  # is conduit.plane.table.TableHandle
@@ -115,7 +118,7 @@ class Bursts(conduit.Ingestion):
         return 4
 
 
-class First(conduit.Placement):
+class First(Placement):
     def choose(self, request: Request, pools: Sequence[Pool]) -> Pool:
         return pools[0]
 

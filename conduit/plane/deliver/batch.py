@@ -24,7 +24,7 @@ from conduit.plane.deliver.transform_state import Transforming
 from conduit.plane.views import Arrays
 from conduit.schema import Schema
 from conduit.store.format import words as w
-from conduit.store.format.table_spec import align
+from conduit.store.format.sizes import align
 from conduit.store.tables.appearance import never_raises
 from conduit.store.tables.view import TableView
 

@@ -32,6 +32,7 @@ from conduit.sampling.prioritized import WEIGHTS, Prioritized, PrioritizedSample
 from conduit.sampling.shuffled import ShuffledSampler
 from conduit.sampling.uniform import Uniform
 from conduit.store.format import words as w
+from conduit.store.format.table_geometry import check_window
 from conduit.store.pages.row_ids import as_ids
 from conduit.store.tables.appearance import filling_of, never_raises, place_of, state_of
 from conduit.store.tables.limit_checks import Gate
@@ -128,7 +129,7 @@ class Loader(StaysHere, Delivery[Batch]):
         self._shown = shown(schema, rename)
         batch_size = self.plan.batch_size
         self.plan = with_batch_transforms(self.plan, batch_transforms)
-        table.layout.table.check_window(*self.plan.reach, crosses=crosses(self.plan.window))
+        check_window(table.layout.table, *self.plan.reach, crosses=crosses(self.plan.window))
         limited = table.layout.limits is not None
         self._gate = Gate(table, batch_size, self.plan.reach[1]) if limited else None
         self._is_plain = self._gate is None and self._policy is None
@@ -314,6 +315,26 @@ class Loader(StaysHere, Delivery[Batch]):
                 f"{what_is_there(self._table, self.plan.window)}"
             )
 
+    @property
+    def beta(self) -> float:
+        """Exponent of importance weights, from 0; set it to anneal them, from the next batch on.
+
+        Raises:
+            ConfigError: The loader does not sample by priority, or what is set is no number of at least 0.
+        """
+        return self._prioritized().beta
+
+    @beta.setter
+    def beta(self, value: float) -> None:
+        self._prioritized().beta = value
+
+    def _prioritized(self) -> PrioritizedSampler:
+        if not isinstance(self.sampler, PrioritizedSampler):
+            raise ConfigError(
+                "Expected a loader opened with sampling=conduit.Prioritized(...), this one draws uniformly"
+            )
+        return self.sampler
+
     def update_priorities(self, ids: Any, priorities: Any) -> int:
         """Give rows new priorities, such as the absolute TD errors of a batch.
 
@@ -331,14 +352,11 @@ class Loader(StaysHere, Delivery[Batch]):
             ConfigError: The loader does not sample by priority.
             Closed: The loader, client or engine has closed.
         """
-        if not isinstance(self.sampler, PrioritizedSampler):
-            raise ConfigError(
-                "Expected a loader opened with sampling=conduit.Prioritized(...), this one draws uniformly"
-            )
+        sampler = self._prioritized()
         if self._closed:
             raise Closed("Expected an open loader, this one was closed")
         self._table.check_open()
-        return self.sampler.update(ids, priorities)
+        return sampler.update(ids, priorities)
 
     def valid(self, ids: Any) -> Array:
         """Which row ids still name the rows they were given for.

@@ -22,7 +22,7 @@ from conduit.forking import StaysHere
 from conduit.kernels.cpu.priorities import as_priorities
 from conduit.kernels.spec.plan import Computed
 from conduit.nesting import check_known
-from conduit.numbers import at_least, real, whole
+from conduit.numbers import at_least, real, whole, within
 from conduit.plane.deliver.batch import Batch, Buffer, batch_of
 from conduit.plane.deliver.loader import Array, Loader, LoaderStats
 from conduit.plane.deliver.shared_buffers import Share
@@ -120,16 +120,16 @@ class Part(Loader):
 
 
 class MixedLoader(StaysHere, Delivery[Batch]):
-    """Batches of which each table gives its share. Use `Client.mix`; for use by one thread.
+    """Batches of which each table gives its share. Use `Client.mixed_loader`; for use by one thread.
 
     A batch has, beside its outputs, `source` int64 [B]: the number of the table that a row comes from, in the order of `tables`.
 
     Attributes:
         tables: Names of the tables, in the order of their rows.
-        samplers: {table: its sampler}, for instance to change `samplers["replay"].beta`.
+        samplers: {table: its sampler}.
     """
 
-    _elsewhere = "open a loader there, client.mix(tables, ...)"
+    _elsewhere = "open a loader there, client.mixed_loader(tables, ...)"
 
     def __init__(
         self,
@@ -277,6 +277,34 @@ class MixedLoader(StaysHere, Delivery[Batch]):
             self._place.batch = self.batch
         return made
 
+    @property
+    def beta(self) -> dict[str, float]:
+        """Exponents of importance weights, {table: beta}, of the tables that are sampled by priority.
+
+        Set it to a number, for all of them, or to {table: number}, to anneal weights from the next batch on.
+
+        Raises:
+            ConfigError: No table is sampled by priority, or what is set is no number of at least 0, or of other tables.
+        """
+        return {name: sampler.beta for name, sampler in self._prioritized().items()}
+
+    @beta.setter
+    def beta(self, value: float | Mapping[str, float]) -> None:
+        found = self._prioritized()
+        wanted = value if isinstance(value, Mapping) else dict.fromkeys(found, value)
+        check_known(wanted, found, "tables that are sampled by priority", "beta")
+        checked = {name: within("beta", number, 0, math.inf) for name, number in wanted.items()}
+        for name, number in checked.items():
+            found[name].beta = number
+
+    def _prioritized(self) -> dict[str, PrioritizedSampler]:
+        found = {name: one for name, one in self.samplers.items() if isinstance(one, PrioritizedSampler)}
+        if not found:
+            raise ConfigError(
+                "Expected a loader with sampling=conduit.Prioritized(...) for a table, all draw uniformly"
+            )
+        return found
+
     def update_priorities(self, batch: Batch, priorities: Any) -> int:
         """Give a batch's rows new priorities; those of tables that are not sampled by priority have none and are left out.
 
@@ -292,11 +320,7 @@ class MixedLoader(StaysHere, Delivery[Batch]):
             ConfigError: No table is sampled by priority.
             Closed: The loader, client or engine has closed.
         """
-        prioritized = [i for i, part in enumerate(self._parts) if isinstance(part.sampler, PrioritizedSampler)]
-        if not prioritized:
-            raise ConfigError(
-                "Expected a loader with sampling=conduit.Prioritized(...) for a table, all draw uniformly"
-            )
+        prioritized = [self.tables.index(name) for name in self._prioritized()]
         _check_batch(batch)
         values = as_priorities(priorities, len(batch.ids))
         ids, source = np.asarray(batch.ids), np.asarray(batch[SOURCE.name])

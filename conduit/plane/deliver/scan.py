@@ -6,7 +6,7 @@ scan began, so the steps of an environment are a run of its history without hole
 
 Each page gives the ticks from its own first one on, up to where the next page of its stream begins (conduit.sampling.uniform
 draws by the same rule), so no step comes twice and each step's successor is in its page. Rows that are gone, by a reset, by
-`Client.delete` or since they were delivered as often as they may be, are left out; the step behind one begins anew.
+`TableHandle.delete` or since they were delivered as often as they may be, are left out; the step behind one begins anew.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Scan(StaysHere):
         missing: Rows that were overwritten before the scan came to them, so far.
     """
 
-    _elsewhere = "scan there, client.scan(table)"
+    _elsewhere = "scan there, client.table(name).scan()"
 
     def __init__(self, table: TableView) -> None:
         table.check_open()

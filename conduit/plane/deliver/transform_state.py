@@ -167,7 +167,7 @@ class Transforming:
         where = f"{inside} of " if inside else ""
         return FieldError(
             f"Expected {what}, got {value!r} in {where}{output.field.name!r} of the sample of row {row_id}, the first of "
-            f"{int(bad.sum())} such values in the batch: client.delete({self._table.layout.name!r}, [{row_id}]) takes the row "
+            f"{int(bad.sum())} such values in the batch: client.table({self._table.layout.name!r}).delete([{row_id}]) takes the row "
             f"out, or {help_}; the next call draws another batch",
             at=output.field.name,
             row_id=row_id,

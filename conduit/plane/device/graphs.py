@@ -22,6 +22,7 @@ from conduit.plane.device.buffers import Spans, check_plan, stack_pairs, view_of
 from conduit.plane.device.mirror import Mirror
 from conduit.plane.device.row_sources import BASE, GENERATION, ROWS
 from conduit.store.format import words as w
+from conduit.store.format.table_geometry import future_ticks
 from conduit.store.pages import deletion, settling
 from conduit.store.tables.view import TableView
 
@@ -186,7 +187,7 @@ class Draws:
         committed = np.clip(block[:, w.PAGE_COMMITTED // 8], 0, rows)
         growing = growing | (block[:, w.PAGE_ENDED // 8] == w.CUT)
         goes_on = ~growing & (block[:, w.PAGE_ENDED // 8] == 0)
-        ends = committed - goes_on * self._table.layout.table.future_ticks * envs
+        ends = committed - goes_on * future_ticks(self._table.layout.table) * envs
         ends = np.where(growing | (have < committed), np.minimum(ends, have - need * envs), ends)
         complete = np.minimum(block[:, w.PAGE_TAIL // 8] >> w.COMPLETE_SHIFT, committed)
         ends = np.where(growing & (complete <= have), np.maximum(ends, complete), ends)

@@ -23,7 +23,7 @@ from conduit.plane.device.columns import columns_in
 from conduit.plane.device.registration import Registration
 from conduit.plane.device.row_sources import BASE, GENERATION, ROWS, Residence, column_places, no_places
 from conduit.store.format import words as w
-from conduit.store.format.table_spec import align, parse_bytes
+from conduit.store.format.sizes import align, parse_bytes
 from conduit.store.pages import protocol
 from conduit.store.tables.view import TableView
 

@@ -9,7 +9,7 @@ import threading
 from conduit.contracts.device import Device, Tensor
 from conduit.errors import DeviceError
 from conduit.forking import renew_in_child
-from conduit.store.format.table_spec import align
+from conduit.store.format.sizes import align
 from conduit.store.tables.view import TableView
 
 _PAGE = 4096

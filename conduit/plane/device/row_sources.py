@@ -15,7 +15,7 @@ from conduit.kernels.cpu.near_far import PL_BASE, PL_BYTES, PL_GENERATION, PL_RO
 from conduit.plane.device.columns import columns_in
 from conduit.plane.device.registration import Registration
 from conduit.store.format import words as w
-from conduit.store.format.table_spec import row_stride
+from conduit.store.format.sizes import row_stride
 from conduit.store.tables.view import Lease, TableView
 
 Array = np.ndarray[Any, Any]

@@ -1,4 +1,4 @@
-"""The in-place forms of writing: a step, a rollout slab, and the bare handle."""
+"""The in-place forms of writing: a step, a rollout, and the unchecked handle."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from conduit.plane.ingest.validate import checked, checked_lengths, checked_obse
 from conduit.plane.views import Nested, Put, Views, spread
 from conduit.schema import Schema
 from conduit.store.format import words as w
+from conduit.store.format.table_geometry import halo_ticks
 from conduit.store.ingest import commit
 from conduit.store.tables.appearance import never_raises, place_of
 
@@ -176,7 +177,7 @@ class _Staged(Views):
             self._stream.discard(self._rows)
 
 
-class Step(_Staged):
+class StepView(_Staged):
     """One step of all environments, in the block of `writer.step()`.
 
     `row.obs` is a view [num_envs, *shape] ([*shape] for one environment without an axis) into shared memory;
@@ -280,7 +281,7 @@ class StepBlock:
     __slots__ = ("__weakref__", "_step")
 
     def __init__(self, stream: Stream) -> None:
-        self._step = Step(stream)
+        self._step = StepView(stream)
 
     @property
     def number(self) -> int:
@@ -291,7 +292,7 @@ class StepBlock:
     def __repr__(self) -> str:
         return f"StepBlock({self._step!r})"
 
-    def __enter__(self) -> Step:
+    def __enter__(self) -> StepView:
         try:
             self._step.begin(self)
         except BaseException:
@@ -303,7 +304,7 @@ class StepBlock:
         self._step.leave(failed=kind is not None)
 
 
-class Slab(_Staged):
+class RolloutView(_Staged):
     """A rollout of consecutive steps: views [ticks, num_envs, *shape] into shared memory; nothing is visible before `commit`.
 
     As a context manager it commits on leaving and discards on an exception.
@@ -322,7 +323,7 @@ class Slab(_Staged):
         rows = ticks * stream.envs
         tail = 0 if not stream.hands_over else max(stream.envs, rows // 4) if max_finals is None else max_finals
         layout = stream.table.layout
-        halo = layout.table.halo_ticks * stream.envs * (2 if stream.hands_over else 1)
+        halo = halo_ticks(layout.table) * stream.envs * (2 if stream.hands_over else 1)
         behind = stream.envs if stream.rollout else 0
         if rows + tail + halo + behind > layout.page_rows:
             raise ConfigError(
@@ -354,7 +355,7 @@ class Slab(_Staged):
 
         Raises:
             FieldError: A step ends an episode and its final observation was not kept, or the autoreset mode has no room for the
-                end; the slab stays open (as a context manager it is discarded).
+                end; the view stays open (as a context manager it is discarded).
         """
         ends = self._stream.words[w.WRITER_ENDS // 8]
         place = self._finish(self.ticks)
@@ -370,7 +371,7 @@ class Slab(_Staged):
             self._stream.end_rollout()
 
     def bootstrap(self, observation: Any) -> None:
-        """Keep the observations [num_envs, ...] behind the last step: the queue's rollout ends with this slab's commit.
+        """Keep the observations [num_envs, ...] behind the last step: the queue's rollout ends with this view's commit.
 
         After an environment's end with autoreset "same_step" it is the first of the new episode; the final one goes by
         `set_final`.
@@ -390,10 +391,10 @@ class Slab(_Staged):
 
     def __enter__(self) -> Self:
         # another object: with the end of the block nothing holds this one, unless the caller has named it before
-        slab = object.__new__(type(self))
+        view = object.__new__(type(self))
         for name in ("_stream", "_names_", "_ragged", "_number", "_row", "_rows", "_lead", "_ticks", "_ends"):
-            object.__setattr__(slab, name, getattr(self, name))
-        return slab
+            object.__setattr__(view, name, getattr(self, name))
+        return view
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
@@ -403,11 +404,11 @@ class Slab(_Staged):
             self.abort()
 
 
-class Bare(Views):
+class UncheckedView(Views):
     """A writer without checks: assign to whole-table columns at `row`, then `row = commit()`.
 
-        with writer.bare() as bare:
-            obs, reward, row, commit = bare.obs, bare.reward, bare.row, bare.commit
+        with writer.unchecked() as handle:
+            obs, reward, row, commit = handle.obs, handle.reward, handle.row, handle.commit
             for ...:
                 obs[row] = ...           # obs[row:row + num_envs] = ... for several environments
                 reward[row] = ...
@@ -418,7 +419,7 @@ class Bare(Views):
     forms wait until the handle is closed; what was assigned but not committed is discarded then.
 
     Where no page is free at once, or the table's limiter is against another tick, `commit` returns a row behind the table
-    (`row >= bare.rows`): storing to it fails, and `row = bare.row` waits as the writer was told to.
+    (`row >= handle.rows`): storing to it fails, and `row = handle.row` waits as the writer was told to.
 
     Attributes:
         commit: Commits one tick; returns the physical row of the next one, or one that is `>= rows`.
@@ -428,18 +429,18 @@ class Bare(Views):
     __slots__ = ("__weakref__", "_names_", "_number", "_stream", "commit", "rows")
 
     def __init__(self, stream: Stream) -> None:
-        _check_plain(stream, "bare handle")
-        _check_names(Bare, stream.schema, "bare handle")
+        _check_plain(stream, "unchecked handle")
+        _check_names(UncheckedView, stream.schema, "unchecked handle")
         if not cpython_abi.is_supported():
             raise ConfigError(
-                "Expected CPython with its interpreter lock for the bare handle: use writer.step() instead"
+                "Expected CPython with its interpreter lock for the unchecked handle: use writer.step() instead"
             )
         self._stream = stream
         self._names_ = (*stream.schema.names, "terminated", "truncated")
         self.rows = stream.table.layout.rows
         # a C-level call: a Python function around it would cost as much again as the commit
         self.commit: Callable[[], int] = functools.partial(entry(commit.commit_and_turn), stream.array)
-        self._number = stream.begin(self, "bare handle")
+        self._number = stream.begin(self, "unchecked handle")
         stream.words[w.WRITER_BEYOND // 8] = 1
         stream.words[w.WRITER_BUSY // 8] = self._number
 
@@ -470,7 +471,7 @@ class Bare(Views):
         stream = self._stream
         if stream.words[w.WRITER_BUSY // 8] != self._number:
             stream.table.check_open()
-            raise Closed("Expected a bare handle that is open, this one was closed, or its writer")
+            raise Closed("Expected an unchecked handle that is open, this one was closed, or its writer")
         place = stream.take_refusal()
         if place >= 0:
             stream.refuse(place)
@@ -489,7 +490,7 @@ class Bare(Views):
     @never_raises
     def __repr__(self) -> str:
         state = "open" if self._stream.words[w.WRITER_BUSY // 8] == self._number else "closed"
-        return f"Bare({place_of(self._stream.table)}, {state}: {', '.join(self._names_)})"
+        return f"UncheckedView({place_of(self._stream.table)}, {state}: {', '.join(self._names_)})"
 
     def close(self) -> None:
         """Hand the writer back to its other forms; idempotent."""
@@ -498,11 +499,11 @@ class Bare(Views):
             stream.discard(stream.envs)
 
     def __enter__(self) -> Self:
-        # another object, as a slab's
-        bare = object.__new__(type(self))
+        # another object, as a rollout's
+        unchecked = object.__new__(type(self))
         for name in ("_stream", "_names_", "_number", "commit", "rows"):
-            setattr(bare, name, getattr(self, name))
-        return bare
+            setattr(unchecked, name, getattr(self, name))
+        return unchecked
 
     def __exit__(self, *_: object) -> None:
         self.close()

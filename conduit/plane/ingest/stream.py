@@ -1,7 +1,7 @@
 """A stream: one writer's ordered chain of pages, and where in it the next tick goes.
 
 Everything that says where a writer stands is in its words (words.WRITER_*), which the kernels change; Python keeps no copy, so the
-forms of writing (append, step, rollout, bare handle) cannot disagree. Only turning a page can wait.
+forms of writing (append, step, rollout, unchecked handle) cannot disagree. Only turning a page can wait.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NO_EPOCH = -2
 
 
 class Form(Protocol):
-    """A form of writing that can be in progress: a step, a rollout, the bare handle."""
+    """A form of writing that can be in progress: a step, a rollout, the unchecked handle."""
 
     @property
     def number(self) -> int:
@@ -147,7 +147,7 @@ class Stream:
         ):
             self.words[offset // 8] = value
         seat.add(self)
-        # not the writer's end: a bare handle, step or rollout that outlives its writer still writes into the page
+        # not the writer's end: an unchecked handle, step or rollout that outlives its writer still writes into the page
         self._locked = seat.seat
         when_gone(self, entry(page_writer.end), self.array, seat.seat)
         self._note(seat, opened=True)
@@ -399,7 +399,7 @@ class Stream:
             raise self.ended_twice(int(twice[0]))
 
     def take_refusal(self) -> int:
-        """Place of the row for which the bare handle's last commit was refused, or -1; asked once."""
+        """Place of the row for which the unchecked handle's last commit was refused, or -1; asked once."""
         place = self.words[w.WRITER_REFUSED // 8] - 1
         self.words[w.WRITER_REFUSED // 8] = 0
         return place

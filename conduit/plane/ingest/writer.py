@@ -24,14 +24,14 @@ from conduit.numbers import whole
 from conduit.plane.ingest.append_method import generate_append
 from conduit.plane.ingest.extend import Bulk
 from conduit.plane.ingest.field_statistics import Tally
-from conduit.plane.ingest.in_place import Bare, Slab, StepBlock
+from conduit.plane.ingest.in_place import RolloutView, StepBlock, UncheckedView
 from conduit.plane.ingest.stream import OnFull, Stream
 from conduit.plane.ingest.validate import checked, checked_observation, checked_values, flags
 from conduit.schema import Schema
 from conduit.store.format import words as w
 from conduit.store.ingest import append_objects, field_specs
 from conduit.store.tables.appearance import never_raises, place_of, state_of
-from conduit.store.tables.policy_weights import PolicySlot
+from conduit.store.tables.policy_weights import PolicySlot, bind
 from conduit.store.tables.view import TableView
 
 Array = np.ndarray[Any, Any]
@@ -76,7 +76,7 @@ class Writer(StaysHere):
             ("placement", placement, Placement),
         ):
             if value is not None and not isinstance(value, kind):
-                raise ConfigError(f"Expected a conduit.{kind.__name__} as {what}, got {type(value).__name__}")
+                raise ConfigError(f"Expected a {kind.__name__} as {what}, got {type(value).__name__}")
         stream = Stream(
             table, num_envs=num_envs, autoreset=autoreset, timeout=timeout, on_full=on_full, keep_final=keep_final
         )
@@ -93,7 +93,7 @@ class Writer(StaysHere):
         place(placement, Request(table.layout.name, stream.number, stream.envs, schema.row_bytes), pools)
         stream.words[w.WRITER_PUBLISH_EVERY // 8] = ticks_of(ingestion, table.layout.name, stream.envs)
         if policy is not None:
-            policy.bind(stream)
+            bind(policy, stream)
         described = [(field, table.columns[field.name]) for field in schema.fields]
         described += [(Field(f"flag_{name}", "bool"), getattr(table, name)) for name in ("terminated", "truncated")]
         self._described, self._dims = field_specs.describe_fields(described, num_envs)
@@ -194,7 +194,7 @@ class Writer(StaysHere):
         """
         return StepBlock(self._stream)
 
-    def rollout(self, ticks: int, *, max_finals: int | None = None) -> Slab:
+    def rollout(self, ticks: int, *, max_finals: int | None = None) -> RolloutView:
         """`ticks` consecutive steps of all environments, in place, as [ticks, num_envs, ...] views.
 
         Args:
@@ -204,7 +204,7 @@ class Writer(StaysHere):
         Raises:
             ConfigError: It does not fit a page.
         """
-        return Slab(self._stream, ticks, max_finals)
+        return RolloutView(self._stream, ticks, max_finals)
 
     def extend(
         self,
@@ -234,7 +234,7 @@ class Writer(StaysHere):
         self._stream.check()
         Bulk(self._stream, columns, terminated, truncated, places, finals).write()
 
-    def bare(self) -> Bare:
+    def unchecked(self) -> UncheckedView:
         """The writer without checks, for hot loops: whole-table columns, a row number, and `commit()`.
 
         Raises:
@@ -242,9 +242,9 @@ class Writer(StaysHere):
         """
         if self._stream.tally is not None:
             raise ConfigError(
-                "Expected a writer opened with statistics=False for a bare handle: update client.statistics(table) yourself"
+                "Expected a writer opened with statistics=False for an unchecked handle: update client.table(name).statistics yourself"
             )
-        return Bare(self._stream)
+        return UncheckedView(self._stream)
 
     def flush(self) -> None:
         """Publish committed rows that the ingestion policy still holds back."""

@@ -46,8 +46,8 @@ from conduit.store.format.layout import (
     TableLayout,
     WeightsLayout,
 )
+from conduit.store.format.sizes import row_stride
 from conduit.store.format.soundness import limits_of_words
-from conduit.store.format.table_spec import row_stride
 from conduit.store.pages.row_counts import Counts, counts_over
 from conduit.store.segment.leftovers import fate_of, remove_if_dead, told
 from conduit.store.segment.locks import LOCK_CREATOR, LOCK_PUBLISHERS, held

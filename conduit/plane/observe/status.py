@@ -133,7 +133,7 @@ class QueueStatus:
 
 @dataclass(frozen=True, slots=True)
 class EpisodesStatus:
-    """Episodes that ended in a table; `Client.episodes` has each of them.
+    """Episodes that ended in a table; `TableHandle.episodes` has each of them.
 
     Attributes:
         ended: How many ever ended.

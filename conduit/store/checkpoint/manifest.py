@@ -32,7 +32,7 @@ from conduit.schema import Field
 from conduit.store.checkpoint.files import DAMAGED, FileEntry, unreadable
 from conduit.store.format.filenames import safe
 from conduit.store.format.layout import SegmentSpec, TableLayout, TensorSpec
-from conduit.store.format.table_spec import row_stride
+from conduit.store.format.sizes import row_stride
 from conduit.store.tables.view import META_DTYPE, SPAN_DTYPE
 
 FORMAT = "conduit-checkpoint"

@@ -25,7 +25,9 @@ from conduit.store.format.episode_records import ring_bytes
 from conduit.store.format.field_moments import measured, seat_bytes
 from conduit.store.format.filenames import check_name
 from conduit.store.format.limit_specs import Limits, checked_limiter
-from conduit.store.format.table_spec import Priorities, Table, align, row_stride
+from conduit.store.format.sizes import align, row_stride
+from conduit.store.format.table_geometry import arenas_of, check_writer, geometry, halo_ticks
+from conduit.store.format.table_spec import Priorities, Table
 
 MAGIC = 0x3154495544_4E4F43  # "CONDUIT1"
 VERSION = 5
@@ -126,8 +128,8 @@ class TableLayout:
         Raises:
             CapacityError: They may not.
         """
-        self.table.check_writer(num_envs, finals=finals)
-        halo = self.table.halo_ticks
+        check_writer(self.table, num_envs, finals=finals)
+        halo = halo_ticks(self.table)
         check_arenas(self.schema, self.arenas, halo, num_envs, (halo + 1) * num_envs * (2 if finals else 1))
 
 
@@ -184,11 +186,11 @@ def specify(tables: dict[str, Table], policies: dict[str, tuple[TensorSpec, ...]
     for name, table in tables.items():
         if not isinstance(table, Table):
             raise ConfigError(f"Expected a conduit.Table, got {type(table).__name__} - at tables[{name!r}]")
-        pages, page_rows, keep = table.geometry()
+        pages, page_rows, keep = geometry(table)
         wanted = table.priorities
         priorities = None if wanted is None else (wanted.alpha, wanted.eps, wanted.span, wanted.scale)
         windows = (table.max_stack, table.max_n_step, table.max_length)
-        arenas = table.arena_items(page_rows)
+        arenas = arenas_of(table, page_rows)
         statistics = measured(table.schema, table.statistics)
         specs[name] = TableSpec(
             table.schema.to_document(),

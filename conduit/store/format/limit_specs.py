@@ -20,7 +20,9 @@ from conduit.numbers import at_least, real
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The four numbers of the formula; what every limiter comes down to.
+    """The four numbers of the formula, what every limiter comes down to; as a table's limiter, for a range of your own.
+
+    `Limits(1.0, 1, 0.0, size)` lets each row be sampled once, and inserting run ahead by `size` rows.
 
     Attributes:
         samples_per_insert: spi, above 0.
@@ -44,11 +46,6 @@ class Limits:
             ("max_diff", high),
         ):
             object.__setattr__(self, name, value)
-
-    @property
-    def numbers(self) -> tuple[float, float, float, float]:
-        """The four numbers as kernels take them."""
-        return self.samples_per_insert, self.min_size, self.min_diff, self.max_diff
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,25 +109,26 @@ class MinSize:
         return Limits(1.0, self.min_size, -math.inf, math.inf)
 
 
-@dataclass(frozen=True, slots=True)
-class Queue:
-    """As many samples as inserts; inserts run ahead by at most `size` rows.
+Limiter = SampleToInsertRatio | MinSize | Limits
 
-    Attributes:
-        size: Rows, at least 1.
+
+def numbers_of(limits: Limits) -> tuple[float, float, float, float]:
+    """The four numbers as kernels take them."""
+    return limits.samples_per_insert, limits.min_size, limits.min_diff, limits.max_diff
+
+
+def half_range(limits: Limits) -> float:
+    """What each side may take at once, in samples: more, and both could be blocked at a time.
+
+    A batch of n samples and r rows at once block each other where n + r * spi is more than the range is wide, or more than
+    one above it where all numbers are whole. Neither knows how much the other takes, so each gets half of it.
     """
-
-    size: int
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "size", at_least("size", self.size, 1))
-
-    def limits(self) -> Limits:
-        """The numbers of the formula."""
-        return Limits(1.0, 1, 0.0, float(self.size))
+    wide = limits.max_diff - limits.min_diff
+    return (wide + all(map(_whole, (limits.samples_per_insert, limits.min_diff, limits.max_diff)))) / 2
 
 
-Limiter = SampleToInsertRatio | MinSize | Queue
+def _whole(value: float) -> bool:
+    return math.isfinite(value) and float(value).is_integer()
 
 
 def _ratio(value: object) -> float:
@@ -144,13 +142,21 @@ def checked_limiter(limiter: Any) -> Limits | None:
     """The limits of a table's limiter, None for none.
 
     Raises:
-        ConfigError: It is no limiter.
+        ConfigError: It is no limiter, or one under which neither side could go on.
     """
     if limiter is None:
         return None
-    if not isinstance(limiter, SampleToInsertRatio | MinSize | Queue):
+    if isinstance(limiter, Limits):
+        least = max(1.0, limiter.samples_per_insert)
+        if not half_range(limiter) >= least:
+            raise ConfigError(
+                f"Expected max_diff - min_diff of at least {2 * least:g} (2 * max(1, samples_per_insert)), got {limiter}: inserting "
+                "and sampling would wait for each other. Raise max_diff"
+            )
+        return limiter
+    if not isinstance(limiter, SampleToInsertRatio | MinSize):
         raise ConfigError(
-            "Expected a conduit.SampleToInsertRatio, conduit.MinSize or conduit.Queue as limiter, got "
+            "Expected a conduit.SampleToInsertRatio, conduit.MinSize or conduit.Limits as limiter, got "
             f"{type(limiter).__name__}"
         )
     return limiter.limits()

@@ -89,7 +89,7 @@ def check_links(layout: TableLayout, page: int, rows: Array) -> None:
 
 
 def limits_of_words(layout: TableLayout, numbers: Array) -> Limits:
-    """A table's limits from words of its segment: float64 [4], as Limits.numbers.
+    """A table's limits from words of its segment: float64 [4], as limit_specs.numbers_of has them.
 
     Raises:
         BadSegment: These cannot be a table's limits.

@@ -1,66 +1,20 @@
-"""A table as its user declares it: schema, size, the widest window, how rows are kept, limited and prioritized.
-
-What follows from it alone, pages and rows per page, is worked out here, so that a table that cannot work is refused when it
-is declared; where its bytes lie is conduit.store.format.layout's.
-"""
+"""A table as its user declares it: schema, size, the widest window, how rows are kept, limited and prioritized."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 from conduit.errors import CapacityError, ConfigError
-from conduit.native.memory import CACHE_LINE
 from conduit.numbers import MOST, at_least, flag, whole, within
-from conduit.schema import Field, Schema
+from conduit.schema import Schema
 from conduit.store.format import words as w
-from conduit.store.format.arena_sizes import arena_items, checked_mean_lengths, row_share
+from conduit.store.format.arena_sizes import checked_mean_lengths
 from conduit.store.format.field_moments import measured
-from conduit.store.format.limit_specs import Limiter, Limits, checked_limiter
-from conduit.store.format.page_sizes import Demand, Geometry, plan
-
-_MIN_TICKS = 2
-"""Ticks that a page must hold beside its halo and that one's final observations: one, and room for its own."""
-_GOOD_TICKS = 4
-"""The same where the pages' size is chosen."""
-_MOST = 1 << 62
-
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-
-
-def align(offset: int, to: int = w.LINE) -> int:
-    """`offset` rounded up to a multiple of `to`."""
-    return -(-offset // to) * to
-
-
-def parse_bytes(text: str) -> int:
-    """Bytes meant by a text such as "2 GiB", "512MB" or "4096 B".
-
-    Raises:
-        CapacityError: The text is no size.
-    """
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
-    if match is None or match[2].upper() not in _UNITS:
-        raise CapacityError(f"Expected a size such as '2 GiB' or '500 MB', or an int for rows, got {text!r}")
-    size = float(match[1]) * _UNITS[match[2].upper()]
-    if size > _MOST:
-        raise CapacityError(f"Expected a size of at most {_MOST:,} bytes, got {text!r}")
-    return int(size)
-
-
-def row_stride(field: Field) -> int:
-    """Bytes from one row of a field to the next; a ragged field has one word per row, its values lie in an arena.
-
-    A large row begins at a multiple of 64 bytes: it then spans no more pieces of 128 bytes than if it began at a multiple of 128,
-    and rows that are a multiple of 64 lie close together, so that those of a tick are one copy.
-    """
-    if field.ragged:
-        return w.SPAN_BYTES
-    return field.row_bytes if field.row_bytes < w.LINE else align(field.row_bytes, CACHE_LINE)
+from conduit.store.format.limit_specs import Limiter, checked_limiter
+from conduit.store.format.table_geometry import check_min_size, check_window, geometry
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +55,8 @@ class Priorities:
 class Table:
     """A table to create: its schema, its size, and the widest window it must be able to serve.
 
+    `Table.replay` and `Table.queue` make the two kinds, each with the options that it has.
+
     Attributes:
         schema: Fields of a row.
         capacity: Rows (int) or bytes ("2 GiB"). In rows: at least that many rows of one writer of `num_envs` environments
@@ -116,13 +72,13 @@ class Table:
         mean_lengths: {ragged field: mean length that its arenas are made for}; half of the largest length where it is
             missing. A page closes when its rows or one of its arenas run out, so a capacity in rows is kept for values
             that are no longer than this on average.
-        statistics: Fields whose running mean and variance are kept (`Client.statistics`, `conduit.normalize`); a dotted name's
+        statistics: Fields whose running mean and variance are kept (`TableHandle.statistics`, `conduit.normalize`); a dotted name's
             parent stands for all below it.
         kind: "replay": the oldest page is evicted when no page is free. "queue": every row is delivered once, to one of any
             number of consumers (`Client.consumer`), and writers wait while the queue is full.
         rollout_length: For a queue: rows are delivered as rollouts of so many ticks of all environments of their writer,
             in one piece; None delivers them as they come, in ticks.
-        limiter: How sampling and inserting keep step (conduit.SampleToInsertRatio, MinSize, Queue); None for no limit.
+        limiter: How sampling and inserting keep step (conduit.SampleToInsertRatio, MinSize, Limits); None for no limit.
         max_times_sampled: A row is gone once it has been delivered so often, at most 65,535; None for no limit. Never more often,
             whoever draws at the same time and whoever dies; a loader that is killed may use up deliveries of the batch that it
             was making.
@@ -155,6 +111,81 @@ class Table:
     mean_episode: float | None = None
     within_episodes: bool = False
 
+    @classmethod
+    def replay(
+        cls,
+        schema: Schema,
+        capacity: int | str,
+        *,
+        max_stack: int = 1,
+        max_n_step: int = 1,
+        max_length: int = 1,
+        within_episodes: bool = False,
+        num_envs: int = 1,
+        priorities: Priorities | None = None,
+        limiter: Limiter | None = None,
+        max_times_sampled: int | None = None,
+        statistics: tuple[str, ...] = (),
+        page_rows: int | None = None,
+        mean_lengths: Mapping[str, float] | None = None,
+        mean_episode: float | None = None,
+        writers: int | None = None,
+    ) -> Self:
+        """A table that loaders draw from; the oldest page is evicted when no page is free. Arguments are attributes of the class.
+
+        Raises:
+            ConfigError, CapacityError: Bad options; names the offending one.
+        """
+        return cls(
+            schema,
+            capacity,
+            max_stack=max_stack,
+            max_n_step=max_n_step,
+            max_length=max_length,
+            within_episodes=within_episodes,
+            num_envs=num_envs,
+            priorities=priorities,
+            limiter=limiter,
+            max_times_sampled=max_times_sampled,
+            statistics=statistics,
+            page_rows=page_rows,
+            mean_lengths=mean_lengths,
+            mean_episode=mean_episode,
+            writers=writers,
+        )
+
+    @classmethod
+    def queue(
+        cls,
+        schema: Schema,
+        capacity: int | str,
+        *,
+        rollout_length: int | None = None,
+        num_envs: int = 1,
+        statistics: tuple[str, ...] = (),
+        page_rows: int | None = None,
+        mean_lengths: Mapping[str, float] | None = None,
+        mean_episode: float | None = None,
+        writers: int | None = None,
+    ) -> Self:
+        """A table whose rows consumers take, each row once; writers wait while it is full. Arguments are attributes of the class.
+
+        Raises:
+            ConfigError, CapacityError: Bad options; names the offending one.
+        """
+        return cls(
+            schema,
+            capacity,
+            kind="queue",
+            rollout_length=rollout_length,
+            num_envs=num_envs,
+            statistics=statistics,
+            page_rows=page_rows,
+            mean_lengths=mean_lengths,
+            mean_episode=mean_episode,
+            writers=writers,
+        )
+
     def __post_init__(self) -> None:
         if not isinstance(self.schema, Schema):
             raise ConfigError(f"Expected a conduit.Schema, got {type(self.schema).__name__}")
@@ -186,9 +217,9 @@ class Table:
         limits = checked_limiter(self.limiter)
         object.__setattr__(self, "mean_lengths", checked_mean_lengths(self.schema, self.mean_lengths))
         measured(self.schema, self.statistics)
-        geometry = self.geometry()
+        sizes = geometry(self)
         if limits is not None:
-            self.check_min_size(limits, geometry)
+            check_min_size(self, limits, sizes)
 
     def _keep_whole(self, *names: str) -> None:
         """Turn attributes into ints of at least 1."""
@@ -219,147 +250,6 @@ class Table:
             if getattr(self, name) is not None:
                 raise ConfigError(f"Expected no {name} for kind='queue': each row is delivered once, in order")
 
-    def check_min_size(self, limits: Limits, geometry: Geometry) -> None:
-        """Refuse limits under which sampling would wait for more rows than the table can hold.
-
-        Raises:
-            ConfigError: min_size is above that.
-        """
-        pages, page_rows, keep = geometry
-        # one page at a time has just been emptied for its writer
-        held = keep or (pages - 1) * max(1, page_rows - self.halo_ticks * self.num_envs)
-        if limits.min_size > held:
-            raise ConfigError(
-                f"Expected a min_size of at most the {held:,} rows that the table is sure to hold, got {limits.min_size:,}: nothing "
-                "would ever be sampled. Raise capacity or lower min_size"
-            )
-
-    @property
-    def fills_pages(self) -> bool:
-        """Whether a page that a stream ended in is filled up by the next writer of as many environments.
-
-        Windows that cross episodes could then cross from one writer's rows into another's, and start where it did not begin.
-        Where deliveries of a row are counted, rows that have been drawn must not move to another page.
-        """
-        return (
-            self.kind == "replay" and self.max_times_sampled is None and (self.max_length == 1 or self.within_episodes)
-        )
-
-    @property
-    def halo_ticks(self) -> int:
-        """Ticks that a page copies from the page before it; a queue's rows are delivered once and never copied."""
-        return self.max_stack - 1 + self.future_ticks
-
-    @property
-    def future_ticks(self) -> int:
-        """Ticks behind its anchor that the widest window needs."""
-        return 0 if self.kind == "queue" else max(self.max_n_step, self.max_length - 1)
-
-    @property
-    def _least_ticks(self) -> int:
-        """Ticks that a page must hold beside its halo; of a rollout, the observations behind its last tick as well."""
-        return _MIN_TICKS if self.rollout_length is None else self.rollout_length + 1
-
     def check_window(self, history: int, future: int, *, crosses: bool) -> None:
-        """Refuse a window that is wider than this table was created for.
-
-        Args:
-            history: Ticks it needs before its anchor.
-            future: Ticks it needs behind it.
-            crosses: Whether it may go from one episode into the next.
-
-        Raises:
-            ConfigError: It is wider, or crosses episodes in a table that was created without.
-        """
-        if crosses and self.within_episodes:
-            raise ConfigError(
-                "Expected a window within an episode, got a Rollout or a Sequence with across=True: create the table with "
-                "within_episodes=False"
-            )
-        if crosses and future > self.max_length - 1:
-            raise ConfigError(
-                f"Expected a window across episodes of at most {self.max_length - 1} ticks behind its first, got {future}: create the "
-                f"table with max_length={future + 1} (one tick more than it is long with next_obs=True)"
-            )
-        if history > self.max_stack - 1:
-            raise ConfigError(
-                f"Expected a stack of at most {self.max_stack}, got {history + 1}: create the table with "
-                f"max_stack={history + 1}"
-            )
-        if future > self.future_ticks:
-            raise ConfigError(
-                f"Expected a window of at most {self.future_ticks} ticks behind its first, got {future}: create the table "
-                f"with max_n_step={future} (transitions) or max_length={future + 1} (sequences, episodes, rollouts; with "
-                "next_obs=True they need one tick more than they are long)"
-            )
-
-    def arena_items(self, page_rows: int) -> dict[str, int]:
-        """{ragged field: items that the arena of a page of `page_rows` rows holds} (conduit.store.format.arena_sizes)."""
-        return arena_items(self.schema, self.mean_lengths, page_rows, 2 * (self.halo_ticks + 1) * self.num_envs)
-
-    def geometry(self) -> Geometry:
-        """Pages, rows per page, and rows that are kept while a page is free.
-
-        Raises:
-            CapacityError: The capacity is too small, too large or no size, or the words of a segment have too few bits for it.
-        """
-        per_row = sum(row_stride(field) for field in self.schema.fields) + 2 + w.META_BYTES
-        per_row += (self.priorities is not None) * 4 + (self.max_times_sampled is not None) * 8
-        fixed = per_row
-        per_row += row_share(self.schema, self.mean_lengths)
-        in_bytes = isinstance(self.capacity, str)
-        rows = parse_bytes(self.capacity) // per_row if isinstance(self.capacity, str) else self.capacity
-        if rows < 1:
-            raise CapacityError(f"Expected a capacity of at least one row ({per_row} bytes), got {self.capacity!r}")
-        if rows * per_row > _MOST:
-            raise CapacityError(
-                f"Expected a capacity of at most {_MOST // per_row:,} rows of {per_row} bytes, got {rows:,}"
-            )
-        if self.page_rows is not None:
-            least = self.halo_ticks + self._least_ticks
-            if whole(self.page_rows) is None or self.page_rows < least:
-                raise CapacityError(
-                    f"Expected page_rows of at least {least} (a halo of {self.halo_ticks} and {self._least_ticks} more), "
-                    f"got {self.page_rows!r}"
-                )
-        keeps_finals = bool(self.schema.observation_names)
-        demand = Demand(
-            rows=rows,
-            in_bytes=in_bytes,
-            page_rows=self.page_rows,
-            num_envs=self.num_envs,
-            halo=self.halo_ticks,
-            least_ticks=_GOOD_TICKS,
-            reserve=self.num_envs if keeps_finals else 0,
-            finals=(self.mean_episode and 1.0 / self.mean_episode) if keeps_finals else 0.0,
-            rollout=self.rollout_length or 0,
-            writers=self.writers,
-            is_queue=self.kind == "queue",
-        )
-        page_rows = demand.chosen_page_rows()
-        # in bytes the page words count as well, so the bound is never passed
-        arenas = self.arena_items(page_rows).items()
-        page_bytes = page_rows * fixed + 2 * w.LINE + sum(align(n * self.schema[name].item_bytes) for name, n in arenas)
-        return plan(demand, page_bytes, page_rows, self.capacity, rows * per_row)
-
-    def check_writer(self, num_envs: int, *, finals: bool = False) -> None:
-        """Refuse a writer whose ticks do not fit this table's pages.
-
-        Args:
-            num_envs: Rows per tick.
-            finals: Whether each row may have a kept final observation beside it, those of the halo included.
-
-        Raises:
-            CapacityError: A page holds fewer than a halo (twice, with finals) and two ticks of `num_envs` rows.
-        """
-        halo = self.halo_ticks * (2 if finals else 1)
-        need = (halo + self._least_ticks) * num_envs
-        if finals and self.rollout_length is not None:
-            need += num_envs
-        page_rows = self.geometry().page_rows
-        if need > page_rows:
-            what = f"{self.halo_ticks} ticks and as many final observations" if finals else f"{self.halo_ticks} ticks"
-            raise CapacityError(
-                f"Expected pages of at least {need} rows for {num_envs} environments (a halo of {what}, and {self._least_ticks} "
-                f"ticks more), got {page_rows}: create the table with page_rows={16 * need} or num_envs={num_envs}"
-            )
+        """As conduit.store.format.table_geometry.check_window."""
+        check_window(self, history, future, crosses=crosses)

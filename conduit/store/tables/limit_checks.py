@@ -1,4 +1,4 @@
-"""Limiters as their users meet them: a loader's gate, what errors say, refusals, and the handle `Client.limiter` returns."""
+"""Limiters as their users meet them: a loader's gate, what errors say, refusals, and the handle `TableHandle.limiter` returns."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from conduit.forking import StaysHere, renew_in_child
 from conduit.native.finish import when_gone
 from conduit.native.jit import entry
 from conduit.numbers import at_least
-from conduit.store.format.limit_specs import Limiter, Limits, checked_limiter
+from conduit.store.format.limit_specs import Limiter, Limits, checked_limiter, half_range, numbers_of
 from conduit.store.format.page_sizes import Geometry
 from conduit.store.format.soundness import limits_of_words
+from conduit.store.format.table_geometry import check_min_size
 from conduit.store.pages import rate_limiter as kernels
 from conduit.store.pages.row_counts import Counts, counts_of
 from conduit.store.segment.locks import LOCK_LIMITS, LockByte
@@ -92,20 +93,6 @@ class Gate:
         return why_not_sampled(limits_of(self._table), self._table.counts(), count)
 
 
-def _whole(value: float) -> bool:
-    return math.isfinite(value) and float(value).is_integer()
-
-
-def _half(limits: Limits) -> float:
-    """What each side may take at once, in samples: more, and both could be blocked at a time.
-
-    A batch of n samples and r rows at once block each other where n + r * spi is more than the range is wide, or more than
-    one above it where all numbers are whole. Neither knows how much the other takes, so each gets half of it.
-    """
-    wide = limits.max_diff - limits.min_diff
-    return (wide + all(map(_whole, (limits.samples_per_insert, limits.min_diff, limits.max_diff)))) / 2
-
-
 def _range(limits: Limits) -> str:
     return f"I * {limits.samples_per_insert:g} - S stays between {limits.min_diff:g} and {limits.max_diff:g}"
 
@@ -116,7 +103,7 @@ def check_batch(limits: Limits, count: int, table: str) -> None:
     Raises:
         ConfigError: It is more than half of the range of the limits.
     """
-    half = _half(limits)
+    half = half_range(limits)
     if count > half:
         raise ConfigError(
             f"Expected a batch_size of at most {math.floor(half)} for the limiter of table {table!r}, got {count}: "
@@ -146,7 +133,7 @@ def check_rows(limits: Limits, rows: int, table: str, what: str) -> None:
     Raises:
         ConfigError: They are worth more than half of the range of the limits.
     """
-    spi, half = limits.samples_per_insert, _half(limits)
+    spi, half = limits.samples_per_insert, half_range(limits)
     if rows * spi > half:
         raise ConfigError(
             f"Expected at most {math.floor(half / spi)} rows at once for the limiter of table {table!r}, got {rows} ({what}): "
@@ -208,9 +195,9 @@ def explain(limits: Limits, counts: Counts, samples: int = 1, rows: int = 1) -> 
 
 
 class RateLimiter(StaysHere):
-    """The limiter of a table, as it is now, in all processes; from `Client.limiter`."""
+    """The limiter of a table, as it is now, in all processes; from `TableHandle.limiter`."""
 
-    _elsewhere = "ask there, client.limiter(table)"
+    _elsewhere = "ask there, client.table(name).limiter"
 
     def __init__(self, table: TableView) -> None:
         if table.layout.limits is None:
@@ -264,8 +251,8 @@ class RateLimiter(StaysHere):
         if limits is None:
             raise ConfigError("Expected a limiter, got None: conduit.MinSize(1) limits nothing")
         layout = table.layout
-        layout.table.check_min_size(limits, Geometry(layout.pages, layout.page_rows, layout.keep))
-        numbers = np.array(limits.numbers, np.float64)
+        check_min_size(layout.table, limits, Geometry(layout.pages, layout.page_rows, layout.keep))
+        numbers = np.array(numbers_of(limits), np.float64)
         deadline = Deadline(_CHANGE_TIMEOUT)
         with _changing:
             lock = LockByte(table.segment.seat)

@@ -285,11 +285,6 @@ class PolicySlot(StaysHere):
         for state in self._bound:
             state.words[w.WRITER_VERSION // 8] = min(version, w.LAST_VERSION)
 
-    def bind(self, state: Any) -> None:
-        """Let a writer's rows carry the version this object holds; `state.words` are its words (words.WRITER_*)."""
-        self._bound.add(state)
-        state.words[w.WRITER_VERSION // 8] = min(self.held, w.LAST_VERSION)
-
     def close(self) -> None:
         """Stop publishing, so that another process may; idempotent.
 
@@ -303,3 +298,9 @@ class PolicySlot(StaysHere):
             if self._publishing and self._segment.lock_fd >= 0:
                 unlock(self._segment.lock_fd, self._lock_byte)
             self._publishing = False
+
+
+def bind(slot: PolicySlot, state: Any) -> None:
+    """Let a writer's rows carry the version that a slot object holds; `state.words` are its words (words.WRITER_*)."""
+    slot._bound.add(state)  # noqa: SLF001 - a writer's business, hidden from whoever polls
+    state.words[w.WRITER_VERSION // 8] = min(slot.held, w.LAST_VERSION)

@@ -14,8 +14,10 @@ from conduit.native.jit import entry
 from conduit.native.wait import wait_for
 from conduit.store.format import words as w
 from conduit.store.format.layout import TableLayout
+from conduit.store.format.limit_specs import numbers_of
+from conduit.store.format.sizes import row_stride
 from conduit.store.format.soundness import check_spans, damaged_page
-from conduit.store.format.table_spec import row_stride
+from conduit.store.format.table_geometry import fills_pages, future_ticks
 from conduit.store.pages import deletion, holds, protocol, row_counts, settling
 from conduit.store.pages.rate_limiter import use_seat
 from conduit.store.pages.row_ids import as_ids, find_foreign, not_a_row
@@ -97,7 +99,7 @@ class TableView:
             (w.VIEW_MARKS, segment.base + layout.marks if self.priorities is not None else 0),
             (w.VIEW_FIRST_GENERATION, layout.first_generation),
             (w.VIEW_HISTORY, layout.table.max_stack - 1),
-            (w.VIEW_FUTURE, layout.table.future_ticks),
+            (w.VIEW_FUTURE, future_ticks(layout.table)),
             (w.VIEW_SIDES, segment.base + layout.sides),
             (w.VIEW_SEATS, segment.base + layout.seats),
             (w.VIEW_SEAT_COUNT, segment.layout.spec.max_participants),
@@ -106,12 +108,12 @@ class TableView:
             (w.VIEW_QUEUE, layout.table.kind == "queue"),
             (w.VIEW_ROLLOUT, layout.table.rollout_length or 0),
             (w.VIEW_KEEP, layout.keep),
-            (w.VIEW_REOPENS, layout.table.fills_pages),
+            (w.VIEW_REOPENS, fills_pages(layout.table)),
         ):
             self.descriptor[offset // 8] = value
         self._limits: Array | None = None
         if layout.limits is not None:
-            self._limits = np.array(layout.limits.numbers, np.float64)
+            self._limits = np.array(numbers_of(layout.limits), np.float64)
             self.descriptor[w.VIEW_LIMITS // 8] = self._limits.ctypes.data
         self.address = self.descriptor.ctypes.data
         self.participants: Participants | None = None
@@ -202,7 +204,7 @@ class TableView:
         """
         if self._word(w.TABLE_EPOCH) & 1:
             raise Frozen(
-                f"Expected table {self.layout.name!r} to take rows, but it is frozen: thaw it with client.thaw({self.layout.name!r})"
+                f"Expected table {self.layout.name!r} to take rows, but it is frozen: thaw it with client.table({self.layout.name!r}).thaw()"
             )
 
     def wait(self, attempt: Callable[[], T | None], *, for_space: bool, deadline: Deadline) -> T | None:

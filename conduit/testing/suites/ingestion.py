@@ -73,7 +73,7 @@ class IngestionTests(ContractTests):
         engine = self.engine(600, page_rows=60)
         with engine.writer(TABLE, ingestion=self.make()) as writer:
             rows = put(writer, 300)
-        read = [n for steps in engine.scan(TABLE) for n in steps.columns["action"].tolist()]
+        read = [n for steps in engine.table(TABLE).scan() for n in steps.columns["action"].tolist()]
         assert read == list(range(rows)), f"{len(read)} of {rows} rows, in another order or others"
 
 

@@ -70,5 +70,5 @@ class PlacementTests(ContractTests):
         policy = self.make()
         with engine.writer(TABLE, placement=policy) as one, engine.writer(TABLE, placement=policy) as other:
             put(other, 50, put(one, 50))
-        read = sorted(n for steps in engine.scan(TABLE) for n in steps.columns["action"].tolist())
+        read = sorted(n for steps in engine.table(TABLE).scan() for n in steps.columns["action"].tolist())
         assert read == list(range(100)), f"{len(read)} of 100 rows"

@@ -116,7 +116,7 @@ class SamplerTests(ContractTests):
         sampler, draws = self.make(view, 1, 1), Draws(view)
         assert self.draw(sampler, draws) == SIZE
         chosen = np.unique(draws.rows)
-        engine.delete(TABLE, view_ids(view, chosen))
+        engine.table(TABLE).delete(view_ids(view, chosen))
         for number in range(8):
             found = self.draw(sampler, draws, number)
             if found == SIZE:

@@ -44,7 +44,7 @@ class Source:
 
     def __init__(self, engine, table="replay", envs=None, seed=0):
         self.engine = engine
-        self.schema = engine.schema(table)
+        self.schema = engine.table(table).schema
         self.envs = envs
         self.writer = engine.writer(table, num_envs=envs, autoreset="same_step" if envs else None)
         self.rng = np.random.default_rng(seed)

@@ -69,7 +69,7 @@ def test_deleted_rows_are_drawn_no_more_wherever_they_lie(make, device, window, 
             assert_drawn(draws, batch)
             some = np.unique(batch.ids.numpy())[::2]
             gone |= set(batch["action"][np.isin(batch.ids.numpy(), some)].tolist())
-            assert engine.delete("replay", some) == len(some)
+            assert engine.table("replay").delete(some) == len(some)
             # what was mirrored is what it was
             draws.refresh()
             draws.replay()
@@ -101,7 +101,7 @@ def test_a_copy_of_a_row_whose_own_page_was_overwritten_is_drawn_no_more_once_it
             places = [(key, *divmod(key & w.ROW_MASK, 48)) for key in draws.ids.tolist()]
             copies = [key for key, page, local in places if left[page] and local < words[page, w.PAGE_HALO // 8]]
         copies = sorted(set(copies))
-        assert engine.delete("replay", np.array(copies)) == len(copies)
+        assert engine.table("replay").delete(np.array(copies)) == len(copies)
         draws.refresh()
         for _ in range(5):
             draws.replay()
@@ -120,7 +120,7 @@ def test_rows_that_went_with_a_reset_are_drawn_no_more(make, device):
         draws = other.draws()
         draws.replay()
         assert draws.given_up.item() == 0
-        engine.reset("replay")
+        engine.table("replay").reset()
         draws.refresh()
         draws.replay()
         assert draws.given_up.item() == 40

@@ -21,9 +21,9 @@ def test_the_error_names_row_field_and_value_and_the_loader_goes_on(engine_name,
             with pytest.raises(FieldError, match=r"got nan in .* the next call draws another batch") as caught:
                 loader.next()
             assert caught.value.at == "obs"
-            assert engine.statistics("t").read("obs").count == 0
-            assert engine.delete("t", [caught.value.row_id]) == 1
+            assert engine.table("t").statistics.read("obs").count == 0
+            assert engine.table("t").delete([caught.value.row_id]) == 1
             # an observation is that of the row before as well, which the update leaves alone
             rewards = loader.next()["reward"].cpu().tolist()
             assert 7 not in rewards
-            assert engine.statistics("t").read("obs").count == 256
+            assert engine.table("t").statistics.read("obs").count == 256

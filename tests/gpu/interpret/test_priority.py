@@ -232,7 +232,7 @@ def test_rows_that_cannot_be_drawn_weigh_nothing_as_on_the_cpu(out, device, engi
         batch = loader.next()
         loader.update_priorities(batch.ids, RNG.pareto(1.0, SIZE))
         some = np.unique(batch.ids)[::3]
-        assert engine.delete("replay", some) == len(some)
+        assert engine.table("replay").delete(some) == len(some)
         number = loader.sampler.batch
         batch = loader.next()
         known = loader.sampler._tree[: SEEN_BYTES // 8 * pages].reshape(pages, -1)

@@ -1,0 +1,370 @@
+"""What a client opens loaders with: `loader` for one table, `mixed_loader` for several, `dataset` for torch's DataLoader.
+
+Options are checked by the loader that takes them; here it is decided which loader that is, and a named loader's name is taken
+before it opens and given back if it cannot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Required, TypedDict, Unpack, overload
+
+from conduit.arrays import import_torch
+from conduit.contracts.device import Device
+from conduit.errors import ConfigError
+from conduit.kernels.spec.batch_transforms import BatchTransform
+from conduit.kernels.spec.ragged import Layout
+from conduit.kernels.spec.transforms import Pipeline
+from conduit.kernels.spec.windows import Window
+from conduit.numbers import whole
+from conduit.plane.deliver.batch import Format
+from conduit.plane.deliver.busy import OnBusy
+from conduit.plane.deliver.epochs import EpochLoader
+from conduit.plane.deliver.loader import Loader
+from conduit.plane.deliver.mixed import Counts, MixedLoader
+from conduit.sampling.prioritized import Prioritized
+from conduit.sampling.shuffled import Shuffled
+from conduit.store.segment.participants import Participants
+from conduit.store.segment.segment import Segment
+from conduit.store.tables.loader_cursors import NamedLoader, take_name
+from conduit.store.tables.policy_weights import PolicySlot
+from conduit.store.tables.view import TableView
+
+if TYPE_CHECKING:
+    from conduit.plane.client import Client
+    from conduit.plane.deliver.dataset import Dataset
+
+
+def _device_loader(device: str | Device, pool: str | int | None) -> Callable[..., Loader]:
+    """What opens loaders on a device; torch and Triton are first imported here."""
+    from conduit.plane.device.cuda import CudaDevice
+    from conduit.plane.device.loader import DeviceLoader
+
+    if not isinstance(device, str | Device):
+        raise ConfigError(f"Expected device 'cpu', 'cuda' or 'cuda:0' and so on, got {device!r}")
+    place = CudaDevice(device) if isinstance(device, str) else device
+    return functools.partial(DeviceLoader, device=place, pool=pool)
+
+
+class _LoaderOptions(TypedDict, total=False):
+    """The options of `Client.loader` but for `sampling`, on which the type of the loader depends; for type checkers."""
+
+    batch_size: Required[int]
+    window: Window | None
+    fields: Iterable[str] | None
+    rename: Mapping[str, str] | None
+    ragged: Layout | Mapping[str, Layout]
+    transform: Mapping[str, Pipeline] | None
+    batch_transforms: Iterable[BatchTransform]
+    seed: int | None
+    name: str | None
+    shard: tuple[int, int] | None
+    min_rows: int | None
+    max_staleness: int | None
+    policy: PolicySlot | None
+    format: Format
+    buffers: int
+    on_busy: OnBusy
+    timeout: float | None
+    device: str | Device
+    pool: str | int | None
+
+
+class OpensLoaders(ABC):
+    """The part of a client that opens loaders."""
+
+    _segment: Segment
+    _participants: Participants
+    _again: Callable[[str], Client]
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Engine name."""
+
+    @abstractmethod
+    def _view(self, table: str) -> TableView:
+        """A table as this process maps it; refuses an unknown name, and a client that has closed."""
+
+    @overload
+    def loader(self, table: str, *, sampling: Shuffled, **options: Unpack[_LoaderOptions]) -> EpochLoader: ...
+    @overload
+    def loader(
+        self, table: str, *, sampling: Prioritized | None = None, **options: Unpack[_LoaderOptions]
+    ) -> Loader: ...
+
+    def loader(
+        self,
+        table: str,
+        *,
+        batch_size: int,
+        window: Window | None = None,
+        fields: Iterable[str] | None = None,
+        rename: Mapping[str, str] | None = None,
+        ragged: Layout | Mapping[str, Layout] = "pad",
+        transform: Mapping[str, Pipeline] | None = None,
+        batch_transforms: Iterable[BatchTransform] = (),
+        sampling: Prioritized | Shuffled | None = None,
+        seed: int | None = None,
+        name: str | None = None,
+        shard: tuple[int, int] | None = None,
+        min_rows: int | None = None,
+        max_staleness: int | None = None,
+        policy: PolicySlot | None = None,
+        format: Format = "torch",  # noqa: A002 - the natural word in a call
+        buffers: int = 3,
+        on_busy: OnBusy = "allocate",
+        timeout: float | None = 30.0,
+        device: str | Device = "cpu",
+        pool: str | int | None = None,
+    ) -> Loader:
+        """Open a loader, for use by one thread: batches of windows around rows that are drawn uniformly or by priority.
+
+        Args:
+            table: Table name.
+
+            What a batch holds.
+
+            batch_size: Samples per batch.
+            window: What a sample is built from: Transition (default, 1 step), Sequence, Episode or Rollout; the table must
+                have been created for windows as wide.
+            fields: Outputs to deliver, default all: fields, next_<observation>, terminated, truncated, and what the window makes.
+            rename: {field, or parent of fields: name in the batch}, for a field whose name is also that of something that a window,
+                the sampling or a step adds, such as {"discount": "env_discount"}. `fields` and batch_transforms have the new names,
+                `transform` and `ragged` those of the schema.
+            ragged: How ragged fields come, for all or {field: ...}. "pad": <name> [B, max_length, ...] with zeros behind each
+                value, <name>_mask bool [B, max_length], <name>_lengths int64 [B]. "pack": <name> [total, ...], one value
+                behind the other, <name>_cu_seqlens int32 [B + 1], <name>_position_ids int32 [total].
+            transform: {field: step or tuple of steps}, of conduit.scale, cast, clip, one_hot, normalize, random_shift; those
+                for an observation also apply to the next one, those for a reward to every reward that a return sums up.
+            batch_transforms: Steps on the whole batch, in this order: conduit.gae, vtrace, returns_to_go,
+                normalize_advantages, hindsight, apply.
+
+            Which rows are drawn, and when.
+
+            sampling: conduit.Prioritized(...) to draw by priority; conduit.Shuffled(...) for epochs in which each window comes once,
+                in an `EpochLoader`; None draws uniformly.
+            seed: The same committed rows and seed give the same batches; None for 0, or for what a named loader began with.
+            name: Keep under this name which batch comes next, in the engine and in its checkpoints: the next loader of the
+                name, in whichever process, goes on there.
+            shard: (rank, world): of the batches that one loader of this seed would deliver, this one delivers every world-th,
+                from the rank-th on; None for all. Ranks of a data-parallel learner so draw by different counters of one generator.
+            min_rows: Rows that must be there before the first batch; default batch_size, or 1 in a table with a limiter,
+                whose min_size it is then.
+            max_staleness: Skip rows whose policy version is more than this many versions behind the slot's; needs `policy`.
+            policy: The slot that versions count in.
+
+            How batches are delivered.
+
+            format: "torch" tensors or "numpy" arrays, on the CPU; both speak DLPack.
+            buffers: Batches whose memory is used again, at least 2; a loop that keeps none needs no more than 3.
+            on_busy: With all buffers in use: "allocate" memory for this batch alone (`stats.allocated` counts them, one
+                warning says who holds the others), raise the "error" BuffersBusy, or "wait" for another thread to let go. Batches
+                on a device have memory of their own anyway.
+            timeout: Seconds that `next` may wait; None without limit.
+
+            Where they are made.
+
+            device: "cpu", or where batches are wanted: "cuda", "cuda:1". The rows are those that a loader on the CPU delivers
+                (docs/kernels.md). Transforms work as on the CPU, but for hindsight, which is
+                refused.
+            pool: Device memory for a mirror of the table's newest pages, such as "8 GiB" or bytes; None for none: wide rows are
+                then read from registered host memory, batches of narrow ones are made by the host and copied.
+
+        Raises:
+            ConfigError: Bad options; names the offending one.
+            MissingDevice: There is no such device.
+            CapacityError: A pool smaller than a page, or larger than the device's free memory.
+            Busy: A living process has a loader of this name open.
+        """
+        view = self._view(table)
+        if view.layout.table.kind == "queue":
+            raise ConfigError(
+                f"Expected a replay table for a loader, {table!r} is a queue, whose rows are delivered once: use "
+                f"client.consumer({table!r})"
+            )
+        make: Callable[..., Loader] = Loader
+        if isinstance(sampling, Shuffled):
+            make = EpochLoader
+            if device != "cpu":
+                raise ConfigError(f"Expected sampling=conduit.Shuffled(...) with device='cpu', got {device!r}")
+        if device != "cpu":
+            make = _device_loader(device, pool)
+        elif pool is not None:
+            raise ConfigError(f"Expected pool only with a device such as 'cuda', got {pool!r} with device='cpu'")
+        with self._named(name, view, seed) as (place, start):
+            if place is not None and place.stock and not isinstance(sampling, Shuffled):
+                raise ConfigError(
+                    f"Expected sampling=conduit.Shuffled(...) for loader {name!r}, which began in epochs, got {sampling!r}"
+                )
+            return make(
+                view,
+                batch_size=batch_size,
+                window=window,
+                sampling=sampling,
+                transform=transform,
+                batch_transforms=batch_transforms,
+                max_staleness=max_staleness,
+                policy=policy,
+                seed=start,
+                place=place,
+                format=format,
+                buffers=buffers,
+                on_busy=on_busy,
+                timeout=timeout,
+                min_rows=min_rows,
+                fields=fields,
+                ragged=ragged,
+                rename=rename,
+                shard=shard,
+            )
+
+    def mixed_loader(
+        self,
+        tables: Mapping[str, float],
+        *,
+        batch_size: int,
+        counts: Counts = "exact",
+        window: Window | None = None,
+        fields: Iterable[str] | None = None,
+        rename: Mapping[str, str] | Mapping[str, Mapping[str, str]] | None = None,
+        ragged: Layout | Mapping[str, Layout] = "pad",
+        transform: Mapping[str, Pipeline] | None = None,
+        batch_transforms: Iterable[BatchTransform] = (),
+        sampling: Prioritized | Mapping[str, Prioritized | None] | None = None,
+        seed: int | None = None,
+        name: str | None = None,
+        min_rows: int | Mapping[str, int] | None = None,
+        max_staleness: int | None = None,
+        policy: PolicySlot | None = None,
+        format: Format = "torch",  # noqa: A002 - the natural word in a call
+        buffers: int = 3,
+        on_busy: OnBusy = "allocate",
+        timeout: float | None = 30.0,
+    ) -> MixedLoader:
+        """Open a loader whose batches come from several tables, for use by one thread.
+
+        Args:
+            tables: {table: weight}, such as {"replay": 0.75, "demos": 0.25}; a table's rows lie side by side, in this order.
+            batch_size: Rows of all tables together.
+            counts: "exact": a table's share of all rows so far is exact to within a row, whatever its share of one batch.
+                "random": each row's table is drawn.
+
+            What a batch holds, the same of every table.
+
+            window: As for `loader`.
+            fields: As for `loader`; all tables must have these outputs.
+            rename: As for `loader`, for all tables or {table: {field: name in the batch}}.
+            ragged: As for `loader`.
+            transform: As for `loader`; statistics are each table's own.
+            batch_transforms: Steps on the whole batch.
+
+            Which rows are drawn, and when.
+
+            sampling: conduit.Prioritized(...) for all tables or {table: ...}; None draws uniformly. Weights are worked out for
+                each table by itself; rows of a uniformly drawn table beside a prioritized one have weight 1.
+            seed: As for `loader`.
+            name: As for `loader`; it is kept with the first of the tables.
+            min_rows: Rows that must be in a table before the first batch, for all or {table: ...}; default its share of a batch.
+            max_staleness: As for `loader`, of every table.
+            policy: As for `loader`.
+
+            How batches are delivered.
+
+            format: As for `loader`.
+            buffers: As for `loader`.
+            on_busy: As for `loader`.
+            timeout: As for `loader`.
+
+        Raises:
+            ConfigError: Bad options, or outputs that differ; names the first difference.
+            Busy: A living process has a loader of this name open.
+        """
+        if not isinstance(tables, Mapping) or not tables:
+            raise ConfigError(f"Expected {{table: weight}} of at least one table, got {tables!r}")
+        views = {table: self._view(table) for table in tables}
+        with self._named(name, next(iter(views.values())), seed) as (place, start):
+            return MixedLoader(
+                views,
+                tables,
+                batch_size=batch_size,
+                window=window,
+                sampling=sampling,
+                transform=transform,
+                batch_transforms=tuple(batch_transforms)
+                if isinstance(batch_transforms, Iterable)
+                else batch_transforms,
+                max_staleness=max_staleness,
+                policy=policy,
+                seed=start,
+                place=place,
+                format=format,
+                buffers=buffers,
+                on_busy=on_busy,
+                timeout=timeout,
+                min_rows=min_rows,
+                fields=tuple(fields) if isinstance(fields, Iterable) and not isinstance(fields, str) else fields,
+                ragged=ragged,
+                rename=rename,
+                counts=counts,
+            )
+
+    def dataset(self, table: str, *, seed: int | None = None, **options: Any) -> Dataset:
+        """The table as a torch.utils.data.IterableDataset of batches, for `DataLoader(dataset, batch_size=None, num_workers=2)`.
+
+        It holds names and options, not this client: whoever iterates it, a worker of a DataLoader too, however it is started, attaches
+        by the engine's name and opens a loader. Workers part the batches of one loader among them, and a DataLoader takes them in
+        turn, so while the table rests they come in that loader's order, however many workers there are. Each batch is a copy; a
+        loader in the learner's process spares that.
+
+        Args:
+            table: Table name.
+            seed: As for `loader`: every iteration then begins with the same draws, or is the same epoch (conduit.Shuffled). None
+                takes torch's (`torch.manual_seed` repeats it), another one for each iteration.
+            **options: As for `loader`, but for name and device.
+
+        Raises:
+            ConfigError: Bad options; names the offending one.
+            MissingExtra: torch is not installed.
+        """
+        import_torch("Client.dataset", "iterate a client.loader(...)")
+        from conduit.plane.deliver.dataset import Dataset  # imports torch, which most processes do without
+
+        for option, remedy in (
+            ("name", "the workers' loaders cannot all have it"),
+            ("device", "move its batches by batch.to(device)"),
+            ("pool", "move its batches by batch.to(device)"),
+        ):
+            if option in options and not (option == "device" and options[option] == "cpu"):
+                raise ConfigError(
+                    f"Expected no {option} for a dataset, got {options[option]!r}: {remedy}, or use client.loader"
+                )
+        for option in ("batch_transforms", "fields"):
+            if isinstance(options.get(option), Iterator):
+                options[option] = tuple(options[option])
+        # what is wrong with the options is said here and not in a worker
+        self.loader(table, seed=seed, **options).close()
+        slot, shard = options.pop("policy", None), options.pop("shard", None)
+        policy = None if slot is None else slot.name
+        return Dataset(self.name, self._again, table, seed=seed, shard=shard, policy=policy, options=options)
+
+    @contextlib.contextmanager
+    def _named(self, name: str | None, view: TableView, seed: int | None) -> Iterator[tuple[NamedLoader | None, int]]:
+        """A loader's name, or None, and the seed that it begins with; the name is let go if the loader cannot be opened."""
+        start = whole(seed)
+        if start is None and seed is not None:
+            raise ConfigError(f"Expected an int as seed, got {seed!r}")
+        if name is None:
+            yield None, start or 0
+            self._participants.play("loader")
+            return
+        place = take_name(self._segment, view.check_open(), name, view.layout.name, start)
+        try:
+            yield place, place.seed
+        except BaseException:
+            place.release()
+            raise
+        self._participants.play("loader")

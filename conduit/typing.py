@@ -1,0 +1,83 @@
+"""Types that Conduit's calls return and nobody constructs, for annotations.
+
+`conduit.Client`, `Writer`, `Loader`, `Batch` and `Actor`, which most programs name, are also returned, but lie in `conduit` itself.
+
+    what                                          returns
+    --------------------------------------------  -------------------------------------------------------------
+    `Client.table(name)`                          `TableHandle`; of it `counts` is `Counts`, `limiter` a `RateLimiter`,
+                                                  `statistics` is `Statistics` (`read` gives `Moments`),
+                                                  `episodes()` `Episodes`, `scan()` a `Scan` of `Steps`
+    `Client.loader(sampling=Shuffled())`          `EpochLoader`
+    `Client.mixed_loader`, `Client.dataset`       `MixedLoader`, `Dataset`
+    `Loader.stats`, `Loader.plan`                 `LoaderStats`, `Plan`
+    `Client.consumer`                             `Consumer`, which gives `Claim`; its `stats` are `ConsumerStats`
+    `Client.policy`, `PolicySlot.poll`            `PolicySlot`, `Weights`
+    `Writer.step`, `rollout`, `unchecked`         `StepView` (of the `with` block), `RolloutView`, `UncheckedView`
+    `conduit.scale`, `conduit.cast`               `Transform`
+    `conduit.launch`                              `Actors`, whose `status` is of `ActorStatus`
+    `Engine.restored`                             `Restored`
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from conduit.kernels.spec.plan import Plan
+from conduit.kernels.spec.transforms import Transform
+from conduit.launching.actors import Actors, ActorStatus
+from conduit.plane.deliver.claim import Claim
+from conduit.plane.deliver.consumer import Consumer, ConsumerStats
+from conduit.plane.deliver.episodes import Episodes
+from conduit.plane.deliver.epochs import EpochLoader
+from conduit.plane.deliver.loader import LoaderStats
+from conduit.plane.deliver.mixed import MixedLoader
+from conduit.plane.deliver.scan import Scan
+from conduit.plane.deliver.steps import Steps
+from conduit.plane.ingest.in_place import RolloutView, StepView, UncheckedView
+from conduit.plane.table import TableHandle
+from conduit.store.pages.row_counts import Counts
+from conduit.store.tables.limit_checks import RateLimiter
+from conduit.store.tables.policy_weights import PolicySlot, Weights
+from conduit.store.tables.statistics import Moments, Statistics
+
+if TYPE_CHECKING:
+    from conduit.plane.checkpoints import Restored
+    from conduit.plane.deliver.dataset import Dataset
+
+__all__ = [
+    "ActorStatus",
+    "Actors",
+    "Claim",
+    "Consumer",
+    "ConsumerStats",
+    "Counts",
+    "Dataset",
+    "Episodes",
+    "EpochLoader",
+    "LoaderStats",
+    "MixedLoader",
+    "Moments",
+    "Plan",
+    "PolicySlot",
+    "RateLimiter",
+    "Restored",
+    "RolloutView",
+    "Scan",
+    "Statistics",
+    "StepView",
+    "Steps",
+    "TableHandle",
+    "Transform",
+    "UncheckedView",
+    "Weights",
+]
+
+# most processes read no checkpoint, and torch is imported by those that use it
+_LATE = {"Dataset": "conduit.plane.deliver.dataset", "Restored": "conduit.plane.checkpoints"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATE:
+        return getattr(importlib.import_module(_LATE[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
