@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV ?= .venv
 # More for the command behind a target: make test ARGS="-k schema -x", make demo ARGS="--seed 3".
 ARGS ?=
+# Processes that run tests: `make test TESTERS=4`; 0 runs them in one process, for --pdb.
+TESTERS ?= 2
 # The other libraries' environments, for `make benchmarks`.
 PEERS_VENVS ?= .peers
 
@@ -13,7 +15,7 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constrain
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo check test perf benchmarks perf-compare torture clean
+.PHONY: help install demo check kernels test perf benchmarks perf-compare torture clean
 
 help:
 	@echo "make demo      train DQN on CartPole with actors in their own processes"
@@ -46,8 +48,12 @@ check: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: $(VENV)/installed
-	$(BIN)/python -m pytest $(ARGS)
+# Kernels are compiled once for all tests; without a linker each process compiles what it needs.
+kernels: $(VENV)/installed
+	@$(BIN)/python -m tests.library
+
+test: kernels
+	$(BIN)/python -m pytest -n $(TESTERS) --dist worksteal $(ARGS)
 
 perf: $(VENV)/installed-peers
 	$(BIN)/python -m perf.bars engine $(ARGS)

@@ -50,4 +50,5 @@ def test_a_red_tree_is_refused(tmp_path):
 def test_a_tree_is_about_as_fast_as_itself():
     with Process(PEERS["conduit"], FOLDER) as this, Process(PEERS["conduit"], FOLDER) as base:
         found = compare.measure(CASES["small-batch"], {"this": this, "base": base}, 7, 0.01, 1 << 12)
-    assert found["sample"].median == pytest.approx(1.0, rel=0.3)
+    # a neighbour on the machine may take a third of one side's time
+    assert 0.5 < found["sample"].median < 2.0

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from conduit.native.compile.library import PATH_VARIABLE, VARIABLE
 from conduit.store.format.layout import HEADER_PID
+from tests import library
 
 # perf/gpu_check.py runs tests that do without it on machines that do not have it
 with contextlib.suppress(ImportError):
@@ -25,6 +27,10 @@ PREFIX = f"cdt.{os.getuid()}."
 
 _numbers = itertools.count()
 _left_by: dict[str, str] = {}
+
+# Every process of the run takes its kernels from the library that `make test` builds (tests/library.py), unless it is told otherwise.
+if not {VARIABLE, PATH_VARIABLE} & os.environ.keys() and (built := library.found()) is not None:
+    os.environ[PATH_VARIABLE] = str(built)
 
 # What processes say of kernels that they compile is none of what a test expects of their stderr.
 os.environ.setdefault("CONDUIT_KERNELS_QUIET", "1")

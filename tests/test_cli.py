@@ -510,7 +510,8 @@ def light(tmp_path):
 
 
 def test_the_doctor_finds_this_machine_well(light):
-    document = ok("doctor", "--json")
+    compiling = {"CONDUIT_KERNELS": "compile"}
+    document = ok("doctor", "--json", env=environment(**compiling))
     assert document["healthy"]
     checks = checks_of(document)
     assert all(one["status"] in ("ok", "warning") for one in checks.values() if one["required"])
@@ -518,7 +519,7 @@ def test_the_doctor_finds_this_machine_well(light):
     assert "compare-and-swap" in checks["atomics"]["found"]
     assert checks["kernel cache"]["details"]["loaded"] + checks["kernel cache"]["details"]["compiled"] > 5
     assert not [name for name in inspect.engines() if name.startswith("doctor-")]
-    text = ok("doctor", env=light)
+    text = ok("doctor", env=light | compiling)
     assert "Conduit works here" in text
     assert all(name in text for name in checks)
 
@@ -583,7 +584,7 @@ def test_kernels_that_are_kept_nowhere_are_a_warning_with_the_remedy(monkeypatch
 
 
 def test_a_compiler_that_is_switched_off_is_what_the_doctor_reports(light):
-    document = ok("doctor", "--json", code=1, env=light | {"NUMBA_DISABLE_JIT": "1"})
+    document = ok("doctor", "--json", code=1, env=light | {"NUMBA_DISABLE_JIT": "1", "CONDUIT_KERNELS": "compile"})
     numba = checks_of(document)["numba"]
     assert (numba["status"], numba["remedy"]) == ("broken", "unset NUMBA_DISABLE_JIT")
 

@@ -280,13 +280,14 @@ print(sorted({"triton", "conduit.kernels.gpu"} & sys.modules.keys()))
 """
 
 
+@pytest.mark.timeout(660)
 def test_batches_on_the_cpu_never_import_triton(engine_name):
     done = subprocess.run(
         [sys.executable, "-c", ON_THE_CPU, engine_name],
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=120,
+        timeout=600,  # without a library, it compiles
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -1,25 +1,31 @@
-"""Libraries of kernels of these sources: built once for them, and kept below build/."""
+"""Libraries of kernels of these sources: the one that the other tests run with, or built once and kept below build/."""
 
 from pathlib import Path
 
 import pytest
 
-from conduit.native.compile import build, library
-
-ROOT = Path(__file__).resolve().parents[2]
+from conduit.native.compile import build
+from tests import library
 
 
 @pytest.fixture(scope="session")
 def instructions() -> str:
-    """The best instruction set of this processor that is in every library's reach."""
-    if "x86-64-v3" not in library.supported():
+    """The best instruction set of this processor that libraries are made for."""
+    best = library.instructions()
+    if best is None:
         pytest.skip("libraries of kernels are made for x86-64-v3 and better")
-    return "x86-64-v3"
+    return best
 
 
 @pytest.fixture(scope="session")
 def made(instructions) -> Path:
-    """A library of all kernels and the usual callbacks; all of them take minutes."""
+    """A library of all kernels: the one that was built for the tests, or with the usual callbacks, since all of them take minutes."""
+    return library.found() or _made(instructions, every=False)
+
+
+@pytest.fixture(scope="session")
+def made_usual(instructions) -> Path:
+    """A library with the usual callbacks alone."""
     return _made(instructions, every=False)
 
 
@@ -31,7 +37,7 @@ def made_whole(instructions) -> Path:
 
 def _made(instructions, *, every):
     try:
-        (path,) = build.made((instructions,), ROOT / "build", every=every)
+        (path,) = build.made((instructions,), library.FOLDER, every=every)
     except build.CannotBuild as error:
         pytest.skip(str(error))
     return path
