@@ -281,7 +281,7 @@ def test_a_step_refuses_a_field_named_like_what_it_has_itself(make, name):
 
 
 @pytest.mark.parametrize("name", ["commit", "abort", "ticks", "bootstrap", "set_final"])
-def test_a_slab_refuses_a_field_named_like_what_it_has_itself(make, name):
+def test_a_rollout_refuses_a_field_named_like_what_it_has_itself(make, name):
     engine = make(schema_with(name), rows=1)
     with engine.writer("t") as writer, pytest.raises(ConfigError, match=f"the rollout has itself, got `{name}`"):
         writer.rollout(2)

@@ -672,7 +672,7 @@ def test_a_writer_whose_tick_may_not_fit_an_arena_is_refused_with_the_remedy(mak
 def test_a_capacity_in_bytes_bounds_rows_and_arenas_together(make, engine_name, text):
     with conduit.Engine.create(f"{engine_name}-s", {"replay": conduit.Table(SCHEMA, text)}):
         status = inspect.inspect(f"{engine_name}-s").tables[0]
-        limit = conduit.store.format.table_spec.parse_bytes(text)
+        limit = conduit.store.format.sizes.parse_bytes(text)
         # the table's control lines, those of the seats and the ring of episodes come on top
         assert 0.8 * limit < status.bytes < limit + 8192 + 128 * words.LINE + ring_bytes(SCHEMA)
 

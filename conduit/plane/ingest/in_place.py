@@ -75,7 +75,7 @@ class _Staged(Views):
     __slots__ = ("__weakref__", "_lead", "_names_", "_number", "_ragged", "_row", "_rows", "_stream")
 
     def __init__(self, stream: Stream) -> None:
-        _check_names(type(self), stream.schema, type(self).__name__.lower())
+        _check_names(type(self), stream.schema, type(self).__name__.removesuffix("View").lower())
         self._stream = stream
         self._names_ = (*stream.schema.names, "terminated", "truncated")
         self._ragged = stream.schema.ragged_names
