@@ -42,8 +42,13 @@ class Red(RuntimeError):
 
 
 @contextlib.contextmanager
-def worktree(commit: str, root: Path = ROOT) -> Iterator[Path]:
-    """A throw-away worktree of a commit, with this tree's `perf/`.
+def worktree(commit: str, root: Path = ROOT, *, perf: bool = True) -> Iterator[Path]:
+    """A throw-away worktree of a commit.
+
+    Args:
+        commit: By any name that git knows.
+        root: The repository.
+        perf: Put this tree's `perf/` in place of its own, which may not know this tree's names.
 
     Raises:
         LookupError: There is no such commit.
@@ -55,8 +60,9 @@ def worktree(commit: str, root: Path = ROOT) -> Iterator[Path]:
     tree = place / "tree"
     try:
         _git(root, "worktree", "add", "--detach", "--quiet", str(tree), found.stdout.strip()).check_returncode()
-        shutil.rmtree(tree / "perf", ignore_errors=True)
-        shutil.copytree(root / "perf", tree / "perf", ignore=shutil.ignore_patterns("__pycache__"))
+        if perf:
+            shutil.rmtree(tree / "perf", ignore_errors=True)
+            shutil.copytree(root / "perf", tree / "perf", ignore=shutil.ignore_patterns("__pycache__"))
         yield tree
     finally:
         _git(root, "worktree", "remove", "--force", str(tree))

@@ -1,6 +1,7 @@
-"""The layer order of `conduit/`, read from its source, and what importing it may not do.
+"""The layer order of `conduit/`, read from its source, the habits that keep the tree readable, and what importing it may not do.
 
-The order is the one that `conduit/__init__.py` opens with: a layer imports only what stands above it.
+The order is the one that `conduit/__init__.py` opens with: a layer imports only what stands above it. `python -m perf.bars house` prints what
+the checks here count.
 """
 
 import ast
@@ -10,7 +11,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -89,6 +90,54 @@ HEAVY_ALLOWED: frozenset[tuple[str, str]] = frozenset(
     ("conduit.plane.deliver.dataset", "torch"),
 }
 """(module, package) pairs that may import a heavy package at module level. A pair needs a reason beside it."""
+
+
+LINES = 400
+"""Lines of a module at most."""
+
+LONG: Mapping[str, str] = {
+    "conduit.kernels.gpu.priorities": "to be split: sums and updates, and draws",
+    "conduit.kernels.gpu.returns": "to be split: the kernels, and their checks",
+    "conduit.kernels.ops.returns": "to be split: what is computed from steps, and what batches ask for",
+    "conduit.kernels.spec.plan": "to be split: fields, and the plan that they make",
+    "conduit.kernels.spec.transforms": "to be split: the steps, and what they become",
+    "conduit.plane.deliver.batch": "to be split: a batch, and the buffer that it is in",
+    "conduit.plane.deliver.claim": "to be split: claims, and what is asked of them",
+    "conduit.plane.deliver.loader": "to be split: what fills a buffer, and who waits",
+    "conduit.plane.ingest.in_place": "to be split: the handle, and its views",
+    "conduit.plane.ingest.stream": "to be split: pages, and the exact path",
+    "conduit.plane.ingest.writer": "to be split: options, and what writes",
+    "conduit.plane.observe.inspect": "to be split: what is read, and what is told",
+    "conduit.sampling.sum_tree": "to be split: the tree's words, and its kernels",
+    "conduit.schema": "to be split: the schema, and how examples become one",
+    "conduit.store.checkpoint.files": "to be split: writing, and reading",
+    "conduit.store.format.layout": "to be split: offsets, and descriptors",
+    "conduit.testing.damage": "to be split: the damage, and the driver",
+    "conduit.testing.interruptions": "to be split: scenarios, one room each",
+}
+"""Modules that may be longer, each with the reason."""
+
+CIRCLES: Mapping[tuple[str, ...], str] = {
+    (
+        "conduit.plane.client",
+        "conduit.plane.open_loaders",
+    ): "to be cut: for typing alone, a loader's part of a client makes the client again",
+    (
+        "conduit.plane.deliver.batch",
+        "conduit.plane.deliver.owned",
+    ): "to be cut: an owned batch is a batch, which makes one of itself",
+    (
+        "conduit.store.format.table_geometry",
+        "conduit.store.format.table_spec",
+    ): "to be cut: for typing alone, a table asks functions of tables",
+}
+"""Circles of imports between modules that are left, each with what it is."""
+
+UNTYPED = 20
+"""`no-untyped-def` ignores stay under this."""
+
+PUBLIC = 45
+"""Names of `conduit.__all__` stay under this."""
 
 
 class Import(NamedTuple):
@@ -181,6 +230,87 @@ def breaches(found: Import) -> str | None:
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 
+def circles(graph: Mapping[str, set[str]]) -> list[tuple[str, ...]]:
+    """Sets of nodes that all reach each other, by Tarjan's algorithm; each sorted.
+
+    Args:
+        graph: {node: what it points to}; nodes that have no entry point to nothing.
+    """
+    order: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    open_: list[str] = []
+    found: list[tuple[str, ...]] = []
+
+    def visit(node: str) -> None:
+        order[node] = lowest[node] = len(order)
+        open_.append(node)
+        for target in sorted(graph.get(node, ())):
+            if target not in order:
+                visit(target)
+                lowest[node] = min(lowest[node], lowest[target])
+            elif target in open_:
+                lowest[node] = min(lowest[node], order[target])
+        if lowest[node] == order[node]:
+            at = open_.index(node)
+            if len(open_) > at + 1:
+                found.append(tuple(sorted(open_[at:])))
+            del open_[at:]
+
+    for node in sorted(graph):
+        if node not in order:
+            visit(node)
+    return found
+
+
+def module_circles(imports: Iterable[Import]) -> list[tuple[str, ...]]:
+    """Modules that import each other, inside functions and for typing included."""
+    graph: dict[str, set[str]] = {}
+    for one in imports:
+        if one.target.split(".")[0] == "conduit" and one.target != one.module:
+            graph.setdefault(one.module, set()).add(one.target)
+    return circles(graph)
+
+
+def room_circles(imports: Iterable[Import]) -> list[tuple[str, ...]]:
+    """Rooms that import each other; what re-exports them imports all and is none."""
+    graph: dict[str, set[str]] = {}
+    for one in imports:
+        source, target = member_of(one.module), member_of(one.target)
+        if source and target and source != target and not {source, target} & {FACADE, TYPES}:
+            graph.setdefault(source, set()).add(target)
+    return circles(graph)
+
+
+def long_modules() -> dict[str, int]:
+    """Modules of more than LINES lines, and how many they have."""
+    lines = {name_of(path): len(path.read_text().splitlines()) for path in SOURCES}
+    return {name: count for name, count in lines.items() if count > LINES}
+
+
+def lines_with(pattern: str) -> list[str]:
+    """`file:line: text` of the lines of the package in which a regular expression is found."""
+    return [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in SOURCES
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if re.search(pattern, line)
+    ]
+
+
+def untyped() -> list[str]:
+    """Functions whose missing types are let pass one by one."""
+    return lines_with(r"type: ignore\[[^]]*no-untyped-def")
+
+
+def letter_families() -> dict[str, list[str]]:
+    """Constants of one module that are told apart from others by a letter, J_ROWS and J_PAGES, by `module letter`; a single one is none."""
+    found: dict[str, list[str]] = {}
+    for path in SOURCES:
+        for name in re.findall(r"^([A-Z]_[A-Z]\w*)(?=[ :=,])", path.read_text(), re.MULTILINE):
+            found.setdefault(f"{name_of(path)} {name[0]}", []).append(name)
+    return {family: names for family, names in found.items() if len(names) > 1}
+
+
 def test_every_module_has_its_place_in_the_layer_order():
     members = {member_of(name_of(path)) for path in SOURCES} - {FACADE, TYPES, "__main__", "testing"}
     assert members <= RANK.keys(), f"not in LAYERS: {sorted(members - RANK.keys())}"
@@ -190,6 +320,33 @@ def test_every_module_has_its_place_in_the_layer_order():
 def test_a_layer_imports_only_what_stands_above_it(path):
     found = [reason for one in imports_of(path) if (reason := breaches(one))]
     assert not found, "\n".join(dict.fromkeys(found))
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    found = module_circles(one for path in SOURCES for one in imports_of(path))
+    assert [one for one in found if one not in CIRCLES] == []
+
+
+def test_no_rooms_import_each_other_in_a_circle():
+    assert room_circles(one for path in SOURCES for one in imports_of(path)) == []
+
+
+def test_modules_are_short_or_say_why_not():
+    long = long_modules()
+    assert {name: count for name, count in long.items() if name not in LONG} == {}, (
+        f"at most {LINES} lines, or a reason in LONG"
+    )
+
+
+def test_missing_types_and_constants_of_one_letter_are_few():
+    assert len(untyped()) < UNTYPED, "\n".join(untyped())
+    assert letter_families() == {}
+
+
+def test_public_names_are_few():
+    import conduit
+
+    assert len(conduit.__all__) < PUBLIC
 
 
 def test_nothing_imports_a_heavy_package_at_module_level():
@@ -368,6 +525,28 @@ def test_the_check_lets_an_import_along_the_order_pass(toy, where, text):
 def test_the_check_knows_when_an_import_runs(toy, text, lazy, typing_only):
     one = toy("store/a.py", text)[-1]
     assert (one.target, one.lazy, one.typing_only) == ("torch", lazy, typing_only)
+
+
+@pytest.mark.parametrize(
+    ("graph", "found"),
+    [
+        ({}, []),
+        ({"a": {"b"}, "b": {"c"}}, []),
+        ({"a": {"b"}, "b": {"a"}}, [("a", "b")]),
+        ({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"e"}, "e": {"d"}}, [("d", "e"), ("a", "b", "c")]),
+        ({"a": {"b", "c"}, "b": {"d"}, "c": {"d"}}, []),
+    ],
+)
+def test_the_check_sees_circles(graph, found):
+    assert circles(graph) == found
+
+
+def test_the_check_sees_circles_of_modules_and_rooms_through_imports_inside_functions(toy):
+    found = toy("store/a.py", "from conduit.plane.b import c") + toy(
+        "plane/b.py", "def f():\n    from conduit.store.a import d"
+    )
+    assert module_circles(found) == [("conduit.plane.b", "conduit.store.a")]
+    assert room_circles(found) == [("plane", "store")]
 
 
 def test_what_actors_install_has_neither_torch_nor_triton():
