@@ -34,6 +34,7 @@ Method = Literal["fork", "spawn", "forkserver"]
 
 def forked(work: Callable[[], object]) -> int:
     """The process number of a forked child that does some work: it ends with 0, or with 1 where that raises."""
+    sys.stdout.flush()  # or the child would say it too
     pid = os.fork()
     if pid:
         return pid

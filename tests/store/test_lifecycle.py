@@ -18,7 +18,7 @@ from conduit.store.segment import leftovers, participants, segment
 from conduit.store.segment.names import note_path, shm_name
 from conduit.testing import rows
 from conduit.testing.invariants import check_nothing_leaked, check_proving_rows, hazards, kinds
-from conduit.testing.puppets import Puppet, attach, create, detach, write_rows
+from conduit.testing.puppets import Puppet, attach, create, detach, ended, forked, write_rows
 from conduit.testing.torture import small_table
 
 BIG = conduit.Table(rows.SCHEMA, capacity=4000, page_rows=100)
@@ -256,13 +256,12 @@ POINTS = {
 @pytest.mark.parametrize("point", POINTS)
 def test_a_creator_killed_halfway_does_not_stand_in_the_way(engine_name, point, backing):
     where, what = POINTS[point]
-    pid = os.fork()
-    if pid == 0:
+
+    def be_killed():
         setattr(where, what, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
         conduit.Engine.create(engine_name, {"replay": small_table()}, backing=backing)
-        os._exit(1)
-    _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+
+    assert ended(forked(be_killed), 60) == -signal.SIGKILL
     if backing == "shm" and "seat" in point:  # the segment was whole already
         with pytest.raises(Leftover):
             conduit.Engine.create(engine_name, {"replay": small_table()}, backing=backing)

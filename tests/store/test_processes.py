@@ -24,7 +24,7 @@ from conduit.store.segment.locks import held
 from conduit.store.segment.names import shm_name
 from conduit.testing import rows
 from conduit.testing.invariants import check_nothing_leaked, check_proving_rows, kinds
-from conduit.testing.puppets import Puppet, attach, count_torn, detach, write_rows
+from conduit.testing.puppets import Puppet, attach, count_torn, detach, ended, forked, write_rows
 from conduit.testing.torture import small_table
 
 BIG = conduit.Table(rows.SCHEMA, capacity=4000, page_rows=100)
@@ -45,17 +45,7 @@ def fill(client: conduit.Client, count: int) -> None:
 
 def in_fork(function, *arguments) -> None:
     """Run a function in a forked child; its AssertionErrors and others fail the test."""
-    sys.stdout.flush()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            function(*arguments)
-        except BaseException as error:
-            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-            os._exit(1)
-        os._exit(0)
-    _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
+    assert ended(forked(lambda: function(*arguments)), 120) == 0
 
 
 def segment_path(name: str) -> Path:

@@ -35,6 +35,7 @@ from conduit.store.segment import leftovers
 from conduit.store.segment.locks import LOCK_CREATOR, held, try_lock
 from conduit.store.segment.names import find, note_path, runtime_directory, shm_name
 from conduit.testing import rows
+from conduit.testing.puppets import ended, forked
 from conduit.testing.torture import small_table
 
 
@@ -51,11 +52,12 @@ def engine(engine_name):
 @pytest.fixture
 def dead_engine(engine_name):
     """The segment of an engine whose process was killed; removed afterwards."""
-    pid = os.fork()
-    if pid == 0:
+
+    def be_killed():
         engine = conduit.Engine.create(engine_name, {"replay": small_table()})
         os.kill(os.getpid(), signal.SIGKILL if engine else signal.SIGABRT)
-    os.waitpid(pid, 0)
+
+    assert ended(forked(be_killed), 60) == -signal.SIGKILL
     yield engine_name
     path_of(engine_name).unlink(missing_ok=True)
 
