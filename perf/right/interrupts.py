@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 
 import conduit
 from conduit.errors import Closed, Frozen
+from conduit.testing.interrupted.scenario import SCHEMA, check_rows, values
 from conduit.testing.interrupting import Sweep, sweep
-from conduit.testing.interruptions import SCENARIOS, SCHEMA, check_rows, values
+from conduit.testing.interruptions import SCENARIOS
 from perf.bars import Bar
 
 _EVERY = {"Attach": 5, "Create": 5, "Checkpoint": 25}

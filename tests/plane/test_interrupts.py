@@ -11,7 +11,8 @@ import pytest
 import conduit
 from conduit.errors import Closed, FieldError, Frozen
 from conduit.testing import interrupting
-from conduit.testing.interruptions import SCENARIOS, check_rows, values
+from conduit.testing.interrupted.scenario import check_rows, values
+from conduit.testing.interruptions import SCENARIOS
 
 STRIDES = {
     "AppendExactly": 7,
@@ -89,7 +90,7 @@ def test_what_a_handler_raises_at_random_moments_leaves_nothing_behind(scenario,
 
 @pytest.fixture
 def writer(engine_name):
-    from conduit.testing.interruptions import SCHEMA
+    from conduit.testing.interrupted.scenario import SCHEMA
 
     with conduit.Engine.create(engine_name, {"t": conduit.Table(SCHEMA, capacity=120, page_rows=24)}) as engine:
         yield engine.writer("t")
@@ -163,7 +164,7 @@ def test_a_form_that_is_dropped_is_discarded(writer, engine_name, form):
 
 
 def test_what_a_limiter_granted_to_a_form_that_is_dropped_is_given_back(engine_name):
-    from conduit.testing.interruptions import SCHEMA
+    from conduit.testing.interrupted.scenario import SCHEMA
 
     table = conduit.Table(
         SCHEMA, capacity=120, page_rows=24, limiter=conduit.SampleToInsertRatio(1.0, 8, error_buffer=64.0)
