@@ -206,7 +206,7 @@ def parts(name: str, seconds: float = 2.0) -> dict[str, float]:
     """Microseconds of a loader's row: `next`, the compiled delivery in it, and the draws in that; of the fastest bursts."""
     with contextlib.ExitStack() as stack:
         loader = LOADERS[name](stack)
-        job = loader._buffers[0].job_address
+        job = loader._ring.buffers[0].job_address
         deliver = entry(cpu.deliver)
 
         def delivered(call: Callable[[int], object]) -> Callable[[], None]:

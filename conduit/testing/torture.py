@@ -155,7 +155,7 @@ def read_in_parts(client: Client, statistics: Array, life: int) -> None:
     """Draw, let writers overwrite what was drawn, gather, look for torn rows, validate, look again."""
     loader = client.loader("replay", batch_size=_BATCH, seed=life, format="numpy")
     _wait_for_rows(loader)
-    buffer = loader._buffers[0]
+    buffer = loader._ring.buffers[0]
     torn = np.zeros(_BATCH, np.uint8)
     arrays = [buffer.arrays[name] for name in ("obs", "next_obs", "action", "reward")]
     arguments = [array.ctypes.data for array in (*arrays, torn, statistics[TORN_BEFORE:])]

@@ -12,8 +12,7 @@ from conduit.kernels.cpu import deliver as cpu
 from conduit.kernels.spec.plan import IDS, STEPS, make_plan
 from conduit.native.jit import entry
 from conduit.native.memory import peek_i64, poke_i64
-from conduit.plane.deliver.batch import Buffer, Scratch
-from conduit.plane.deliver.transform_state import Transforming
+from conduit.plane.deliver.batch_maker import BatchMaker
 
 SCHEMA = Schema([Field("obs", "int64", (3,), observation=True), Field("big", "uint8", (200,))])
 ROWS = 12
@@ -40,7 +39,7 @@ def draw(state, job, slots, count, attempt):
 
 
 class Fixed:
-    """A sampler as `Buffer` wants one."""
+    """A sampler as `BatchMaker` wants one."""
 
     def __init__(self, bad, fail_at=1 << 40):
         self.words = np.array([0, 1, bad, 0, fail_at], np.int64)
@@ -62,9 +61,10 @@ def table(engine_name):
 
 def deliver(table, sampler, batch, block):
     plan = make_plan(SCHEMA, batch)
-    scratch = Scratch(plan)
-    buffer = Buffer(table, plan, scratch, Transforming(table, plan, 0), sampler, block)
-    buffer.kept = (scratch, sampler)  # a loader keeps them, the buffer only has their addresses
+    maker = BatchMaker(table, plan, sampler, 0)
+    buffer = maker.open_buffer()
+    buffer.job.words[cpu.JOB_BLOCK // 8] = block
+    buffer.maker = maker
     for array in buffer.arrays.values():
         array.view(np.uint8)[...] = 0xA5
     return buffer, entry(cpu.deliver)(buffer.job_address)
@@ -92,7 +92,7 @@ def test_every_slot_is_filled_block_by_block(table, batch, block):
         rows = np.arange(batch) % (ROWS - 1)
         rows[0] = 2
         check(buffer, rows)
-        assert buffer.redrawn == 2
+        assert buffer.job.redrawn == 2
 
 
 @pytest.mark.parametrize("bad", [1, 2, 3, 7])
@@ -104,16 +104,16 @@ def test_rows_whose_page_has_another_generation_after_the_copy_are_drawn_again_a
     stale = slots % bad == 0
     assert result == 60
     check(buffer, np.where(stale, slots + 2, slots) % (ROWS - 1))
-    assert buffer.redrawn == 2 * stale.sum()
+    assert buffer.job.redrawn == 2 * stale.sum()
     deliver_again = entry(cpu.deliver)(buffer.job_address)
     assert deliver_again == 60
-    assert buffer.redrawn == 4 * stale.sum()
+    assert buffer.job.redrawn == 4 * stale.sum()
 
 
 def test_a_sampler_with_nothing_to_draw_ends_the_delivery(table):
     buffer, result = deliver(table, Fixed(10**6, fail_at=0), 8, 1000)
     assert result == -1
-    assert not buffer.fill()
+    assert not buffer.maker.fill(buffer)
     _, result = deliver(table, Fixed(2, fail_at=1), 8, 1000)
     assert result == -1
 

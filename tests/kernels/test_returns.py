@@ -246,7 +246,7 @@ def engine(engine_name):
 
 
 def poisoned(loader):
-    for buffer in loader._buffers:
+    for buffer in loader._ring.buffers:
         for array in buffer.arrays.values():
             array.view(np.uint8)[...] = POISON
     return loader

@@ -293,7 +293,7 @@ def test_observations_move_apart_or_alike_and_batches_can_be_made_again(engine_n
             transform={"camera": (conduit.random_shift(2, same=same_), conduit.scale(1 / 255))},
         )
         first = {name: np.array(array) for name, array in loader.next().items()}
-        index = loader._scratch.index
+        index = loader._maker.scratch.index
         column = engine._views["replay"].columns["camera"]
         plain = {"camera": column[index["stack"]], "next_camera": column[index["following_stack"]]}
         place = SCHEMA.names.index("camera")

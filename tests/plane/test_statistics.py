@@ -392,7 +392,7 @@ def test_a_loader_delivers_with_the_statistics_of_now(engine):
         rows = view.columns["obs.state"][batch.ids & (2**40 - 1)].astype(np.float64)
         wanted = np.clip((rows - read.mean) * (1 / np.sqrt(read.variance + 0.5)), -1, 1)
         np.testing.assert_array_equal(batch["obs.state"], wanted.astype(np.float32))
-        following = view.columns["obs.state"][loader._scratch.index["following"]].astype(np.float64)
+        following = view.columns["obs.state"][loader._maker.scratch.index["following"]].astype(np.float64)
         wanted = np.clip((following - read.mean) * (1 / np.sqrt(read.variance + 0.5)), -1, 1)
         np.testing.assert_array_equal(batch["next_obs.state"], wanted.astype(np.float32))
         read = statistics.read("obs.camera")
@@ -411,7 +411,7 @@ def test_a_loader_can_add_what_it_delivers(make, window):
     for _ in range(3):
         batch = loader.next()
         assert "_obs.state" not in batch
-        index = loader._scratch.index["anchor" if window is None else "lanes"]
+        index = loader._maker.scratch.index["anchor" if window is None else "lanes"]
         values.append(view.columns["obs.state"][index[index >= 0]].astype(np.float64))
     check(engine.table("replay").statistics.read("obs.state"), np.concatenate(values))
 

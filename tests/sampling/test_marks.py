@@ -175,8 +175,8 @@ def test_what_a_loader_that_was_killed_had_taken_has_no_share_once_it_is_recover
                 writer.append(obs=number, reward=0.0)
         dead = conduit.attach(engine.name)
         other = dead.loader("t", **OPTIONS | {"batch_size": 10})
-        buffer = other._buffers[0]
-        assert buffer.fill()  # drawn, and not handed out
+        buffer = other._ring.buffers[0]
+        assert other._maker.fill(buffer)  # drawn, and not handed out
         taken = set(buffer.arrays["obs"].tolist())
         with engine.loader("t", sampling=conduit.Prioritized(), **OPTIONS | {"batch_size": 10}) as loader:
             dead._participants.forget()

@@ -116,8 +116,8 @@ def test_the_draw_of_a_slot_does_not_depend_on_how_many_there_are_or_on_the_bloc
     small, large = (
         engine.loader("t", batch_size=64, min_rows=1, format="numpy", seed=1, fields=["obs"]) for _ in range(2)
     )
-    for buffer in small._buffers:
-        buffer.job[2] = 1  # one slot per block
+    for buffer in small._ring.buffers:
+        buffer.job.words[2] = 1  # one slot per block
     for _ in range(5):
         np.testing.assert_array_equal(small.next()["obs"], large.next()["obs"])
 

@@ -93,16 +93,14 @@ def test_a_batch_whose_transform_fails_is_given_back(make):
         raise FieldError("no", at="reward")
 
     with engine.loader("replay", batch_size=20, transform=transform, format="numpy", min_rows=1) as loader:
-        buffer = loader._buffers[0]
-        buffer._finish = lambda *_: fail(None)
+        loader._maker._finish = lambda *_: fail(None)
         for _ in range(3):
             with pytest.raises(FieldError):
                 loader.next(timeout=0.0)
             taken, delivered = counts_of(view)
             assert taken.sum() == delivered.sum() == 0
-            loader._turn = 0
-        del buffer._finish
-        buffer._finish = loader.sampler.finish
+            loader._ring._turn = 0
+        loader._maker._finish = loader.sampler.finish
         loader.next(timeout=0.0)
     taken, delivered = counts_of(view)
     assert taken.sum() == delivered.sum() == 20

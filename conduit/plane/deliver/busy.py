@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 from conduit.errors import BuffersBusy, ConfigError
-from conduit.plane.deliver.batch import Buffer
+from conduit.plane.deliver.buffers import Buffer
 
 OnBusy = Literal["allocate", "error", "wait"]
 

@@ -23,8 +23,9 @@ from conduit.kernels.spec.transforms import Pipeline
 from conduit.native.finish import when_gone
 from conduit.native.jit import entry
 from conduit.numbers import at_least
-from conduit.plane.deliver.batch import Format, torch_maker
-from conduit.plane.deliver.claim import Claim, Columns, Record
+from conduit.plane.deliver.batch import Format, torch_wrap
+from conduit.plane.deliver.claim import Claim, Record
+from conduit.plane.deliver.claimed_rows import Columns
 from conduit.plane.deliver.convert import Converting
 from conduit.plane.deliver.lacking import who_writes
 from conduit.store.format import words as w
@@ -98,11 +99,10 @@ class Consumer(StaysHere):
         self._table = table
         self._timeout = timeout
         self._drops = partial == "drop"
-        tensors = torch_maker() if format == "torch" else None
-        converting = Converting(table, transform)
-        self._columns = Columns(
-            table, tensors or _read_only, tensors or np.ndarray.view, batch_transforms, rename, converting
-        )
+        tensors = torch_wrap() if format == "torch" else None
+        own = tensors or np.ndarray.view
+        converting = Converting(table, transform, own)
+        self._columns = Columns(table, tensors or _read_only, own, batch_transforms, rename, converting)
         self._converts = bool(converting.outputs)
         self._shapes = self._converts or bool(self._columns.steps)
         self._passes = on_refused == "drop"

@@ -10,19 +10,22 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
-from conduit.arrays import from_bfloat16
-from conduit.errors import ConfigError, FieldError
+from conduit.errors import ConfigError
 from conduit.kernels.cpu import augment
 from conduit.kernels.cpu.gather import OP_REFUSED
 from conduit.kernels.spec.plan import Output, conversions
 from conduit.kernels.spec.transforms import Pipeline
-from conduit.plane.deliver.transform_state import Array
+from conduit.plane.deliver.batch import Wrap, as_bfloat16
+from conduit.plane.deliver.refused_values import FINITE, MORE_CLASSES, classes_of, numbers, refusal
 from conduit.store.format import words as w
 from conduit.store.tables.statistics import Statistics
 from conduit.store.tables.view import TableView
+
+Array = np.ndarray[Any, Any]
 
 _ALIGNED = 64
 
@@ -41,6 +44,7 @@ class Converting:
     Args:
         table: The queue.
         transform: {field, or parent: step or tuple of steps}.
+        own: Makes what is handed out from an array that belongs to the claim.
 
     Attributes:
         outputs: {field: what it becomes}.
@@ -49,12 +53,12 @@ class Converting:
         ConfigError: A transform that does not fit its field, or that a consumer has no meaning for.
     """
 
-    def __init__(self, table: TableView, transform: Mapping[str, Pipeline] | None) -> None:
+    def __init__(self, table: TableView, transform: Mapping[str, Pipeline] | None, own: Wrap) -> None:
         if transform is not None and not isinstance(transform, Mapping):
             raise ConfigError(
                 f"Expected a mapping of fields to transforms, got {type(transform).__name__} - at transform"
             )
-        self._table = table
+        self._table, self._own = table, own
         self.outputs: dict[str, Output] = {}
         self._reading: Reading = {}
         self._stamps: dict[str, int] = {}
@@ -99,8 +103,8 @@ class Converting:
         lead: tuple[int, ...],
         reading: Reading,
         counts: Array | None = None,
-    ) -> Array:
-        """A field's rows, converted.
+    ) -> Any:
+        """A field's rows, converted, as they are handed out.
 
         Args:
             name: The field.
@@ -111,7 +115,7 @@ class Converting:
             counts: bool [n], which rows have to be of a value that the transform takes; None for all.
 
         Returns:
-            [*lead, *shape], of the transform's dtype; bfloat16 as its uint16 bits.
+            [*lead, *shape], of the transform's dtype; in numpy bfloat16 as its uint16 bits.
 
         Raises:
             FieldError: A class out of range.
@@ -135,10 +139,9 @@ class Converting:
         if words[OP_REFUSED // 8]:
             values = column[rows]
             bad = (values < output.start) | (values > output.start + (output.classes - 1))
-            what = f"classes from {output.start} to {output.start + output.classes - 1}"
-            help_ = "raise n in conduit.one_hot(n), or name the first class, one_hot(n, start=...)"
-            self._refuse(output, rows, generation, bad, counts, what, help_)
-        return made.reshape(*lead, *output.shape)
+            self._refuse(output, rows, generation, bad, counts, classes_of(output), MORE_CLASSES)
+        value = self._own(made.reshape(*lead, *output.shape))
+        return as_bfloat16(value) if output.transform.dtype == "bfloat16" else value
 
     def check(self, name: str, rows: Array, generation: int, counts: Array) -> None:
         """Refuse rows that a field's statistics could not take.
@@ -148,9 +151,8 @@ class Converting:
         """
         output = self.outputs[name]
         if output.normalize is not None and output.normalize.update:
-            what, help_ = "finite values for the field's running statistics", "use conduit.normalize(update=False)"
             bad = ~np.isfinite(self._values(output, rows))
-            self._refuse(output, rows, generation, bad, counts, what, help_)
+            self._refuse(output, rows, generation, bad, counts, FINITE, "use conduit.normalize(update=False)")
 
     def count(self, rows: Array, is_step: Array) -> None:
         """Add rows that are done to the statistics: of rows that are only an observation, the observations."""
@@ -163,8 +165,7 @@ class Converting:
             Statistics(self._table).update(taken)
 
     def _values(self, output: Output, rows: Array) -> Array:
-        values: Array = self._table.columns[output.field.name][rows]
-        return from_bfloat16(values) if output.field.dtype == "bfloat16" else values
+        return numbers(output, self._table.columns[output.field.name][rows])
 
     def _refuse(
         self, output: Output, rows: Array, generation: int, bad: Array, counts: Array | None, what: str, help_: str
@@ -175,13 +176,13 @@ class Converting:
             return
         place = tuple(np.argwhere(bad)[0].tolist())
         row = int(rows[place[0]])
-        value = self._values(output, rows[place[0] : place[0] + 1])[0][place[1:]].item()
         row_id = (generation & w.GENERATION_MASK) << w.ROW_BITS | row
-        where = f"{place[1:]} of " if place[1:] else ""
-        raise FieldError(
-            f"Expected {what}, got {value!r} in {where}{output.field.name!r} of row {row_id}, the first of {int(bad.sum())} such values "
-            f"in the claim: {help_}, or open the consumer with on_refused='drop' to pass such claims over",
-            at=output.field.name,
-            row_id=row_id,
-            value=value,
+        raise refusal(
+            output,
+            what,
+            self._table.columns[output.field.name][row],
+            place[1:],
+            ("row", row_id),
+            (int(bad.sum()), "claim"),
+            f"{help_}, or open the consumer with on_refused='drop' to pass such claims over",
         )

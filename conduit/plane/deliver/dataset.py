@@ -18,8 +18,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from conduit.errors import ConfigError
-from conduit.plane.deliver.batch import Batch
-from conduit.plane.deliver.owned import OwnedBatch
+from conduit.plane.deliver.batch import Batch, OwnedBatch
 
 _NEXT_SEED = 0x9E3779B97F4A7C15
 """Apart from one another: the seeds of a worker that iterates again and again."""

@@ -14,7 +14,9 @@ from conduit.clock import Deadline
 from conduit.errors import Closed, ConfigError, DataTimeout, Exhausted, FieldError
 from conduit.kernels.spec.windows import Transition, Window
 from conduit.numbers import at_least
-from conduit.plane.deliver.batch import Batch, Buffer
+from conduit.plane.deliver.batch import Batch
+from conduit.plane.deliver.batch_maker import BatchMaker
+from conduit.plane.deliver.buffers import Buffer
 from conduit.plane.deliver.lacking import what_is_there
 from conduit.plane.deliver.loader import Loader, LoaderStats, checked_shard
 from conduit.sampling.shuffled import PLACE_BITS, Shuffled, ShuffledSampler
@@ -67,7 +69,12 @@ class EpochLoader(Loader):
         self._rule, self._seed, self._stock = sampling, seed, 0 if place is None else place.stock
         self._begun = False
         self._rows = 0
-        self._options = options | {"window": window, "seed": seed}
+        for option in (
+            "batch_transforms",
+            "fields",
+        ):  # a plan is made of them again, for the shorter last batch of an epoch
+            if isinstance(options.get(option), Iterator):
+                options[option] = tuple(options[option])
         super().__init__(
             table,
             batch_size=size,
@@ -203,7 +210,7 @@ class EpochLoader(Loader):
         sampler, size, place, number = self.sampler, self.plan.batch_size, self.sampler.place, self.sampler.batch
         if place >= sampler.windows:
             return None
-        spare = self._free_buffer(deadline.left())
+        spare = self._ring.take(deadline.left())
         found = sampler.take(place, size)
         behind = place + found
         while True:
@@ -211,8 +218,10 @@ class EpochLoader(Loader):
                 sampler.skipped += sampler.windows - place - found
                 self._go_to(self.epoch, sampler.windows)
                 return None
-            maker: Loader = self if found == size else self._shorter(found, number)
-            buffer = spare if maker is self else maker._free_buffer(0.0)  # noqa: SLF001 - a loader of the same making
+            maker, buffer = self._maker, spare
+            if found < size:
+                maker = self._maker_of(self._plan_of(found))
+                buffer = maker.open_buffer()
             batch = self._made(maker, buffer, number, behind)
             if batch is not None:
                 break
@@ -228,31 +237,22 @@ class EpochLoader(Loader):
         self._go_to(self.epoch, behind)
         return batch
 
-    def _made(self, maker: Loader, buffer: Buffer, number: int, behind: int) -> Batch | None:
+    def _made(self, maker: BatchMaker, buffer: Buffer, number: int, behind: int) -> Batch | None:
         """The batch of what is picked, or None when one of it is not there any more."""
         drawn = False
         try:
-            if maker._transforming.prepares:  # noqa: SLF001
-                maker._transforming.before(number)  # noqa: SLF001
-            if not maker._fill(buffer):  # noqa: SLF001
+            if maker.prepares:
+                maker.prepare(number)
+            if not maker.fill(buffer):
                 return None
             drawn = True
-            batch = maker._hand_out(buffer)  # noqa: SLF001
-            if maker.plan.batchwise:
-                batch.transform(maker._transforming, number)  # noqa: SLF001
-            if buffer.settles:
-                buffer.hand_out()
+            batch = maker.batch(buffer, number)
+            if maker.settles:
+                maker.hand_out(buffer)
         except BaseException as error:
-            buffer.give_back()
+            maker.give_back(buffer)
             if isinstance(error, FieldError) or (drawn and isinstance(error, Exception)):
                 # a batch with a row that is refused would be refused for ever
                 self._go_to(self.epoch, behind)
             raise
         return batch
-
-    def _shorter(self, size: int, number: int) -> Loader:
-        """A loader of batches of this size, that draws what this one's sampler has picked."""
-        options = self._options | {"buffers": 2, "on_busy": "allocate"}
-        made = Loader(self._table, batch_size=size, sampling=self.sampler, min_rows=1, max_staleness=None, **options)
-        self.sampler.batch = number
-        return made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from conduit.errors import DataTimeout
 from conduit.kernels.spec.windows import Window
 from conduit.native.compile import turns
 from conduit.sampling.anchors import anchors
@@ -58,3 +59,48 @@ def who_writes(table: TableView) -> str:
     if living + dead == 0:
         return "no writer is open"
     return f"{living} of {living + dead} writer{'s' if living + dead > 1 else ''} alive"
+
+
+def too_few_rows(
+    table: TableView,
+    window: Window,
+    rows: tuple[int, int],
+    wanted: int,
+    timeout: float | None,
+    blocked: str | None,
+    stale: tuple[int, dict[int, int]] | None,
+) -> DataTimeout:
+    """The error of a loader that waited in vain.
+
+    Args:
+        table: The table.
+        window: What the loader builds.
+        rows: How many rows its last draw was offered, and the least it draws from.
+        wanted: Samples of a batch.
+        timeout: Seconds it waited.
+        blocked: Why the table's limiter let none out, or None.
+        stale: Largest staleness, and the rows that were refused as older, by age; None without a bound.
+    """
+    times = table.layout.table.max_times_sampled
+    spent = ""
+    if times is not None:
+        counts = table.counts()
+        spent = (
+            f"; {counts.deleted - counts.evicted:,} of the rows still in their pages have been delivered as often as they may "
+            f"be (max_times_sampled={times}) or deleted"
+        )
+    where = f"in table {table.layout.name!r}"
+    if blocked is not None:
+        return DataTimeout(
+            f"Expected the limiter {where} to let {wanted} samples out within {timeout} s, but {blocked}; {who_writes(table)}"
+        )
+    found, least = rows
+    if found >= least:
+        refused = "" if stale is None else f"; refused as older than max_staleness={stale[0]}: {stale[1]}"
+        return DataTimeout(
+            f"Expected rows that begin a {type(window).__name__} {where}, got none among {found} within "
+            f"{timeout} s{refused}{spent}; {who_writes(table)}: wait for more rows, or ask for another window"
+        )
+    return DataTimeout(
+        f"Expected at least {least} sampleable rows {where}, got {found} within {timeout} s{spent}: {what_is_there(table, window)}"
+    )

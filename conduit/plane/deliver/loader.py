@@ -1,9 +1,12 @@
-"""The delivery that comes with the plane: a batch is drawn, gathered, transformed and validated by one compiled call when it is asked for."""
+"""The delivery that comes with the plane: its maker makes a batch, by one compiled call, when it is asked for.
+
+The maker draws, gathers, transforms and validates (conduit.plane.deliver.batch_maker); the loader waits, counts, and hands out.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -11,10 +14,9 @@ import numpy as np
 
 from conduit.clock import Deadline
 from conduit.contracts.delivery import Delivery
-from conduit.errors import Closed, ConfigError, DataTimeout, DeviceError, FieldError
+from conduit.errors import Closed, ConfigError, DeviceError, FieldError
 from conduit.forking import StaysHere
 from conduit.kernels.cpu import deliver
-from conduit.kernels.cpu.windows import WINDOW_CURRENT, WINDOW_OLDEST
 from conduit.kernels.spec.batch_transforms import BatchTransform, with_batch_transforms
 from conduit.kernels.spec.names import shown
 from conduit.kernels.spec.plan import Plan, make_plan
@@ -23,11 +25,13 @@ from conduit.kernels.spec.transforms import Pipeline
 from conduit.kernels.spec.windows import Window, crosses
 from conduit.native.jit import entry
 from conduit.numbers import MOST, whole
-from conduit.plane.deliver.batch import Batch, Buffer, Format, Maker, Scratch, batch_of, torch_maker
-from conduit.plane.deliver.busy import OnBusy, check_on_busy, refused, warn_of_copies
-from conduit.plane.deliver.lacking import what_is_there, who_writes
+from conduit.plane.deliver.batch import Batch, Format, torch_wrap
+from conduit.plane.deliver.batch_maker import BatchMaker
+from conduit.plane.deliver.buffer_ring import BufferRing
+from conduit.plane.deliver.buffers import Buffer
+from conduit.plane.deliver.busy import OnBusy, check_on_busy
+from conduit.plane.deliver.lacking import too_few_rows
 from conduit.plane.deliver.shared_buffers import Share
-from conduit.plane.deliver.transform_state import Transforming
 from conduit.sampling.prioritized import WEIGHTS, Prioritized, PrioritizedSampler
 from conduit.sampling.shuffled import ShuffledSampler
 from conduit.sampling.uniform import Uniform
@@ -41,10 +45,6 @@ from conduit.store.tables.policy_weights import PolicySlot
 from conduit.store.tables.view import TableView
 
 Array = np.ndarray[Any, Any]
-
-_BLOCK_BYTES = 1 << 20
-_SHORTEST_BLOCK = 16
-_BUSY_SLEEP = 0.0005
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +103,7 @@ class Loader(StaysHere, Delivery[Batch]):
         rename: Mapping[str, str] | None,
         shard: tuple[int, int] | None = None,
         share: Share | None = None,
+        maker: Callable[..., BatchMaker] = BatchMaker,
     ) -> None:
         if format not in ("torch", "numpy"):
             raise ConfigError(f"Expected format 'torch' or 'numpy', got {format!r}")
@@ -125,10 +126,13 @@ class Loader(StaysHere, Delivery[Batch]):
         added = WEIGHTS if isinstance(sampling, Prioritized) else ()
         extra = added if share is None else share.extra
         schema = table.layout.schema
-        self.plan: Plan = make_plan(schema, batch_size, window, transform, fields, extra, ragged, rename)
-        self._shown = shown(schema, rename)
+
+        def plan_of(size: int) -> Plan:
+            plan = make_plan(schema, size, window, transform, fields, extra, ragged, rename)
+            return with_batch_transforms(plan, batch_transforms)
+
+        self.plan = plan_of(batch_size)
         batch_size = self.plan.batch_size
-        self.plan = with_batch_transforms(self.plan, batch_transforms)
         check_window(table.layout.table, *self.plan.reach, crosses=crosses(self.plan.window))
         limited = table.layout.limits is not None
         self._gate = Gate(table, batch_size, self.plan.reach[1]) if limited else None
@@ -138,7 +142,6 @@ class Loader(StaysHere, Delivery[Batch]):
         if least is None or not 1 <= least <= table.layout.rows:
             given = least if min_rows is None else min_rows
             raise ConfigError(f"Expected min_rows from 1 to the table's {table.layout.rows} rows, got {given!r}")
-        self._transforming = Transforming(table, self.plan, seed)
         self.sampler = _sampler(table, sampling, batch_size, seed, least)
         self._place = place
         self.sampler.batch = rank
@@ -149,21 +152,29 @@ class Loader(StaysHere, Delivery[Batch]):
         self._timeout = timeout
         self._on_busy = on_busy
         self._least = least
-        self._scratch = Scratch(self.plan)
-        self._block = min(batch_size, max(_SHORTEST_BLOCK, _BLOCK_BYTES // max(1, self.plan.sample_bytes)))
+        sampler, names, wrap = (
+            self.sampler,
+            shown(schema, rename),
+            torch_wrap() if format == "torch" else np.ndarray.view,
+        )
+
+        def maker_of(plan: Plan) -> BatchMaker:
+            return maker(table, plan, sampler, seed, schema=names, wrap=wrap)
+
+        self._plan_of, self._maker_of = plan_of, maker_of
         beside: list[Buffer | None] = [None] * count
         if share is not None:
             beside = share.admit(table.layout.name, self.plan, count)
-        self._buffers = [self._open_buffer(other) for other in beside]
+        self._maker = maker_of(self.plan)
+        try:
+            self._ring = BufferRing(self._maker, table, beside, on_busy)
+        except BaseException:
+            self._maker.close()
+            raise
         self._wanted = batch_size
-        self._turn = 0
         self._batches = 0
-        self._redrawn = 0
-        self._allocated = 0
-        self._last_job: Array | None = None  # of the newest batch with memory of its own, which nobody here keeps alive
         self._waited = 0.0
         self._closed = False
-        self._make: Maker = torch_maker() if format == "torch" else np.ndarray.view
 
     def next(self, timeout: float | None = None) -> Batch:
         """The next batch.
@@ -182,25 +193,24 @@ class Loader(StaysHere, Delivery[Batch]):
         if self._closed:
             raise Closed("Expected an open loader, this one was closed")
         self._table.check_open()
-        buffer = self._free_buffer(timeout)
+        maker = self._maker
+        buffer = self._ring.take(self._timeout if timeout is None else timeout)
         number = self.sampler.batch
-        if self._transforming.prepares:
-            self._transforming.before(number)
+        if maker.prepares:
+            maker.prepare(number)
         drawn = False
         try:
             # straight away where nothing is asked before: two calls less
-            if not (buffer.fill() if self._is_plain else self._attempt(buffer)):
+            if not (maker.fill(buffer) if self._is_plain else self._attempt(buffer)):
                 self._wait_for_rows(buffer, self._timeout if timeout is None else timeout)
             drawn = True
-            batch = self._hand_out(buffer)
-            if self.plan.batchwise:
-                batch.transform(self._transforming, number)
-            if buffer.settles:
-                buffer.hand_out()
+            batch = maker.batch(buffer, number)
+            if maker.settles:
+                maker.hand_out(buffer)
             if self._gate is not None:
                 self._gate.deliver(self.sampler.batch_at, number + self._world)
         except BaseException as error:
-            buffer.give_back()
+            maker.give_back(buffer)
             if self._gate is not None:
                 self._gate.cancel()
             own = drawn and isinstance(error, Exception) and not isinstance(error, DeviceError)
@@ -233,86 +243,23 @@ class Loader(StaysHere, Delivery[Batch]):
             gate.cancel()
         return filled
 
-    def _open_buffer(self, beside: Buffer | None) -> Buffer:
-        return Buffer(self._table, self.plan, self._scratch, self._transforming, self.sampler, self._block, beside)
-
-    def _fresh_buffer(self, beside: Buffer | None = None) -> Buffer:
-        """A buffer for one batch, which goes with everything that is made from it."""
-        buffer = self._open_buffer(beside)
-        self._allocated, self._redrawn, self._last_job = self._allocated + 1, self._redrawn_so_far(), buffer.job
-        return buffer
-
-    def _redrawn_so_far(self) -> int:
-        """Rows drawn again, but for those of the loader's own buffers."""
-        return self._redrawn + (0 if self._last_job is None else int(self._last_job[deliver.JOB_REDRAWN // 8]))
-
-    def _hand_out(self, buffer: Buffer) -> Batch:
-        buffer.take()
-        return batch_of(buffer, self._make, self._shown)
-
     def _fill(self, buffer: Buffer) -> bool:
         """Draw a batch; staleness is counted from the version that is published now, however long rows were waited for."""
         if self._policy is not None:
             current = min(self._policy.version, w.LAST_VERSION)
-            buffer.window[WINDOW_CURRENT // 8] = current
-            buffer.window[WINDOW_OLDEST // 8] = current - self._max_staleness
-        return buffer.fill()
-
-    def _free_buffer(self, timeout: float | None) -> Buffer:
-        count = len(self._buffers)
-        for i in range(count):
-            index = (self._turn + i) % count
-            if self._buffers[index].is_free():
-                self._turn = index + 1
-                return self._buffers[index]
-        if self._on_busy == "wait":
-            begun = time.monotonic()
-            deadline = Deadline(self._timeout if timeout is None else timeout)
-            # another thread of this process lets go of a batch by dropping a reference: nothing announces that
-            while not deadline.passed():
-                time.sleep(_BUSY_SLEEP)
-                self._table.check_open()
-                free = next((buffer for buffer in self._buffers if buffer.is_free()), None)
-                if free is not None:
-                    self._waited += time.monotonic() - begun
-                    return free
-        if self._on_busy != "allocate":
-            raise refused(self._buffers)
-        if not self._allocated:
-            warn_of_copies(self._table.layout.name, self._buffers)
-        return self._fresh_buffer()
+            self._maker.bound(buffer, current, current - self._max_staleness)
+        return self._maker.fill(buffer)
 
     def _wait_for_rows(self, buffer: Buffer, timeout: float | None) -> None:
         begun = time.monotonic()
         filled = self._table.wait(lambda: self._attempt(buffer) or None, for_space=False, deadline=Deadline(timeout))
         self._waited += time.monotonic() - begun
         if filled is None:
-            found = self.sampler.offered
-            times = self._table.layout.table.max_times_sampled
-            spent = ""
-            if times is not None:
-                counts = self._table.counts()
-                spent = (
-                    f"; {counts.deleted - counts.evicted:,} of the rows still in their pages have been delivered as often as they may "
-                    f"be (max_times_sampled={times}) or deleted"
-                )
-            where = f"in table {self._table.layout.name!r}"
             blocked = None if self._gate is None else self._gate.explain(self._wanted)
-            if blocked is not None:
-                raise DataTimeout(
-                    f"Expected the limiter {where} to let {self._wanted} samples out within {timeout} s, but {blocked}; "
-                    f"{who_writes(self._table)}"
-                )
-            if found >= self._least:
-                stale = f"; refused as older than max_staleness={self._max_staleness}: {self.stats.stale}"
-                raise DataTimeout(
-                    f"Expected rows that begin a {type(self.plan.window).__name__} {where}, got none among {found} within "
-                    f"{timeout} s{stale if self._policy is not None else ''}{spent}; "
-                    f"{who_writes(self._table)}: wait for more rows, or ask for another window"
-                )
-            raise DataTimeout(
-                f"Expected at least {self._least} sampleable rows {where}, got {found} within {timeout} s{spent}: "
-                f"{what_is_there(self._table, self.plan.window)}"
+            stale = None if self._policy is None else (self._max_staleness, self.stats.stale)
+            found = self.sampler.offered
+            raise too_few_rows(
+                self._table, self.plan.window, (found, self._least), self._wanted, timeout, blocked, stale
             )
 
     @property
@@ -378,11 +325,10 @@ class Loader(StaysHere, Delivery[Batch]):
     @property
     def stats(self) -> LoaderStats:
         """Counts since the loader was opened."""
-        ages = self._scratch.ages
+        ages = self._maker.scratch.ages
         stale = {age: int(ages[age]) for age in np.flatnonzero(ages).tolist()}
-        redrawn = self._redrawn_so_far() + sum(buffer.redrawn for buffer in self._buffers)
-        rows = self._batches * self.plan.batch_size
-        return LoaderStats(self._batches, rows, redrawn, self._waited, stale, self._allocated)
+        rows, ring = self._batches * self.plan.batch_size, self._ring
+        return LoaderStats(self._batches, rows, ring.redrawn, self._waited + ring.waited_s, stale, ring.allocated)
 
     def close(self) -> None:
         """Let the buffers, and the loader's name, go; batches that are still held stay valid."""
@@ -390,13 +336,15 @@ class Loader(StaysHere, Delivery[Batch]):
             self._place.release()
         participants = self._table.participants
         if participants is not None and participants.seated:
-            for buffer in self._buffers:
-                buffer.give_back()
+            for buffer in self._ring.buffers:
+                self._maker.give_back(buffer)
         if self._gate is not None:
             self._gate.cancel()
-        self._redrawn, self._last_job = self.stats.redrawn, None
         self._closed = True
-        self._buffers = []
+        try:
+            self._ring.close()
+        finally:
+            self._maker.close()
 
     @never_raises
     def __repr__(self) -> str:

@@ -23,7 +23,8 @@ from conduit.kernels.cpu.priorities import as_priorities
 from conduit.kernels.spec.plan import Computed
 from conduit.nesting import check_known
 from conduit.numbers import at_least, real, whole, within
-from conduit.plane.deliver.batch import Batch, Buffer, batch_of
+from conduit.plane.deliver.batch import Batch
+from conduit.plane.deliver.buffers import Buffer
 from conduit.plane.deliver.loader import Array, Loader, LoaderStats
 from conduit.plane.deliver.shared_buffers import Share
 from conduit.sampling.drawable import Drawable
@@ -50,11 +51,11 @@ class Part(Loader):
         if isinstance(self.sampler, Uniform) and WEIGHTS[0] in share.extra:
             self._drawable = Drawable(table)
         if not share.buffers:
-            share.buffers = self._buffers
+            share.buffers = self._ring.buffers
 
     def settle(self) -> None:
         """Take the references to the shared arrays that there are now for the loaders' own."""
-        for buffer in self._buffers:
+        for buffer in self._ring.buffers:
             buffer.settle()
 
     def free_buffer(self, timeout: float | None) -> tuple[Buffer, int | None]:
@@ -63,12 +64,12 @@ class Part(Loader):
         Raises:
             BuffersBusy: There is none.
         """
-        buffer = self._free_buffer(timeout)
-        return buffer, self._buffers.index(buffer) if buffer in self._buffers else None
+        buffer, own = self._ring.take(self._timeout if timeout is None else timeout), self._ring.buffers
+        return buffer, own.index(buffer) if buffer in own else None
 
     def beside(self, first: Buffer, number: int | None) -> Buffer:
         """This table's buffer in the memory of the first one's, which has this number."""
-        return self._fresh_buffer(first) if number is None else self._buffers[number]
+        return self._ring.fresh(first) if number is None else self._ring.buffers[number]
 
     def draw(self, buffer: Buffer, first: int, end: int, timeout: float | None) -> None:
         """Fill the slots [first, end) of a buffer.
@@ -78,8 +79,8 @@ class Part(Loader):
             FieldError: A stored value that a transform cannot take.
         """
         buffer.narrow(first, end)
-        if self._transforming.prepares:
-            self._transforming.before(self.sampler.batch)
+        if self._maker.prepares:
+            self._maker.prepare(self.sampler.batch)
         self._wanted = end - first
         if not self._attempt(buffer):
             self._wait_for_rows(buffer, timeout)
@@ -87,26 +88,24 @@ class Part(Loader):
             # every row is as likely as any other: nothing to make up for
             buffer.arrays["weights"][first:end] = 1.0
             # a writer may have gone on since the draw, and rows may have gone
-            buffer.arrays["probabilities"][first:end] = 1.0 / max(1, self._drawable.count(buffer.window.ctypes.data))
+            buffer.arrays["probabilities"][first:end] = 1.0 / max(
+                1, self._drawable.count(buffer.job.window.ctypes.data)
+            )
 
     def batch_of(self, buffer: Buffer) -> Batch:
         """The batch whose slots have all been filled."""
-        buffer.take()
-        batch = batch_of(buffer, self._make, self._shown)
-        if self.plan.batchwise:
-            batch.transform(self._transforming, self.sampler.batch)
-        return batch
+        return self._maker.batch(buffer, self.sampler.batch)
 
     def cancel(self, buffer: Buffer) -> None:
         """What it has drawn into a buffer is not handed out: neither its table's limiter nor its rows' deliveries count it."""
-        buffer.give_back()
+        self._maker.give_back(buffer)
         if self._gate is not None:
             self._gate.cancel()
 
     def advance(self, buffer: Buffer, rows: int) -> None:
         """Go on to the next batch; of the one in a buffer it gave `rows`."""
         number = self.sampler.batch + 1
-        buffer.hand_out()
+        self._maker.hand_out(buffer)
         if self._gate is not None:
             self._gate.deliver(self.sampler.batch_at, number)
         self._batches += 1

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from conduit.errors import ConfigError
 from conduit.kernels.spec.plan import Computed, Plan
-from conduit.plane.deliver.batch import Buffer, spans_of
+from conduit.plane.deliver.buffers import Buffer, spans_of
 
 
 class Share:

@@ -14,6 +14,7 @@ from conduit.kernels.cpu.gather import OP_REFUSED
 from conduit.kernels.reference import gather
 from conduit.kernels.spec.batch_transforms import BatchTransform
 from conduit.kernels.spec.plan import IDS, STORED, Output, Plan
+from conduit.plane.deliver.refused_values import FINITE, MORE_CLASSES, classes_of, numbers, refusal
 from conduit.store.tables.statistics import Statistics
 from conduit.store.tables.view import TableView
 
@@ -119,11 +120,10 @@ class Transforming:
         pending = {}
         for output in self._updates:
             values, there = arrays[output.name][slots], index[output.rows][slots] >= 0
-            bad = ~_finite(output, values) & there.reshape(*there.shape, *(1 for _ in output.field.shape))
+            bad = ~np.isfinite(numbers(output, values)) & there.reshape(*there.shape, *(1 for _ in output.field.shape))
             if bad.any():
-                what = "finite values for the field's running statistics"
                 help_ = "leave statistics alone with conduit.normalize(update=False)"
-                raise self._refusal(output, arrays, index[output.rows][slots], slots, bad, what, help_)
+                raise self._refusal(output, arrays, index[output.rows][slots], slots, bad, FINITE, help_)
             pending[output.field.name] = values[there]
         self._pending = pending
 
@@ -143,9 +143,7 @@ class Transforming:
         absent = gather.to_bfloat16(beside) if output.transform.dtype == "bfloat16" else beside.astype(array.dtype)
         lacks = (array == absent).all(-1) & (index >= 0).reshape(*index.shape, *(1 for _ in output.field.shape))
         if lacks.any():
-            what = f"classes from {output.start} to {output.start + output.classes - 1}"
-            help_ = "raise n in conduit.one_hot(n), or name the first class, one_hot(n, start=...)"
-            raise self._refusal(output, arrays, index, slots, lacks, what, help_)
+            raise self._refusal(output, arrays, index, slots, lacks, classes_of(output), MORE_CLASSES)
 
     def _refusal(
         self,
@@ -161,17 +159,14 @@ class Transforming:
         place = tuple(np.argwhere(bad)[0].tolist())
         slot, lanes, inside = place[0], place[: index.ndim], place[index.ndim :]
         row_id = int(arrays[IDS][slots][slot])
-        stored = self._table.columns[output.field.name][int(index[lanes])]
-        stored = gather.from_bfloat16(stored) if output.field.dtype == "bfloat16" else stored
-        value = stored[inside].item()
-        where = f"{inside} of " if inside else ""
-        return FieldError(
-            f"Expected {what}, got {value!r} in {where}{output.field.name!r} of the sample of row {row_id}, the first of "
-            f"{int(bad.sum())} such values in the batch: client.table({self._table.layout.name!r}).delete([{row_id}]) takes the row "
-            f"out, or {help_}; the next call draws another batch",
-            at=output.field.name,
-            row_id=row_id,
-            value=value,
+        return refusal(
+            output,
+            what,
+            self._table.columns[output.field.name][int(index[lanes])],
+            inside,
+            ("the sample of row", row_id),
+            (int(bad.sum()), "batch"),
+            f"client.table({self._table.layout.name!r}).delete([{row_id}]) takes the row out, or {help_}; the next call draws another batch",
         )
 
     def finish(self, values: dict[str, Any], arrays: Mapping[str, Array], number: int) -> None:
@@ -202,10 +197,3 @@ class Transforming:
                     )
                 values[name] = pending[name]
             yield step
-
-
-def _finite(output: Output, values: Array) -> Array:
-    """Which stored values of a field are finite, bool of their shape."""
-    if output.field.dtype == "bfloat16":
-        values = gather.from_bfloat16(values)
-    return np.isfinite(values) if values.dtype.kind == "f" else np.ones(values.shape, bool)

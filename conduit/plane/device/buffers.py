@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 
 from conduit.contracts.device import Device, Event, Tensor
-from conduit.contracts.sampler import Sampler
 from conduit.errors import SchemaMismatch
-from conduit.kernels.cpu import augment, deliver, near_far
+from conduit.kernels.cpu import augment, near_far
 from conduit.kernels.cpu import gather as rows
 from conduit.kernels.spec.plan import INTERNAL, KEYS, NEXT, Output, Plan
 from conduit.kernels.spec.transforms import FLOATS, Transform
 from conduit.kernels.spec.windows import Transition
 from conduit.native.jit import entry
-from conduit.plane.deliver.batch import Buffer, Scratch, offsets_of, spans_of
-from conduit.plane.deliver.owned import OwnedBatch
+from conduit.plane.deliver.batch import OwnedBatch
+from conduit.plane.deliver.batch_job import AGAIN, BatchJob, Scratch
+from conduit.plane.deliver.buffers import Buffer, offsets_of, spans_of
 from conduit.plane.deliver.transform_state import Transforming
 from conduit.plane.device.row_sources import Residence
 from conduit.schema import Schema
@@ -35,8 +35,6 @@ Spans = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
 _STATE, _SHIFT = f"{INTERNAL}state", f"{INTERNAL}shift"
 """Arrays that are sent and not delivered: seed and number of the batch, and how far second stacks lie behind first ones."""
 _INT64 = np.dtype(np.int64)
-_AGAIN = 1 << 10
-"""Attempts of draws after a batch's first ones: other random bits than theirs."""
 
 
 def can_gather(plan: Plan) -> str:
@@ -117,36 +115,25 @@ class DeviceBuffer(Buffer):
     Args:
         device: The device.
         table: The table.
-        plan: The loader's.
-        transforming: The loader's.
-        sampler: The loader's.
-        seed: The loader's.
-        block: Rows that the host draws, or makes, at a time.
+        plan: The maker's.
         residence: Where the device reads rows; None: the host makes the whole batch, the device gets a copy.
-        ages: int64 [AGES], the loader's count of stale rows.
+        scratch: Where samples lie, this buffer's own: the device may still read it when the next one is being made.
+
+    Attributes:
+        made: What of the plan the host makes.
     """
 
     def __init__(
-        self,
-        device: Device,
-        table: TableView,
-        plan: Plan,
-        transforming: Transforming,
-        sampler: Sampler,
-        seed: int,
-        block: int,
-        residence: Residence | None,
-        ages: Array,
+        self, device: Device, table: TableView, plan: Plan, residence: Residence | None, scratch: Scratch
     ) -> None:
         check_plan(plan, table.layout.schema)
         self._device, self._table, self._plan, self._residence = device, table, plan, residence
-        self._sampler = sampler
-        self.scratch = Scratch(plan, ages)
+        self.scratch = scratch
         # what the device makes: the gathered fields, where it reads rows, and what steps on the whole batch add
         own = () if residence is None else plan.outputs
         names = {output.name for output in own} | {item.name for item in plan.added}
         kept = tuple(name for name in plan.names if name not in names)
-        made = replace(plan, outputs=() if own else plan.outputs, added=(), batchwise=(), names=kept)
+        self.made = made = replace(plan, outputs=() if own else plan.outputs, added=(), batchwise=(), names=kept)
         sent: Spans = spans_of(made)
         self._kinds = [] if residence is None else sorted({output.rows for output in plan.outputs})
         self._pairs = [] if residence is None else stack_pairs(plan)
@@ -160,20 +147,23 @@ class DeviceBuffer(Buffer):
         self._sent_at, self._sent_bytes = offsets_of(sent)
         self._pinned = device.pinned(self._sent_bytes)
         memory = self._pinned.numpy()
-        super().__init__(table, made, self.scratch, transforming, sampler, block, memory=memory)
+        super().__init__(made, memory=memory)
         size = plan.batch_size
         spans = {output.name: (output.numpy_dtype, (size, *output.lanes, *output.shape)) for output in own}
         self._added = {item.name: (np.dtype(item.dtype), (size, *item.lanes)) for item in plan.added}
         spans |= self._added
         self._made_at, self._made_bytes = offsets_of(spans)
         self._event: Event | None = None
-        self._number = 0
-        if residence is not None:
-            self._describe(residence, memory, seed)
 
     def _array(self, memory: Array, name: str) -> Array:
         dtype, shape = self._sent[name]
         return np.ndarray(shape, dtype, memory, self._sent_at[name])
+
+    def given(self, job: BatchJob, seed: int = 0) -> None:
+        """Take the job that draws for it, and the seed of its random numbers."""
+        super().given(job)
+        if self._residence is not None:
+            self._describe(self._residence, self._pinned.numpy(), seed)
 
     def _describe(self, residence: Residence, memory: Array, seed: int) -> None:
         """The words of the staging, and pinned memory for far rows."""
@@ -239,25 +229,36 @@ class DeviceBuffer(Buffer):
         """True when the device has read everything of the last batch."""
         return self._event is None or self._event.passed()
 
-    def wait(self) -> None:
-        """Wait until it is free."""
+    def wait(self) -> bool:
+        """Wait until it is free: a device's work ends by itself."""
         if self._event is not None:
             self._event.wait()
+        return True
 
-    def fill(self) -> bool:
-        """Draw a batch, and make on the host what the device cannot read by itself; False when there is nothing to draw."""
+    def stage(self, slots: Array | None) -> bool:
+        """Find out which of the drawn samples the device reads by itself, and copy the rows of the others.
+
+        What a writer has overwritten meanwhile is drawn again.
+
+        Args:
+            slots: int64 [n], those that were drawn since the last call; None for all.
+
+        Returns:
+            False when there was nothing to draw in the place of one.
+        """
         residence = self._residence
-        if residence is None:
-            return super().fill()
-        if entry(deliver.deliver)(self.job_address) < 0:
-            return False
+        assert residence is not None  # noqa: S101 - for the type checker
         residence.settle(self.scratch.pages, self.scratch.generations)
-        self._numbers[:] = -1
-        self._staging[near_far.SPLIT_USED // 8] = 0
         everyone, _, lost, scratch = (self._lists[i].ctypes.data for i in range(4))
-        words = self._staging.ctypes.data
-        left = entry(near_far.stage)(words, everyone, len(self._numbers), lost)
-        attempt = _AGAIN
+        words, count = self._staging.ctypes.data, len(self._numbers)
+        if slots is None:
+            self._numbers[:] = -1
+            self._staging[near_far.SPLIT_USED // 8] = 0
+        else:
+            listed = np.ascontiguousarray(slots, np.int64)
+            everyone, count = listed.ctypes.data, len(listed)
+        left = entry(near_far.stage)(words, everyone, count, lost)
+        attempt = AGAIN
         while left > 0:
             attempt = entry(near_far.draw_again)(self.job_address, lost, left, attempt, scratch)
             if attempt < 0:
@@ -265,7 +266,6 @@ class DeviceBuffer(Buffer):
             again = self._lists[2, :left].copy()
             residence.settle(self.scratch.pages[again], self.scratch.generations[again])
             left = entry(near_far.stage)(words, again.ctypes.data, left, lost)
-        self._finish(self.arrays)
         return True
 
     @property

@@ -17,7 +17,7 @@ from conduit.errors import Closed, ConfigError
 from conduit.kernels.spec.plan import INTERNAL, KEYS, Plan
 from conduit.kernels.spec.windows import Transition
 from conduit.native.jit import entry
-from conduit.plane.deliver.batch import offsets_of, spans_of
+from conduit.plane.deliver.buffers import offsets_of, spans_of
 from conduit.plane.device.buffers import Spans, check_plan, stack_pairs, view_of
 from conduit.plane.device.mirror import Mirror
 from conduit.plane.device.row_sources import BASE, GENERATION, ROWS

@@ -212,7 +212,7 @@ def test_a_loader_of_a_device_that_was_lost_still_lets_its_name_and_memory_go(ma
     Source(engine)(60)
     loader = engine.loader("replay", batch_size=2, device=device, pool="1 MiB", name="learner")
     loader.next()
-    loader._buffers[0]._event = Lost()
+    loader._ring.buffers[0]._event = Lost()
     with pytest.raises(LostDevice):
         loader.close()
     assert device.registered == {}

@@ -1,0 +1,248 @@
+"""What makes batches: a plan, a sampler and the job that fills a buffer. It waits for nothing, counts nothing and has no name.
+
+What a maker puts into a buffer is a function of its inputs: the plan with its window, the random counters (seed and number of the
+batch, `prepare`), and the table's pages as the sampler lists them at the call. The same inputs give the same bytes.
+
+A batch is made at once (`fill`), or in two parts: `draw` finds rows, windows, keys, flags, returns and probabilities and reads no
+field that is delivered as it is stored; `gather` reads the fields of all slots, or of listed ones. Between the two, `drawn` is a
+copy of where the samples lie, and two of these can be compared: a batch that was made early is drawn again later with the same
+counters, and only the slots that came out differently are gathered again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from conduit.contracts.sampler import Sampler
+from conduit.errors import ConfigError
+from conduit.kernels.cpu import counted_deliveries, deliver
+from conduit.kernels.cpu.windows import WINDOW_CURRENT, WINDOW_OLDEST
+from conduit.kernels.spec.plan import Plan
+from conduit.native.jit import entry
+from conduit.plane.deliver.batch import Batch, Wrap, batch_of
+from conduit.plane.deliver.batch_job import BatchJob, Scratch
+from conduit.plane.deliver.buffers import Buffer
+from conduit.plane.deliver.transform_state import Transforming
+from conduit.schema import Schema
+from conduit.store.format import words as w
+from conduit.store.tables.view import TableView
+
+Array = np.ndarray[Any, Any]
+
+_BLOCK_BYTES = 1 << 20
+_SHORTEST_BLOCK = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Where the samples of a batch lie, as they were drawn: a copy.
+
+    Attributes:
+        pages, generations: int64 [B], the page of each sample and the generation it was drawn in.
+        index: {rows of an output: int64 [B, *lanes]}, physical rows; -1 stands for zeros.
+    """
+
+    pages: Array
+    generations: Array
+    index: dict[str, Array]
+
+    def differing(self, other: Drawn) -> Array:
+        """Slots whose samples are not of the same rows, window and generation in both, int64 [n], in order.
+
+        Args:
+            other: Drawn by a maker of the same plan.
+        """
+        differs = (self.pages != other.pages) | (self.generations != other.generations)
+        for name, rows in self.index.items():
+            differs |= (rows != other.index[name]).reshape(len(rows), -1).any(1)
+        return np.flatnonzero(differs)
+
+
+class BatchMaker:
+    """Fills buffers with batches of one plan. For use by one thread.
+
+    Args:
+        table: The table.
+        plan: What a batch is made of.
+        sampler: What draws it; `sampler.batch` is the number of the batch that is drawn.
+        seed: Of the plan's own random numbers, such as those of random_shift; 64 bits.
+        schema: The table's, with the names that fields have in the batch; None for its own names.
+        wrap: Makes what is handed out of a buffer's array.
+
+    Attributes:
+        plan: What a batch is made of.
+        sampler: What draws it.
+        scratch: Where samples lie, and rows that were refused as too old.
+        prepares: Whether `prepare` has anything to do.
+        settles: Whether `hand_out` has.
+
+    Raises:
+        ConfigError: A field is to be normalized for which the table keeps no statistics.
+    """
+
+    def __init__(
+        self,
+        table: TableView,
+        plan: Plan,
+        sampler: Sampler,
+        seed: int,
+        *,
+        schema: Schema | None = None,
+        wrap: Wrap = np.ndarray.view,
+    ) -> None:
+        self.plan, self.sampler = plan, sampler
+        self._table, self._seed = table, seed
+        self._schema = table.layout.schema if schema is None else schema
+        self._wrap = wrap
+        self._transforming = Transforming(table, plan, seed)
+        self.scratch = Scratch(plan)
+        self._block = min(plan.batch_size, max(_SHORTEST_BLOCK, _BLOCK_BYTES // max(1, plan.sample_bytes)))
+        self._is_counted = int(table.descriptor[w.VIEW_SAMPLED // 8]) != 0
+        self._deliver = entry(counted_deliveries.deliver_counted if self._is_counted else deliver.deliver)
+        self._finish = sampler.finish
+        self._inspects = self._transforming.inspects
+        self.prepares = self._transforming.prepares
+        self.settles = self._is_counted or self._inspects
+
+    def open_buffer(self, beside: Buffer | None = None) -> Buffer:
+        """A buffer for this maker to fill.
+
+        Args:
+            beside: Another maker's buffer, in whose memory it lies too; that one's plan has the same arrays.
+        """
+        buffer = Buffer(self.plan, beside)
+        buffer.given(self._job_of(buffer, self.plan, self.scratch))
+        return buffer
+
+    def _job_of(self, buffer: Buffer, plan: Plan, scratch: Scratch) -> BatchJob:
+        return BatchJob(self._table, plan, scratch, self._transforming, self.sampler, self._block, buffer.arrays)
+
+    def prepare(self, number: int) -> None:
+        """Get ready for batch `number`: random numbers that transforms need, and one reading of the statistics."""
+        self._transforming.before(number)
+
+    def bound(self, buffer: Buffer, current: int, oldest: int) -> None:
+        """Let rows of policy versions below `oldest` be refused, and counted by how far they lie behind `current`."""
+        window = buffer.job.window
+        window[WINDOW_CURRENT // 8], window[WINDOW_OLDEST // 8] = current, oldest
+
+    def fill(self, buffer: Buffer) -> bool:
+        """Draw and gather a batch; False when there is nothing to draw, and the arrays are undefined then.
+
+        Raises:
+            FieldError: A stored value that a transform cannot take; what was drawn has been given back.
+        """
+        if self._deliver(buffer.job_address) < 0:
+            return False
+        try:
+            if buffer.part is None:
+                self._finish(buffer.arrays)
+            else:
+                self._finish(buffer.arrays, buffer.part[0], buffer.part[1] - buffer.part[0])
+            if self._inspects:
+                self._inspect(buffer)
+        except BaseException:
+            self.give_back(buffer)
+            raise
+        return True
+
+    def draw(self, buffer: Buffer) -> bool:
+        """Draw a batch and gather nothing; False when there is nothing to draw.
+
+        Keys, what the window makes (flags, lengths, returns) and what the sampler adds are those of the draw then; the other
+        arrays are as they were.
+
+        Raises:
+            ConfigError: The table has max_times_sampled: a draw that is not gathered would be no delivery.
+        """
+        self._refuse_counted()
+        if not buffer.job.draw():
+            return False
+        self._weigh(buffer)
+        return True
+
+    def drawn(self, buffer: Buffer) -> Drawn:
+        """Where the samples of the batch lie that was drawn last; `buffer` is where."""
+        scratch = buffer.job.scratch
+        index = {name: rows.copy() for name, rows in scratch.index.items()}
+        return Drawn(scratch.pages.copy(), scratch.generations.copy(), index)
+
+    def gather(self, buffer: Buffer, slots: Array | None = None) -> bool:
+        """Gather what was drawn last; rows that a writer has overwritten since are drawn again, as `fill` does.
+
+        Args:
+            buffer: The buffer it was drawn for.
+            slots: int64 [n], the slots to gather, each once; None for all. The others have been gathered before.
+
+        Returns:
+            False when there was nothing to draw in the place of rows that are gone.
+
+        Raises:
+            FieldError: A stored value that a transform cannot take.
+            ConfigError: The table has max_times_sampled.
+        """
+        self._refuse_counted()
+        before = buffer.job.redrawn
+        if not self._gather(buffer, slots):
+            return False
+        if buffer.job.redrawn != before:
+            self._weigh(buffer)
+        if self._inspects:
+            self._inspect(buffer)
+        return True
+
+    def _gather(self, buffer: Buffer, slots: Array | None) -> bool:
+        if slots is None:
+            first, end = buffer.part or (0, self.plan.batch_size)
+            buffer.job.begin_packed(buffer.arrays, first, end)
+            slots = np.arange(first, end)
+        return buffer.job.gather(slots)
+
+    def _weigh(self, buffer: Buffer) -> None:
+        """Write what the sampler adds to a batch."""
+        if buffer.part is None:
+            self._finish(buffer.arrays)
+        else:
+            self._finish(buffer.arrays, buffer.part[0], buffer.part[1] - buffer.part[0])
+
+    def _inspect(self, buffer: Buffer) -> None:
+        """Look for values that a transform cannot take."""
+        slots = slice(None) if buffer.part is None else slice(*buffer.part)
+        self._transforming.after(buffer.arrays, buffer.job.scratch.index, buffer.job.operations, slots)
+
+    def _refuse_counted(self) -> None:
+        if self._is_counted:
+            raise ConfigError(
+                f"Expected a table without max_times_sampled to draw and gather apart, table {self._table.layout.name!r} has it: "
+                "its rows are taken when they are gathered, make whole batches"
+            )
+
+    def batch(self, buffer: Buffer, number: int) -> Batch:
+        """What a buffer holds, as batch `number`, with the steps on the whole batch.
+
+        Raises:
+            FieldError: A step refuses the batch.
+        """
+        buffer.take()
+        batch = batch_of(buffer, self._wrap, self._schema)
+        if self.plan.batchwise:
+            batch.transform(self._transforming, number)
+        return batch
+
+    def hand_out(self, buffer: Buffer) -> None:
+        """The batch in a buffer is handed out: where deliveries are counted its rows have been delivered, and statistics take it."""
+        if self._is_counted:
+            entry(counted_deliveries.hand_out)(buffer.job_address)
+        if self._inspects:
+            self._transforming.deliver()
+
+    def give_back(self, buffer: Buffer) -> None:
+        """The batch in a buffer is not handed out: its rows may be delivered to others."""
+        if self._is_counted:
+            entry(counted_deliveries.give_back)(buffer.job_address)
+
+    def close(self) -> None:
+        """Let go of what was opened for this maker alone; its buffers are free by then. Idempotent."""
