@@ -265,3 +265,18 @@ def test_a_shuffled_that_is_none_is_refused(options):
 def test_a_mixed_loader_has_no_epochs(engine_name):
     with open_engine(engine_name) as engine, pytest.raises(ConfigError, match="got Shuffled"):
         engine.mixed_loader({"data": 1.0}, batch_size=8, sampling=conduit.Shuffled())
+
+
+def test_options_that_are_iterators_hold_for_the_shorter_last_batch_too(engine_name):
+    with open_engine(engine_name) as engine:
+        write(engine, 100)
+
+        def doubled(batch):
+            return {**batch, "double": 2 * batch["action"]}
+
+        loader = loader_of(engine, fields=iter(["action"]), batch_transforms=iter([conduit.apply(doubled)]))
+        batches = list(loader)
+        assert len(batches[-1].ids) < 64
+        for batch in batches:
+            assert list(batch) == ["action", "double"]
+            np.testing.assert_array_equal(batch["double"], 2 * batch["action"])
