@@ -27,6 +27,7 @@ PREFIX = f"cdt.{os.getuid()}."
 
 _numbers = itertools.count()
 _left_by: dict[str, str] = {}
+_BEFORE = pytest.StashKey[set[str]]()
 
 # Every process of the run takes its kernels from the library that `make test` builds (tests/library.py), unless it is told otherwise.
 if not {VARIABLE, PATH_VARIABLE} & os.environ.keys() and (built := library.found()) is not None:
@@ -64,15 +65,33 @@ def _of_another_run(name: str) -> bool:
     return False
 
 
+def _left(before: set[str]) -> str:
+    """Which segments were not there before, one a line."""
+    left = sorted(_segments() - before)
+    return "\n".join(f"{SHM / name}, first seen after {_left_by.get(name, 'the last test')}" for name in left)
+
+
 @pytest.fixture(scope="session", autouse=True)
-def nothing_left_in_shared_memory():
+def nothing_left_in_shared_memory(request):
     """Fail the run when it leaves a segment behind that was not there before it."""
     before = _segments()
     yield
-    left = sorted(_segments() - before)
-    if left:
-        lines = [f"{SHM / name}, first seen after {_left_by.get(name, 'the last test')}" for name in left]
-        pytest.fail("segments left behind:\n" + "\n".join(lines), pytrace=False)
+    # of several processes none can tell what it left from what the others are using: who started them looks when all are through
+    if not hasattr(request.config, "workerinput") and (left := _left(before)):
+        pytest.fail(f"segments left behind:\n{left}", pytrace=False)
+
+
+def pytest_sessionstart(session):
+    session.config.stash[_BEFORE] = _segments()
+
+
+def pytest_sessionfinish(session):
+    """Fail a run of several processes when one of them left a segment behind."""
+    if session.config.getoption("dist", "no") == "no" or hasattr(session.config, "workerinput"):
+        return
+    if left := _left(session.config.stash[_BEFORE]):
+        session.config.get_terminal_writer().line(f"\nsegments left behind:\n{left}", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_runtest_teardown(item, nextitem):
