@@ -7,6 +7,16 @@ VENV ?= .venv
 ARGS ?=
 # Processes that run tests: `make test TESTERS=4`; 0 runs them in one process, for --pdb.
 TESTERS ?= 2
+# What the inner loop runs: the tests of every room that cost little. Kernels of GPUs have none of that kind: tests/gpu/test_suites.py.
+QUICK := tests/test_layers.py tests/test_public_api.py tests/test_schema.py tests/test_arrays.py tests/test_errors.py \
+	tests/contracts tests/gpu/test_requirements.py tests/offline/test_sources.py \
+	tests/launching/test_launch.py::test_actors_return_when_they_are_told_to_and_what_they_started_goes_with_them \
+	tests/test_cli.py::test_status_shows_tables_pages_policies_and_writers \
+	$(addprefix tests/kernels/test_,cpu.py jit.py philox.py plan.py ragged_kernels.py reference.py returns.py) \
+	$(addprefix tests/store/test_,files.py lifecycle.py limits.py weights.py words.py) \
+	$(addprefix tests/sampling/test_,anchors.py completeness.py uniform.py) \
+	$(addprefix tests/plane/test_,append.py batch.py checkpoint_limits.py delivery.py inspect.py limiter.py mixing.py queues.py \
+	removal.py rows.py staleness.py table.py)
 # The other libraries' environments, for `make benchmarks`.
 PEERS_VENVS ?= .peers
 
@@ -15,11 +25,12 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constrain
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo check kernels test perf benchmarks perf-compare torture clean
+.PHONY: help install demo check kernels test test-quick perf benchmarks perf-compare torture clean
 
 help:
 	@echo "make demo      train DQN on CartPole with actors in their own processes"
 	@echo "make test      run the tests"
+	@echo "make test-quick  some of every room's, under two minutes once the kernels are built"
 	@echo "make check     lint, formatting, types"
 	@echo "make perf      measure against the bars, then the benchmarks (perf-results.json)"
 	@echo "make benchmarks  all libraries by turns, to docs/benchmarks.md (half an hour, 14 GB of environments)"
@@ -54,6 +65,9 @@ kernels: $(VENV)/installed
 
 test: kernels
 	$(BIN)/python -m pytest -n $(TESTERS) --dist worksteal $(ARGS)
+
+test-quick: kernels
+	$(BIN)/python -m pytest -n $(TESTERS) --dist worksteal $(QUICK) $(ARGS)
 
 perf: $(VENV)/installed-peers
 	$(BIN)/python -m perf.bars engine $(ARGS)
