@@ -24,8 +24,8 @@ from conduit.plane.deliver.consumer import Consumer, OnRefused, Partial
 from conduit.plane.ingest.autoreset import Autoreset
 from conduit.plane.ingest.placement import HostPlacement
 from conduit.plane.ingest.policy import CommitPerStep
-from conduit.plane.ingest.stream import OnFull
 from conduit.plane.ingest.writer import Writer, writer_type
+from conduit.plane.ingest.writer_pages import OnFull
 from conduit.plane.open_loaders import OpensLoaders
 from conduit.plane.table import TableHandle
 from conduit.schema import Schema

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from conduit.errors import ConfigError, EngineExists, EngineNotFound, Leftover, Unsendable
 from conduit.plane.attach import attach
 from conduit.plane.client import Client
-from conduit.store.format.layout import SegmentSpec, check_same, specify
+from conduit.store.format.layout import SegmentSpec, specify
+from conduit.store.format.same_spec import check_same
 from conduit.store.format.table_spec import Table
 from conduit.store.segment import owner_watch
 from conduit.store.segment import segment as segments

@@ -19,7 +19,8 @@ import conduit
 from conduit.errors import Busy, CheckpointError, Closed, ConfigError, EngineExists, NoSpace
 from conduit.plane.checkpoints import checkpoints, waits
 from conduit.store.checkpoint import save
-from conduit.store.checkpoint.files import HEADER, FileSet
+from conduit.store.checkpoint.direct_io import HEADER
+from conduit.store.checkpoint.files import FileSet
 from conduit.store.checkpoint.restore import create_from, rebased
 from conduit.store.checkpoint.snapshot import cut_table
 from conduit.store.format import words as w
@@ -714,7 +715,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint_and_full_memory_restores_no
 
 
 def test_a_full_file_system_error_is_told_as_no_space_and_others_as_a_folder_that_takes_no_checkpoint():
-    from conduit.store.checkpoint.files import unwritable
+    from conduit.store.checkpoint.direct_io import unwritable
 
     assert isinstance(unwritable(OSError(28, "full"), Path("/tmp")), NoSpace)
     told = unwritable(OSError(5, "broken"), Path("/tmp"))

@@ -9,7 +9,8 @@ import pytest
 import xxhash
 
 from conduit.errors import CheckpointError
-from conduit.store.checkpoint.files import BLOCK, HEADER, FileReader, FileSet, as_bytes, write_all
+from conduit.store.checkpoint.direct_io import BLOCK, HEADER, write_all
+from conduit.store.checkpoint.files import FileReader, FileSet, as_bytes
 
 
 def written(folder, name, chunks, dtype, shape):

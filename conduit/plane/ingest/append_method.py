@@ -54,7 +54,7 @@ def generate_append(schema: Schema, *, rollouts: bool, vector: bool) -> Callable
         *head,
         f"_values = ({values}terminated, truncated, final)",
         f"if {test}_self._append(_self._words, _values) < -1:",
-        f"    _self._append_exactly(_values, {given})",
+        f"    _self._exactly.append(_values, {given})",
     ]
     scope = {"_missing": MISSING, "_FieldError": FieldError, "_explained": _explainer(schema)}
     exec("\n    ".join(lines), scope)  # noqa: S102 - made of the schema's checked names only

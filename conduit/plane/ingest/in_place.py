@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
 
 from conduit.errors import Closed, ConfigError, FieldError
 from conduit.field import Field
-from conduit.native import cpython_abi
-from conduit.native.jit import entry
 from conduit.nesting import hint
 from conduit.numbers import at_least, whole
 from conduit.plane.ingest.stream import Form, Stream
@@ -20,7 +16,6 @@ from conduit.plane.views import Nested, Put, Views, spread
 from conduit.schema import Schema
 from conduit.store.format import words as w
 from conduit.store.format.table_geometry import halo_ticks
-from conduit.store.ingest import commit
 from conduit.store.tables.appearance import never_raises, place_of
 
 Array = np.ndarray[Any, Any]
@@ -28,7 +23,7 @@ Array = np.ndarray[Any, Any]
 _FLAG = Field("flag", "bool")
 
 
-def _check_plain(stream: Stream, what: str) -> None:
+def check_plain(stream: Stream, what: str) -> None:
     """Refuse a schema with ragged fields, whose values have no place of their own before their lengths are known.
 
     Raises:
@@ -42,7 +37,7 @@ def _check_plain(stream: Stream, what: str) -> None:
         )
 
 
-def _place(value: object, count: int, what: str) -> int:
+def check_place(value: object, count: int, what: str) -> int:
     """The number of a tick or an environment whose final observation is given.
 
     Raises:
@@ -54,7 +49,7 @@ def _place(value: object, count: int, what: str) -> int:
     return number
 
 
-def _check_names(form: type, schema: Schema, what: str) -> None:
+def check_names(form: type, schema: Schema, what: str) -> None:
     """Refuse a field that attribute access could not reach, since the form has something of that name itself.
 
     Raises:
@@ -75,7 +70,7 @@ class _Staged(Views):
     __slots__ = ("__weakref__", "_lead", "_names_", "_number", "_ragged", "_row", "_rows", "_stream")
 
     def __init__(self, stream: Stream) -> None:
-        _check_names(type(self), stream.schema, type(self).__name__.removesuffix("View").lower())
+        check_names(type(self), stream.schema, type(self).__name__.removesuffix("View").lower())
         self._stream = stream
         self._names_ = (*stream.schema.names, "terminated", "truncated")
         self._ragged = stream.schema.ragged_names
@@ -263,7 +258,7 @@ class StepView(_Staged):
 
     def set_final(self, env: int, observation: Any) -> None:
         """Keep the final observation of an environment that ends with this step."""
-        env = _place(env, self._stream.envs, "an environment")
+        env = check_place(env, self._stream.envs, "an environment")
         self._check()
         if self._ragged:
             self._check_new(env, "final")
@@ -313,7 +308,7 @@ class RolloutView(_Staged):
     __slots__ = ("_ends", "_ticks")
 
     def __init__(self, stream: Stream, ticks: int, max_finals: int | None) -> None:
-        _check_plain(stream, "rollout")
+        check_plain(stream, "rollout")
         super().__init__(stream)
         self._ends: list[str] = []
         ticks = at_least("ticks", ticks, 1)
@@ -347,7 +342,7 @@ class RolloutView(_Staged):
     def set_final(self, tick: int, env: int, observation: Any) -> None:
         """Keep the final observation of an environment that ends with step `tick` of this rollout."""
         envs = self._stream.envs
-        tick, env = _place(tick, self.ticks, "a tick"), _place(env, envs, "an environment")
+        tick, env = check_place(tick, self.ticks, "a tick"), check_place(env, envs, "an environment")
         self._set_final(self._row + tick * envs + env, observation)
 
     def commit(self) -> None:
@@ -402,108 +397,3 @@ class RolloutView(_Staged):
                 self.commit()
         finally:
             self.abort()
-
-
-class UncheckedView(Views):
-    """A writer without checks: assign to whole-table columns at `row`, then `row = commit()`.
-
-        with writer.unchecked() as handle:
-            obs, reward, row, commit = handle.obs, handle.reward, handle.row, handle.commit
-            for ...:
-                obs[row] = ...           # obs[row:row + num_envs] = ... for several environments
-                reward[row] = ...
-                row = commit()
-
-    Columns stay valid for the writer's life. With one environment, columns of single numbers are memoryviews, which store
-    a number faster than numpy does. Every field must be assigned; flags are False unless assigned. The writer's other
-    forms wait until the handle is closed; what was assigned but not committed is discarded then.
-
-    Where no page is free at once, or the table's limiter is against another tick, `commit` returns a row behind the table
-    (`row >= handle.rows`): storing to it fails, and `row = handle.row` waits as the writer was told to.
-
-    Attributes:
-        commit: Commits one tick; returns the physical row of the next one, or one that is `>= rows`.
-        rows: Rows of the table.
-    """
-
-    __slots__ = ("__weakref__", "_names_", "_number", "_stream", "commit", "rows")
-
-    def __init__(self, stream: Stream) -> None:
-        _check_plain(stream, "unchecked handle")
-        _check_names(UncheckedView, stream.schema, "unchecked handle")
-        if not cpython_abi.is_supported():
-            raise ConfigError(
-                "Expected CPython with its interpreter lock for the unchecked handle: use writer.step() instead"
-            )
-        self._stream = stream
-        self._names_ = (*stream.schema.names, "terminated", "truncated")
-        self.rows = stream.table.layout.rows
-        # a C-level call: a Python function around it would cost as much again as the commit
-        self.commit: Callable[[], int] = functools.partial(entry(commit.commit_and_turn), stream.array)
-        self._number = stream.begin(self, "unchecked handle")
-        stream.words[w.WRITER_BEYOND // 8] = 1
-        stream.words[w.WRITER_BUSY // 8] = self._number
-
-    @property
-    def number(self) -> int:
-        """Number of this form in its stream."""
-        return self._number
-
-    def _names(self) -> tuple[str, ...]:
-        return self._names_
-
-    def _view(self, name: str) -> Any:
-        table = self._stream.table
-        column = table.columns[name] if name in table.columns else getattr(table, name)
-        plain = column.ndim == 1 and column.dtype != np.float16 and self._stream.num_envs is None
-        return column.data if plain else column
-
-    @property
-    def row(self) -> int:
-        """Physical row of the next tick; waits for a page if it must.
-
-        Raises:
-            FieldError: The last commit was refused: an episode ends without its final observation, or as the autoreset mode has
-                no room for.
-            SpaceTimeout, Busy: No page could be claimed, or the limiter does not let a tick in.
-            Frozen: The table is frozen.
-        """
-        stream = self._stream
-        if stream.words[w.WRITER_BUSY // 8] != self._number:
-            stream.table.check_open()
-            raise Closed("Expected an unchecked handle that is open, this one was closed, or its writer")
-        place = stream.take_refusal()
-        if place >= 0:
-            stream.refuse(place)
-        return stream.here()
-
-    def set_final(self, observation: Any, env: int = 0) -> None:
-        """Keep the final observation of an environment that ends with the tick being written."""
-        stream = self._stream
-        stream.check_hands_over()
-        env = _place(env, stream.envs, "an environment")
-        # not `self.row`: a page is not turned under values that have been assigned
-        words = stream.words
-        row = self.row if words[w.WRITER_BEYOND // 8] else words[w.WRITER_BASE // 8] + words[w.WRITER_LOCAL // 8]
-        stream.keep_final(row + env, checked_observation(stream.schema, observation), row + stream.envs)
-
-    @never_raises
-    def __repr__(self) -> str:
-        state = "open" if self._stream.words[w.WRITER_BUSY // 8] == self._number else "closed"
-        return f"UncheckedView({place_of(self._stream.table)}, {state}: {', '.join(self._names_)})"
-
-    def close(self) -> None:
-        """Hand the writer back to its other forms; idempotent."""
-        stream = self._stream
-        if stream.words[w.WRITER_BUSY // 8] == self._number:
-            stream.discard(stream.envs)
-
-    def __enter__(self) -> Self:
-        # another object, as a rollout's
-        unchecked = object.__new__(type(self))
-        for name in ("_stream", "_names_", "_number", "commit", "rows"):
-            setattr(unchecked, name, getattr(self, name))
-        return unchecked
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

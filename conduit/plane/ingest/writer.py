@@ -1,4 +1,4 @@
-"""A writer appends the steps of one or more environments to a table: checked here, or in place (plane.ingest.in_place), or in bulk (plane.ingest.extend).
+"""A writer appends the steps of one or more environments to a table: one by one, in place (plane.ingest.in_place), or many at once (plane.ingest.extend).
 
 A page is claimed only when the last one is full; that is the only place where a writer can wait.
 """
@@ -6,7 +6,6 @@ A page is claimed only when the last one is full; that is the only place where a
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
@@ -14,19 +13,21 @@ import numpy as np
 
 from conduit.contracts.ingestion import Ingestion, ticks_of
 from conduit.contracts.placement import Placement, Pool, Request, place
-from conduit.errors import ConfigError, FieldError
+from conduit.errors import ConfigError
 from conduit.field import Field
 from conduit.forking import StaysHere
-from conduit.kernels.cpu.priorities import Leaves, as_priorities, clipping, count_clipped
 from conduit.native import cpython_abi
+from conduit.native.descriptors import fill
 from conduit.native.jit import entry
 from conduit.numbers import whole
 from conduit.plane.ingest.append_method import generate_append
+from conduit.plane.ingest.exact import ExactAppend
 from conduit.plane.ingest.extend import Bulk
 from conduit.plane.ingest.field_statistics import Tally
-from conduit.plane.ingest.in_place import RolloutView, StepBlock, UncheckedView
-from conduit.plane.ingest.stream import OnFull, Stream
-from conduit.plane.ingest.validate import checked, checked_observation, checked_values, flags
+from conduit.plane.ingest.in_place import RolloutView, StepBlock
+from conduit.plane.ingest.stream import Stream
+from conduit.plane.ingest.unchecked import UncheckedView
+from conduit.plane.ingest.writer_pages import OnFull
 from conduit.schema import Schema
 from conduit.store.format import words as w
 from conduit.store.ingest import append_objects, field_specs
@@ -40,7 +41,7 @@ _LARGE = 1 << 16
 """Ticks of more bytes than this are copied without the interpreter lock."""
 
 
-def _recognise_nothing(*_: Any) -> int:
+def _recognize_nothing(*_: Any) -> int:
     return append_objects.REFUSED
 
 
@@ -87,7 +88,6 @@ class Writer(StaysHere):
         self.num_envs = num_envs = stream.num_envs
         self.autoreset = stream.autoreset
         self._stream = stream
-        self._clipped = False
         self._schema = schema
         self._words = stream.array
         place(placement, Request(table.layout.name, stream.number, stream.envs, schema.row_bytes), pools)
@@ -98,21 +98,27 @@ class Writer(StaysHere):
         described += [(Field(f"flag_{name}", "bool"), getattr(table, name)) for name in ("terminated", "truncated")]
         self._described, self._dims = field_specs.describe_fields(described, num_envs)
         field_specs.mark_flags(self._described)
-        stream.words[w.WRITER_FIELDS // 8] = self._described.ctypes.data
-        stream.words[w.WRITER_FIELD_COUNT // 8] = len(described)
-        stream.words[w.WRITER_OBJECTS // 8] = field_specs.known_objects().ctypes.data
         # a list may change under a call that has let go of the interpreter lock
         large = schema.row_bytes * stream.envs > _LARGE and (num_envs is None or not schema.ragged_names)
         lists = num_envs is not None and not large and table.layout.limits is None
         self._final = field_specs.describe_final(schema, self._described, lists=lists)
-        stream.words[w.WRITER_FINAL // 8] = 0 if self._final is None else self._final.ctypes.data
+        fill(
+            stream.words,
+            {
+                w.WRITER_FIELDS: self._described.ctypes.data,
+                w.WRITER_FIELD_COUNT: len(described),
+                w.WRITER_OBJECTS: field_specs.known_objects().ctypes.data,
+                w.WRITER_FINAL: 0 if self._final is None else self._final.ctypes.data,
+            },
+        )
         kernel = append_objects.append_large_row if large else append_objects.append_row
         self._append: Callable[..., int] = entry(
             kernel if table.layout.limits is None else append_objects.append_limited_row
         )
-        self._store_row: Callable[..., int] = entry(append_objects.store_row)
+        store_row: Callable[..., int] = entry(append_objects.store_row)
         if not cpython_abi.is_supported():
-            self._append = self._store_row = _recognise_nothing
+            self._append = store_row = _recognize_nothing
+        self._exactly = ExactAppend(stream, store_row, lists_finals=self._final is not None)
 
     # -- writing
 
@@ -258,176 +264,6 @@ class Writer(StaysHere):
         """
         self._stream.check()
         self._stream.cut()
-
-    # -- the exact path behind the generated append
-
-    def _append_exactly(self, values: tuple[Any, ...], priority: Any, bootstrap: Any = None) -> None:
-        """Turn pages, convert values, keep final observations, explain; all is checked before the page is turned."""
-        stream = self._stream
-        table, envs, final = stream.table, stream.envs, values[-1]
-        stream.check()
-        leaves = None if priority is None else self._checked_priority(priority)
-        behind = None if bootstrap is None else stream.checked_bootstrap(bootstrap)
-        if self._schema.ragged_names:
-            self._append_ragged(values, leaves, behind)
-            return
-        try:
-            code = self._store_row(self._words, values)
-            if code == append_objects.NEED_PAGE:
-                self._checked_finals(self._ended(values), final)
-                stream.here()
-                code = self._store_row(self._words, values)
-            stored = code >= 0
-            if stored:
-                stream.admit(envs)
-                row = code
-                ends = [table.terminated[row : row + envs], table.truncated[row : row + envs]]
-            else:
-                arrays, ends = self._checked(values)
-            finals = self._checked_finals(np.flatnonzero(ends[0] | ends[1]).tolist(), final)
-            if not stored:
-                row = stream.here()
-                stream.mark()
-                for field, array in zip(self._schema.fields, arrays, strict=True):
-                    table.columns[field.name][row : row + envs] = array
-                table.terminated[row : row + envs], table.truncated[row : row + envs] = ends
-            self._commit_exactly(row, finals, leaves, behind)
-        except BaseException:
-            stream.discard(envs)
-            raise
-
-    def _commit_exactly(
-        self,
-        row: int,
-        finals: Mapping[int, Mapping[str, Any]],
-        leaves: Array | None,
-        behind: Mapping[str, Any] | None,
-    ) -> None:
-        """Commit the tick at `row`, whose values are stored, with all that belongs to it."""
-        stream = self._stream
-        for env, observation in finals.items():
-            stream.keep_final(row + env, observation, row + stream.envs)
-        if leaves is not None:
-            stream.prioritize(row, leaves)
-        if behind is not None:
-            stream.keep_bootstrap(1, behind)
-        place = stream.commit(1)
-        if place >= 0:
-            stream.refuse(place)
-        if behind is not None:
-            stream.end_rollout()
-
-    def _checked_priority(self, priority: Any) -> Array:
-        """Leaves of a tick's priorities, uint32 [envs].
-
-        Raises:
-            FieldError: The table has no priorities, or one is NaN, infinite or negative.
-        """
-        rule = self._stream.table.layout.table.priorities
-        if rule is None:
-            raise FieldError(
-                "Expected no priority: the table has none, create it with priorities=conduit.Priorities(...)",
-                at="priority",
-            )
-        table, envs = self._stream.table, self._stream.envs
-        leaves = Leaves(rule, envs, table.layout.rows)
-        values = [priority] if self.num_envs is None and np.ndim(priority) == 0 else priority
-        leaves.fill(values, envs)
-        if leaves.clipped.any():
-            entry(count_clipped)(table.segment.base + table.layout.control, leaves.clipped.ctypes.data)
-            if not self._clipped:
-                self._clipped = True
-                raised, lowered = leaves.clipped.tolist()
-                text = clipping(
-                    rule, table.layout.rows, as_priorities(values, envs), (raised, lowered), table.layout.name
-                )
-                warnings.warn(text, RuntimeWarning, stacklevel=4)
-        return leaves.array
-
-    def _append_ragged(self, values: tuple[Any, ...], leaves: Array | None, behind: Mapping[str, Any] | None) -> None:
-        """The same for a schema with ragged fields, whose room depends on the values and the final observations."""
-        stream = self._stream
-        table, envs = stream.table, stream.envs
-        fields = self._schema.fields
-        given: dict[str, Any] = {
-            field.name: checked_values(field, value, self.num_envs)
-            if field.ragged
-            else checked(field, value, stream.lead)
-            for field, value in zip(fields, values, strict=False)
-        }
-        terminated, truncated = self._flags(values)
-        finals = self._checked_finals(np.flatnonzero(terminated | truncated).tolist(), values[-1])
-        items = [
-            sum(map(len, given[name]))
-            + sum(len(one[name]) for one in finals.values() if name in one)
-            + sum(map(len, (behind or {}).get(name, ())))
-            for name in self._schema.ragged_names
-        ]
-        try:
-            row = stream.here(items=np.array(items, np.int64))
-            stream.mark()
-            for name, value in given.items():
-                if name in table.arenas:
-                    for env, array in enumerate(value):
-                        stream.put(name, row + env, array)
-                else:
-                    table.columns[name][row : row + envs] = value
-            table.terminated[row : row + envs], table.truncated[row : row + envs] = terminated, truncated
-            self._commit_exactly(row, finals, leaves, behind)
-        except BaseException:
-            stream.discard(envs)
-            raise
-
-    def _checked(self, values: tuple[Any, ...]) -> tuple[list[Array], list[Array]]:
-        """A tick's values as arrays [*lead, *shape], and its flags as bool [envs]."""
-        stream = self._stream
-        arrays = [checked(field, value, stream.lead) for field, value in zip(self._schema.fields, values, strict=False)]
-        return arrays, self._flags(values)
-
-    def _flags(self, values: tuple[Any, ...]) -> list[Array]:
-        """A tick's flags, terminated and truncated, as bool [envs]."""
-        return [
-            flags(value, self.num_envs, name)
-            for name, value in zip(("terminated", "truncated"), values[-3:-1], strict=True)
-        ]
-
-    def _ended(self, values: tuple[Any, ...]) -> list[int]:
-        """Environments whose flags say that their episode ends."""
-        if values[-3] is False and values[-2] is False:
-            return []
-        ends = self._flags(values)
-        return np.flatnonzero(ends[0] | ends[1]).tolist()
-
-    def _checked_finals(self, ended: list[int], final: Any) -> dict[int, Mapping[str, Any]]:
-        """The final observations of the environments that ended, by environment."""
-        stream = self._stream
-        if ended and not stream.hands_over:
-            stream.check_ends(np.isin(np.arange(stream.envs), ended)[None])
-        finals: dict[int, Mapping[str, Any]] = {}
-        if final is not None:
-            stream.check_hands_over()
-            if self.num_envs is None:
-                finals = {env: checked_observation(self._schema, final) for env in ended}
-            elif self._is_one_each(final):
-                if len(final) != stream.envs:
-                    raise FieldError(
-                        f"Expected {stream.envs} entries, one per environment, got {len(final)}", at="final"
-                    )
-                finals = {env: checked_observation(self._schema, final[env]) for env in ended if final[env] is not None}
-            else:
-                whole = checked_observation(self._schema, final, stream.lead)
-                finals = {env: {name: array[env] for name, array in whole.items()} for env in ended}
-        if stream.words[w.WRITER_STRICT // 8]:
-            for env in ended:
-                if env not in finals:
-                    stream.refuse(env)
-        return finals
-
-    def _is_one_each(self, final: Any) -> bool:
-        """Whether final observations came one by one; a tuple may also be the observation's own structure."""
-        if isinstance(final, tuple):
-            return self._final is not None
-        return isinstance(final, list) or (isinstance(final, np.ndarray) and final.dtype == object)
 
     # -- life
 

@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import math
 import os
-import stat
-import struct
 import time
 from typing import Any
 
 import numpy as np
 
-from conduit.errors import AccessDenied, BadSegment, ConduitError, ConfigError, EngineNotFound
+from conduit.errors import AccessDenied, BadSegment, EngineNotFound
 from conduit.plane.deliver.episodes import read_ring
+from conduit.plane.observe.engines import backing_of, clean, engines, is_there, not_found
 from conduit.plane.observe.status import (
     ClaimStatus,
     Cleaned,
@@ -41,7 +40,6 @@ from conduit.store.format.layout import (
     HEADER_CLOSED,
     HEADER_PID,
     HEADER_TIME,
-    MAGIC,
     SegmentLayout,
     TableLayout,
     WeightsLayout,
@@ -49,20 +47,15 @@ from conduit.store.format.layout import (
 from conduit.store.format.sizes import row_stride
 from conduit.store.format.soundness import limits_of_words
 from conduit.store.pages.row_counts import Counts, counts_over
-from conduit.store.segment.leftovers import fate_of, remove_if_dead, told
+from conduit.store.segment.leftovers import fate_of, told
 from conduit.store.segment.locks import LOCK_CREATOR, LOCK_PUBLISHERS, held
-from conduit.store.segment.names import SHM_DIRECTORY, Backing, find, note_path, open_segment, shm_name
+from conduit.store.segment.names import SHM_DIRECTORY, Backing, open_segment
 from conduit.store.segment.participants import LINE_NAME, LINE_PID, LINE_ROLES, LINE_ROWS, LINE_SINCE, ROLES
 from conduit.store.segment.segment import read_layout
 from conduit.store.tables.limit_checks import why_not_inserted, why_not_sampled
 from conduit.store.tables.queue import count_rows
 
 Words = np.ndarray[Any, np.dtype[np.int64]]
-
-
-def engines() -> list[str]:
-    """Names of this user's engines, living and dead, sorted. Other files under such names are not listed."""
-    return sorted({name for name, _ in find() if _is_file(name)})
 
 
 def inspect(name: str) -> EngineStatus:
@@ -72,7 +65,7 @@ def inspect(name: str) -> EngineStatus:
         ConfigError: This cannot be an engine's name.
         EngineNotFound: Nothing has this name.
     """
-    backing = _backing_of(name)
+    backing = backing_of(name)
 
     def unread(state: State, problem: str | None, size: int = 0, in_use: bool = False) -> EngineStatus:
         return EngineStatus(name, state, problem, backing, size, in_use, state == "starting", time.monotonic())
@@ -84,8 +77,8 @@ def inspect(name: str) -> EngineStatus:
     except BadSegment as error:
         return unread("damaged", str(error))
     except EngineNotFound:
-        if not _is_there(name):
-            raise _not_found(name) from None
+        if not is_there(name):
+            raise not_found(name) from None
         return unread("dead", "the process that made its memfd is gone; only the note of it is left")
     try:
         size, in_use = os.fstat(fd).st_size, held(fd)
@@ -101,80 +94,6 @@ def inspect(name: str) -> EngineStatus:
             return unread("damaged", f"its header cannot be read: {error}", size, in_use)
     finally:
         os.close(fd)
-
-
-def clean(name: str | None = None) -> list[Cleaned]:
-    """Remove segments that no live process holds.
-
-    A process holds a segment while it is its owner or is attached, however idle. A file that is not Conduit's, and lies
-    under an engine's name, is left alone.
-
-    Args:
-        name: One engine; None for all of this user.
-
-    Returns:
-        One entry for each engine looked at.
-
-    Raises:
-        ConfigError: This cannot be an engine's name.
-        EngineNotFound: Nothing has this name.
-    """
-    if name is not None:
-        _backing_of(name)
-    return [_clean(one) for one in (engines() if name is None else [name])]
-
-
-def _clean(name: str) -> Cleaned:
-    try:
-        if _backing_of(name) == "shm" and _is_foreign(name):
-            path = SHM_DIRECTORY / shm_name(name)[1:]
-            return Cleaned(name, False, f"not a Conduit segment; if it can go, remove {path} yourself")
-        return Cleaned(name, *remove_if_dead(name))
-    except (ConduitError, OSError, ValueError) as error:
-        return Cleaned(name, False, str(error))
-
-
-def _not_found(name: str) -> EngineNotFound:
-    return EngineNotFound(
-        f"Expected an engine named {name!r}, found none for this user ({SHM_DIRECTORY}{shm_name(name)}): "
-        "`conduit status` lists those that are there"
-    )
-
-
-def _backing_of(name: str) -> Backing:
-    """Where a name leads to: something in shared memory, of whatever kind, or the note of a memfd."""
-    if os.path.lexists(SHM_DIRECTORY / shm_name(name)[1:]):
-        return "shm"
-    if os.path.lexists(note_path(name)):
-        return "memfd"
-    raise _not_found(name)
-
-
-def _is_there(name: str) -> bool:
-    try:
-        _backing_of(name)
-    except (EngineNotFound, ConfigError):
-        return False
-    return True
-
-
-def _is_file(name: str) -> bool:
-    """Whether a name leads to a file, or to a note that is one: others are not listed."""
-    try:
-        path = SHM_DIRECTORY / shm_name(name)[1:] if _backing_of(name) == "shm" else note_path(name)
-        return stat.S_ISREG(path.lstat().st_mode)
-    except (EngineNotFound, ConfigError, OSError):
-        return False
-
-
-def _is_foreign(name: str) -> bool:
-    """Whether a file begins with something else than our magic, or the zeros of a creator that did not finish."""
-    fd = open_segment(name, os.O_RDONLY)
-    try:
-        start = os.pread(fd, 8, 0)
-    finally:
-        os.close(fd)
-    return start.strip(b"\0") != b"" and start != struct.pack("<q", MAGIC)
 
 
 def _read(fd: int, offset: int, count: int) -> Words:

@@ -2,17 +2,14 @@
 
 A file is written in sequence, a block at a time: blocks are filled and hashed by the caller's thread and written by a few others.
 Its header, which says how many rows there are, comes last. Its digest is XXH3-128 of the bytes behind the header, followed by
-the header. Where the file system knows no O_DIRECT, writes and reads go through its cache.
+the header.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import functools
 import math
-import mmap
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -23,17 +20,24 @@ import msgspec
 import numpy as np
 import xxhash
 
-from conduit.errors import CheckpointError, ConduitError, NoSpace
+from conduit.errors import CheckpointError
+from conduit.store.checkpoint.direct_io import (
+    BLOCK,
+    HEADER,
+    Blocks,
+    header_of,
+    open_direct,
+    read_all,
+    through_the_cache,
+    unreadable,
+    write_all,
+)
 from conduit.store.segment.workers import Job, Workers
 
 Array = np.ndarray[Any, Any]
 
-HEADER = 4096
-"""Bytes of a file's header: a multiple of what O_DIRECT asks for."""
-BLOCK = 8 << 20
 _THREADS = 4
 _AHEAD = 6
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class FileEntry(msgspec.Struct, frozen=True):
@@ -48,105 +52,9 @@ class FileEntry(msgspec.Struct, frozen=True):
     digest: str
 
 
-def header_of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    """The header of a `.npy` file (version 1.0), padded to HEADER bytes."""
-    described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-    text = repr(described).encode().ljust(HEADER - 11) + b"\n"
-    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
-
-
 def as_bytes(array: Array) -> Array:
     """The bytes of a contiguous array, uint8 [n]."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-
-
-_SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-
-
-def unwritable(error: OSError, where: Path) -> OSError | CheckpointError:
-    """What to raise for a failed write: NoSpace when the disk is full, the error itself where it is this process's lack."""
-    if error.errno in _SHORT or isinstance(error, ConduitError):
-        return error
-    if error.errno not in _FULL:
-        return CheckpointError(
-            f"Expected to be able to write a checkpoint in {where}, got {error}: name a folder on a disk that this user may write to"
-        )
-    space = os.statvfs(where)
-    return NoSpace(
-        f"Expected room for a checkpoint in {where}, got {space.f_bavail * space.f_frsize:,} bytes free when it was full: "
-        "free some, or keep fewer checkpoints; those that were there are as they were"
-    )
-
-
-def unreadable(error: OSError, path: Path) -> OSError | CheckpointError:
-    """What to raise for a failed read: that the file cannot be read, or the error itself where it is this process's lack."""
-    if error.errno in _SHORT:
-        return error
-    return CheckpointError(
-        f"Expected to read {path}, got {error}: it is not used; see to the disk and the file's permissions, or restore an older "
-        "checkpoint"
-    )
-
-
-def _open(path: Path, flags: int) -> int:
-    try:
-        return os.open(path, flags | os.O_CLOEXEC | os.O_DIRECT, 0o644)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        return os.open(path, (flags & ~os.O_EXCL) | os.O_CLOEXEC, 0o644)
-
-
-def _through_the_cache(fd: int) -> None:
-    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_DIRECT)
-
-
-def write_all(fd: int, data: Any, offset: int) -> None:
-    """Write bytes to their place; past the page cache where the descriptor says so and the file system can."""
-    view = memoryview(data)
-    while view:
-        try:
-            done = os.pwrite(fd, view, offset)
-        except OSError as error:
-            if error.errno != errno.EINVAL or not fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
-                raise
-            _through_the_cache(fd)
-            continue
-        view, offset = view[done:], offset + done
-
-
-def _read_all(fd: int, view: memoryview, offset: int, path: Path) -> int:
-    """Read until the view is full or the file ends; returns the bytes read.
-
-    Raises:
-        CheckpointError: The file cannot be read.
-    """
-    total = 0
-    while total < len(view):
-        try:
-            done = os.preadv(fd, [view[total:]], offset + total)
-        except OSError as error:
-            if error.errno != errno.EINVAL or not fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT:
-                raise unreadable(error, path) from error
-            _through_the_cache(fd)
-            continue
-        if done == 0:
-            break
-        total += done
-    return total
-
-
-class _Blocks:
-    """Blocks of memory as O_DIRECT wants it; used again, and touched only as far as they are filled."""
-
-    def __init__(self) -> None:
-        self._free: list[Array] = []
-
-    def take(self) -> Array:
-        return self._free.pop() if self._free else np.frombuffer(mmap.mmap(-1, BLOCK), np.uint8)
-
-    def give(self, block: Array) -> None:
-        self._free.append(block)
 
 
 class OutFile:
@@ -155,7 +63,7 @@ class OutFile:
     def __init__(self, files: FileSet, path: Path, name: str) -> None:
         self._files = files
         self.name = name
-        self.fd = _open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        self.fd = open_direct(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         self.written = 0
         self._block: Array | None = None
         self._filled = 0
@@ -207,7 +115,7 @@ class OutFile:
 
     def finish(self) -> FileEntry:
         """Write what is left and the header, and see all of it on the disk; every block must have been written."""
-        _through_the_cache(self.fd)
+        through_the_cache(self.fd)
         size = HEADER + self.written + self._filled
         if self._block is not None:
             rest = self._block[: self._filled]
@@ -237,7 +145,7 @@ class FileSet:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.blocks = _Blocks()
+        self.blocks = Blocks()
         self.entries: dict[str, FileEntry] = {}
         self._open: list[OutFile] = []
         self._pending: deque[tuple[Job[None], Array]] = deque()
@@ -308,7 +216,7 @@ class FileReader:
         self._progress = progress
         self._total = sum(entry.size for entry in entries.values())
         self._done = 0
-        self._blocks = _Blocks()
+        self._blocks = Blocks()
         self._workers = Workers(_THREADS)
         self.unread = set(entries)
 
@@ -348,7 +256,7 @@ class FileReader:
                 f"Expected {path} to hold what its table needs, the manifest lists {entry.size:,} bytes: {DAMAGED}"
             )
         try:
-            fd = _open(path, os.O_RDONLY)
+            fd = open_direct(path, os.O_RDONLY)
         except FileNotFoundError as error:
             raise CheckpointError(f"Expected the file {path}, it is missing: {DAMAGED}") from error
         except OSError as error:
@@ -358,7 +266,7 @@ class FileReader:
             if size != entry.size:
                 raise CheckpointError(f"Expected {entry.size:,} bytes in {path}, got {size:,}: {DAMAGED}")
             found = self._blocks.take()
-            got = found[: _read_all(fd, found.data[:HEADER], 0, path)].tobytes()
+            got = found[: read_all(fd, found.data[:HEADER], 0, path)].tobytes()
             self._blocks.give(found)
             digest = xxhash.xxh3_128()
             for block, count in self._read_blocks(fd, size, sink, path):
@@ -384,7 +292,7 @@ class FileReader:
         def fetch(block: Array, place: int) -> int:
             want = min(BLOCK, size - HEADER - place)
             # past the cache, lengths must be whole sectors: the end of the file cuts the last one
-            count = min(want, _read_all(fd, block.data[: -(-want // HEADER) * HEADER], HEADER + place, path))
+            count = min(want, read_all(fd, block.data[: -(-want // HEADER) * HEADER], HEADER + place, path))
             if sink is not None:
                 sink(place, block[:count])
             return count

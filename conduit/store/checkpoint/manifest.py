@@ -29,7 +29,8 @@ from conduit.errors import Busy, CheckpointError, ConfigError
 from conduit.forking import LockFile
 from conduit.numbers import at_least
 from conduit.schema import Field
-from conduit.store.checkpoint.files import DAMAGED, FileEntry, unreadable
+from conduit.store.checkpoint.direct_io import unreadable
+from conduit.store.checkpoint.files import DAMAGED, FileEntry
 from conduit.store.format.filenames import safe
 from conduit.store.format.layout import SegmentSpec, TableLayout, TensorSpec
 from conduit.store.format.sizes import row_stride

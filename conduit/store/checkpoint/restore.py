@@ -19,7 +19,8 @@ import numpy as np
 
 from conduit.errors import CheckpointError
 from conduit.native.jit import entry
-from conduit.store.checkpoint.files import BLOCK, DAMAGED, HEADER, FileReader, Sink, write_all
+from conduit.store.checkpoint.direct_io import BLOCK, HEADER, write_all
+from conduit.store.checkpoint.files import DAMAGED, FileReader, Sink
 from conduit.store.checkpoint.manifest import MANIFEST, Manifest, TableEntry, columns_of, extra_file, policy_file
 from conduit.store.checkpoint.save import (
     PLACE_ROWS,

@@ -16,7 +16,8 @@ import numpy as np
 
 from conduit.errors import ConfigError, Overwritten, WaitTimeout
 from conduit.native.jit import entry
-from conduit.store.checkpoint.files import FileSet, as_bytes, unwritable
+from conduit.store.checkpoint.direct_io import unwritable
+from conduit.store.checkpoint.files import FileSet, as_bytes
 from conduit.store.checkpoint.manifest import (
     Column,
     LoaderEntry,

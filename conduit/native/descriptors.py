@@ -1,0 +1,24 @@
+"""Descriptors: int64 words by which Python tells a kernel what to do. A word is named by its byte offset, as kernels read it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+Words = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def fill(words: Words | memoryview, values: Mapping[int, int]) -> None:
+    """Set words of a descriptor.
+
+    Args:
+        words: int64 [n], an array or a memoryview.
+        values: {byte offset of a word: its value}.
+
+    Raises:
+        IndexError: An offset lies behind the descriptor.
+    """
+    for offset, value in values.items():
+        words[offset // 8] = value
