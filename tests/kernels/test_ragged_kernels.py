@@ -15,7 +15,7 @@ from conduit.kernels.reference import gather
 from conduit.kernels.spec.plan import Output, make_plan
 from conduit.kernels.spec.ragged import ragged_output
 from conduit.kernels.spec.transforms import as_steps, fuse
-from conduit.store.tables.view import SPAN_DTYPE
+from conduit.store.format.columns import SPAN_DTYPE
 
 POISON = 0xA5
 PAGES, PAGE_ROWS = 3, 8

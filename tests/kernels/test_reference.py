@@ -8,7 +8,7 @@ from conduit import Field, cast, scale
 from conduit.kernels.reference import gather
 from conduit.kernels.spec.plan import Output
 from conduit.store.format import words as w
-from conduit.store.tables.view import META_DTYPE
+from conduit.store.format.columns import META_DTYPE
 
 
 def transformed(values, source, transform):

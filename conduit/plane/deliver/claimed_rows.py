@@ -15,8 +15,9 @@ from conduit.kernels.spec.plan import FLAGS, Computed
 from conduit.kernels.spec.windows import Rollout
 from conduit.plane.deliver.batch import Wrap, as_bfloat16
 from conduit.plane.deliver.convert import Converting
+from conduit.store.format.columns import META_DTYPE
 from conduit.store.format.soundness import check_spans
-from conduit.store.tables.view import META_DTYPE, TableView
+from conduit.store.tables.view import TableView
 
 Array = np.ndarray[Any, Any]
 

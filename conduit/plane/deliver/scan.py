@@ -16,25 +16,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from conduit.errors import Overwritten
 from conduit.forking import StaysHere
 from conduit.plane.deliver.steps import Array, Steps
 from conduit.schema import Schema
 from conduit.store.format import words as w
-from conduit.store.format.soundness import check_links, check_pages, check_spans
+from conduit.store.format.soundness import check_links, check_pages
+from conduit.store.pages.image import Extent, values_of
 from conduit.store.tables.appearance import never_raises, place_of, state_of
 from conduit.store.tables.view import Lease, TableView
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The ticks of a page that a scan reads: page and generation, local ticks [begin, end), tick of local row 0."""
+    """The ticks of a page that a scan reads, local ticks [begin, end), and the page as it was."""
 
-    page: int
-    generation: int
+    extent: Extent
     begin: int
     end: int
-    tick: int
 
 
 class Scan(StaysHere):
@@ -65,9 +63,8 @@ class Scan(StaysHere):
             for env in range(envs):
                 known = (-1, -1)  # the tick that would go on, and its episode
                 for part in parts:
-                    try:
-                        lease = self._table.lease(part.page, part.generation)
-                    except Overwritten:
+                    lease = self._table.hold(part.extent)
+                    if lease is None:
                         self.missing += part.end - part.begin
                         continue
                     with lease:
@@ -82,17 +79,18 @@ class Scan(StaysHere):
         """The steps of one environment in a page, their episodes, and the tick of the last one."""
         envs = lease.envs
         every = slice(part.begin * envs + env, part.end * envs, envs)
-        meta = self._page(self._table.meta, part.page)
+        page = part.extent.page
+        meta = self._page(self._table.meta, page)
         flags = meta["link"][every]
         here = (flags & (w.FINAL | w.DELETED)) == 0
         if self._table.sampled is not None:
-            here &= (self._page(self._table.sampled, part.page)[every] & w.HAS_GONE) == 0
+            here &= (self._page(self._table.sampled, page)[every] & w.HAS_GONE) == 0
         rows = np.arange(every.start, every.stop, envs)[here]
         flags = meta["link"][rows]
         episodes = (np.int64(stream) << 32) | meta["episode"][rows].astype(np.int64)
         starts = np.ones(len(rows), bool)
         starts[1:] = (episodes[1:] != episodes[:-1]) | (rows[1:] != rows[:-1] + envs)
-        if len(rows) and part.tick + rows[0] // envs == known[0]:
+        if len(rows) and part.extent.tick + rows[0] // envs == known[0]:
             starts[0] = episodes[0] != known[1]
         ended = np.flatnonzero(flags & (w.TERMINATED | w.TRUNCATED))
         links = rows[ended] + (flags[ended] >> w.LINK_SHIFT)
@@ -100,18 +98,18 @@ class Scan(StaysHere):
         inside = np.minimum(links, lease.rows - 1)
         follows = (links > rows[ended]) & (links < lease.rows) & ((meta["link"][inside] & w.FINAL) != 0)
         has = ((flags[ended] & w.KEPT) != 0) | follows
-        check_links(self._table.layout, part.page, links[has])
+        check_links(self._table.layout, page, links[has])
         steps = Steps(
-            {name: self._values(name, part.page, rows) for name in self.schema.names},
+            {name: self._values(name, page, rows) for name in self.schema.names},
             (flags & w.TERMINATED) != 0,
             (flags & w.TRUNCATED) != 0,
             starts,
             ended[has],
-            {name: self._values(name, part.page, links[has]) for name in self.schema.observation_names},
+            {name: self._values(name, page, links[has]) for name in self.schema.observation_names},
             episodes,
             meta["step"][rows].astype(np.int64),
         )
-        return steps, episodes, part.tick + int(rows[-1]) // envs if len(rows) else -1
+        return steps, episodes, part.extent.tick + int(rows[-1]) // envs if len(rows) else -1
 
     def _page(self, array: Array, page: int) -> Array:
         """All rows of a page in an array of the whole table, its tail included, which a lease's own view has not."""
@@ -120,14 +118,11 @@ class Scan(StaysHere):
         return view
 
     def _values(self, name: str, page: int, rows: Array) -> Array | list[Array]:
-        column = self._page(self._table.columns[name], page)
+        taken: Array = self._page(self._table.columns[name], page)[rows]
         if name not in self._table.arenas:
-            return column[rows]
-        arena = self._table.arenas[name][page]
-        spans = column[rows]
-        check_spans(self._table.layout, name, page, spans)
-        pairs = zip(spans["start"].tolist(), spans["length"].tolist(), strict=True)
-        return [arena[start : start + length].copy() for start, length in pairs]
+            return taken
+        values = values_of(self._table.layout, name, page, self._table.arenas[name][page], taken)
+        return [value.copy() for value in values]
 
 
 def _take_stock(table: TableView) -> dict[tuple[int, int], list[_Part]]:
@@ -156,6 +151,6 @@ def _take_stock(table: TableView) -> dict[tuple[int, int], list[_Part]]:
                 limit = int(behind[w.PAGE_TICK // 8] + behind[w.PAGE_FIRST // 8] // envs) - tick
                 end = min(int(later[page, w.PAGE_COMMITTED // 8]) // envs, limit)
             if end > begin:
-                part = _Part(page, int(generations[page]), begin, end, tick)
-                streams.setdefault((stream, envs), []).append(part)
+                extent = Extent.of(page, later[page], table.layout.page_rows)
+                streams.setdefault((stream, envs), []).append(_Part(extent, begin, end))
     return streams

@@ -25,6 +25,7 @@ from conduit.plane.device.row_sources import BASE, GENERATION, ROWS, Residence, 
 from conduit.store.format import words as w
 from conduit.store.format.sizes import align, parse_bytes
 from conduit.store.pages import protocol
+from conduit.store.pages.image import Extent, bytes_by_row, row_parts
 from conduit.store.tables.view import TableView
 
 Array = np.ndarray[Any, Any]
@@ -36,15 +37,12 @@ MOST_FLYING = 16
 _NEWEST = np.iinfo(np.int64).max
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Copy:
-    """A copy under way: into a slot, rows up to `rows` and from `tail` on."""
+    """A copy of a page under way: into a slot, done when the event has passed."""
 
-    page: int
+    extent: Extent
     slot: int
-    generation: int
-    rows: int
-    tail: int
     event: Event
 
 
@@ -94,8 +92,8 @@ class Mirror(Residence):
         self._closed = False
         self.columns = columns_in(self._memory, 0, places, self.slots * self._page_rows)
         # copied as bytes, padding included: rows that lie apart would be gathered by the host first
-        self._targets = _rows_in(self._memory, places, self.slots * self._page_rows)
-        self._sources = _rows_in(_host_memory(table), sources, table.layout.rows)
+        self._targets = bytes_by_row(self._memory, _strides(places), self.slots * self._page_rows)
+        self._sources = bytes_by_row(_host_memory(table), _strides(sources), table.layout.rows)
         self.slot_of = np.full(table.layout.pages, -1, np.int64)
         self._page_of = np.full(self.slots, -1, np.int64)
         self._ages = np.zeros(self.slots, np.int64)
@@ -111,7 +109,7 @@ class Mirror(Residence):
         kinds, generations = states & w.KIND_MASK, states >> w.GENERATION_SHIFT
         lives = (kinds == w.OPEN) | (kinds == w.SEALED)
         gone = (self.places[:, BASE] >= 0) & ~(lives & (generations == self.places[:, GENERATION]))
-        under_way = {copy.page for copy in self._flying}
+        under_way = {copy.extent.page for copy in self._flying}
         for page in np.flatnonzero(gone).tolist():
             self.places[page, BASE] = -1
             if page not in under_way:
@@ -128,27 +126,24 @@ class Mirror(Residence):
         for page in candidates[np.argsort(-ages[candidates], kind="stable")].tolist():
             if len(self._flying) >= MOST_FLYING:
                 return
-            if page not in under_way and not self._begin(
-                page, int(generations[page]), int(committed[page]), int(ages[page])
-            ):
+            extent = Extent.of(page, self.words[page], self._page_rows)
+            if page not in under_way and not self._begin(extent, int(ages[page])):
                 return
 
     def _land(self) -> None:
         """Tell of copies that are done, in the order of their stream."""
         while self._flying and self._flying[0].event.passed():
             copy = self._flying.pop(0)
-            state = entry(protocol.load_after)(self._state_address(copy.page))
-            # relaxed, behind an acquire fence: had a writer touched what was copied, another state would be seen
-            if state >> w.GENERATION_SHIFT != copy.generation or state & w.KIND_MASK not in (w.OPEN, w.SEALED):
+            extent = copy.extent
+            # had a writer touched what was copied, another state would be seen
+            if not self._table.images.is_current(extent):
                 self.dropped += 1
-                self.places[copy.page, BASE] = -1
-                self._free(copy.page)
+                self.places[extent.page, BASE] = -1
+                self._free(extent.page)
                 continue
-            self.places[copy.page] = copy.slot * self._page_rows, copy.generation, copy.rows, copy.tail
+            tail = self._page_rows - extent.tail
+            self.places[extent.page] = copy.slot * self._page_rows, extent.generation, extent.rows, tail
             self.copied += 1
-
-    def _state_address(self, page: int) -> int:
-        return self._table.segment.base + self._table.layout.blocks + page * w.LINE
 
     def _free(self, page: int) -> None:
         self._page_of[self.slot_of[page]] = -1
@@ -172,27 +167,25 @@ class Mirror(Residence):
         self._free(out)
         return oldest
 
-    def _begin(self, page: int, generation: int, committed: int, age: int) -> bool:
+    def _begin(self, extent: Extent, age: int) -> bool:
         """Begin to copy what is new of a page; False when the pool is full of younger ones."""
+        page = extent.page
         slot = self._slot(page, age)
         if slot < 0:
             return False
+        known = self.places[page, BASE] >= 0 and self.places[page, GENERATION] == extent.generation
         # kept finals were stored before the commit that was seen, but some may belong to a later one and not be whole: they are
         # copied anew each time, and those of rows that are told of are
-        block = self.words[page]
-        tail = max(committed, self._page_rows - (int(block[w.PAGE_TAIL // 8]) & w.TAIL_MASK))
-        known = self.places[page, BASE] >= 0 and self.places[page, GENERATION] == generation
-        parts = ((int(self.places[page, ROWS]) if known else 0, committed), (tail, self._page_rows))
+        parts = row_parts(self._page_rows, extent.rows, extent.tail, int(self.places[page, ROWS]) if known else 0)
         first, base = page * self._page_rows, slot * self._page_rows
         pairs = [
-            (self._targets[name][base + begin : base + end], source[first + begin : first + end])
-            for begin, end in parts
-            if end > begin
+            (self._targets[name][base + part.start : base + part.stop], source[first + part.start : first + part.stop])
+            for part in parts
             for name, source in self._sources.items()
         ]
         self.slot_of[page], self._page_of[slot], self._ages[slot] = slot, page, age
         event = self._stream.copy(pairs, tuple(self._reads.values()))
-        self._flying.append(_Copy(page, slot, generation, committed, tail, event))
+        self._flying.append(_Copy(extent, slot, event))
         return True
 
     def settle(self, pages: Array, generations: Array) -> None:
@@ -268,9 +261,6 @@ def _host_memory(table: TableView) -> Tensor:
     return torch.from_numpy(table.segment.root)
 
 
-def _rows_in(memory: Tensor, places: dict[str, tuple[int, int, str, tuple[int, ...]]], rows: int) -> dict[str, Tensor]:
-    """{column: uint8 [rows, bytes from row to row]}."""
-    return {
-        name: memory[offset : offset + rows * stride].view(rows, stride)
-        for name, (offset, stride, *_) in places.items()
-    }
+def _strides(places: dict[str, tuple[int, int, str, tuple[int, ...]]]) -> list[tuple[str, int, int]]:
+    """(column, offset of row 0, bytes from row to row)."""
+    return [(name, offset, stride) for name, (offset, stride, *_) in places.items()]

@@ -19,7 +19,7 @@ import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -31,10 +31,9 @@ from conduit.numbers import at_least
 from conduit.schema import Field
 from conduit.store.checkpoint.direct_io import unreadable
 from conduit.store.checkpoint.files import DAMAGED, FileEntry
+from conduit.store.format.columns import Column
 from conduit.store.format.filenames import safe
-from conduit.store.format.layout import SegmentSpec, TableLayout, TensorSpec
-from conduit.store.format.sizes import row_stride
-from conduit.store.tables.view import META_DTYPE, SPAN_DTYPE
+from conduit.store.format.layout import SegmentSpec, TensorSpec
 
 FORMAT = "conduit-checkpoint"
 VERSION = 1
@@ -114,37 +113,9 @@ class _Envelope(msgspec.Struct, frozen=True):
     manifest: msgspec.Raw
 
 
-class Column(NamedTuple):
-    """A column as a file and as memory: dtype and shape of a row, offset of row 0, bytes of a row and from row to row."""
-
-    file: str
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    offset: int
-    row_bytes: int
-    stride: int
-
-
-def columns_of(layout: TableLayout) -> list[Column]:
-    """A table's columns, the system's included; arenas are none of them."""
-    found = []
-    for field in layout.schema.fields:
-        dtype = SPAN_DTYPE if field.ragged else np.dtype(field.numpy_dtype)
-        shape = () if field.ragged else field.shape
-        size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-        file = f"columns/{safe(field.name)}.npy"
-        found.append(Column(file, dtype, shape, layout.columns[field.name], size, row_stride(field)))
-    system: list[tuple[str, np.dtype[Any], int]] = [
-        ("terminated", np.dtype(bool), layout.terminated),
-        ("truncated", np.dtype(bool), layout.truncated),
-        ("meta", META_DTYPE, layout.meta),
-    ]
-    if layout.table.priorities is not None:
-        system.append(("priority", np.dtype(np.uint32), layout.priority))
-    if layout.table.max_times_sampled is not None:
-        system.append(("sampled", np.dtype(np.int64), layout.sampled))
-    found += [Column(f"{name}.npy", dtype, (), at, dtype.itemsize, dtype.itemsize) for name, dtype, at in system]
-    return found
+def column_file(column: Column) -> str:
+    """Name of a column's file, below its table's folder."""
+    return f"columns/{safe(column.name)}.npy" if column.is_field else f"{column.name}.npy"
 
 
 def policy_file(folder: str, tensor: TensorSpec) -> tuple[str, np.dtype[Any]]:

@@ -21,7 +21,7 @@ from conduit.errors import CheckpointError
 from conduit.native.jit import entry
 from conduit.store.checkpoint.direct_io import BLOCK, HEADER, write_all
 from conduit.store.checkpoint.files import DAMAGED, FileReader, Sink
-from conduit.store.checkpoint.manifest import MANIFEST, Manifest, TableEntry, columns_of, extra_file, policy_file
+from conduit.store.checkpoint.manifest import MANIFEST, Manifest, TableEntry, column_file, extra_file, policy_file
 from conduit.store.checkpoint.save import (
     PLACE_ROWS,
     PLACE_START,
@@ -33,12 +33,14 @@ from conduit.store.checkpoint.save import (
 )
 from conduit.store.checkpoint.snapshot import TableCut
 from conduit.store.format import words as w
+from conduit.store.format.columns import columns_of
 from conduit.store.format.field_moments import seat_bytes
 from conduit.store.format.filenames import safe
 from conduit.store.format.layout import WEIGHT_COPIES, SegmentSpec, TableLayout, checked_participants
 from conduit.store.format.limit_specs import Limits
 from conduit.store.format.soundness import limits_of_words
 from conduit.store.pages import recovery, settling
+from conduit.store.pages.image import row_parts
 from conduit.store.segment import segment as segments
 from conduit.store.segment.names import Backing
 from conduit.store.segment.segment import Segment
@@ -230,13 +232,14 @@ class _Table:
             pieces = []
             for page in self._pages:
                 start, rows, tail = places[page, :PLACE_VALUES].tolist()
-                for first, count, row in ((start, rows, 0), (start + rows, tail, layout.page_rows - tail)):
-                    if count:
-                        target = column.offset + (page * layout.page_rows + row) * column.stride
-                        pieces.append(_Piece(first * column.row_bytes, count * column.row_bytes, target))
+                for part in row_parts(layout.page_rows, rows, tail):
+                    count = part.stop - part.start
+                    target = column.offset + (page * layout.page_rows + part.start) * column.stride
+                    pieces.append(_Piece(start * column.row_bytes, count * column.row_bytes, target))
+                    start += count
             shape = (self._entry.rows, *column.shape)
             sink = _sink(fd, pieces, column.row_bytes, column.stride)
-            self._reader.stream(f"{self._entry.folder}/{column.file}", column.dtype, shape, sink)
+            self._reader.stream(f"{self._entry.folder}/{column_file(column)}", column.dtype, shape, sink)
         for number, (name, arena) in enumerate(layout.arenas.items()):
             field = layout.schema[name]
             pieces = []

@@ -14,17 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from conduit.errors import ConfigError, Overwritten, WaitTimeout
+from conduit.errors import ConfigError, WaitTimeout
 from conduit.native.jit import entry
 from conduit.store.checkpoint.direct_io import unwritable
-from conduit.store.checkpoint.files import FileSet, as_bytes
+from conduit.store.checkpoint.files import FileSet
 from conduit.store.checkpoint.manifest import (
-    Column,
     LoaderEntry,
     Manifest,
     PolicyEntry,
     TableEntry,
-    columns_of,
+    column_file,
     extra_file,
     new_checkpoint,
     policy_file,
@@ -32,15 +31,17 @@ from conduit.store.checkpoint.manifest import (
 )
 from conduit.store.checkpoint.snapshot import TableCut, cut_table
 from conduit.store.format import words as w
+from conduit.store.format.columns import columns_of
 from conduit.store.format.filenames import check_name, safe
 from conduit.store.format.layout import WEIGHT_COPIES, WeightsLayout
-from conduit.store.format.soundness import LARGEST, check_pages, check_spans, damaged
+from conduit.store.format.soundness import LARGEST, check_pages, damaged
 from conduit.store.pages import protocol
+from conduit.store.pages.image import Extent
 from conduit.store.pages.row_counts import counts_over
 from conduit.store.segment.segment import Segment
 from conduit.store.tables.loader_cursors import known_loaders
 from conduit.store.tables.statistics import totals_of
-from conduit.store.tables.view import Lease, TableView
+from conduit.store.tables.view import TableView
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[int, int], None]
@@ -184,12 +185,6 @@ def _bytes(view: TableView, cut: TableCut) -> int:
     return rows * sum(column.row_bytes for column in columns_of(view.layout)) + int(live[:, w.PAGE_ARENA // 8].sum())
 
 
-def _byte_rows(view: TableView, column: Column) -> Array:
-    """A column as uint8 [rows, bytes]."""
-    shape, strides = (view.layout.rows, column.row_bytes), (column.stride, 1)
-    return view.segment.array(column.offset, shape, np.dtype(np.uint8), strides)
-
-
 class _TableFiles:
     """The files that a table's rows go to."""
 
@@ -197,35 +192,25 @@ class _TableFiles:
         self.folder = folder = f"tables/{safe(view.layout.name)}"
         self._files = files
         self._view = view
-        self._columns = [
-            (one, _byte_rows(view, one), files.create(f"{folder}/{one.file}")) for one in columns_of(view.layout)
-        ]
+        self._columns = [(one, files.create(f"{folder}/{column_file(one)}")) for one in view.images.columns]
         self._values = {name: files.create(f"{folder}/values/{safe(name)}.npy") for name in view.arenas}
         self.rows = 0
         self.items = dict.fromkeys(view.arenas, 0)
 
-    def add(self, page: int, committed: int, tail: int, counter: _Counter) -> list[int]:
-        """Add a leased page's first and last rows; returns its place (PLACE_*)."""
-        layout = self._view.layout
-        base, end = page * layout.page_rows, (page + 1) * layout.page_rows
-        for column, array, file in self._columns:
-            file.append_rows(array[base : base + committed])
-            if tail:
-                file.append_rows(array[end - tail : end])
-            counter.add((committed + tail) * column.row_bytes)
-        place = [self.rows, committed, tail]
-        self.rows += committed + tail
-        for name, file in self._values.items():
-            spans = self._view.columns[name]
-            both = np.concatenate([spans[base : base + committed], spans[end - tail : end]])
-            check_spans(layout, name, page, both)
-            ends = both["start"].astype(np.int64) + both["length"]
-            used = int(ends[both["length"] > 0].max(initial=0))
-            values = as_bytes(self._view.arenas[name][page, :used])
-            file.append(values)
-            counter.add(len(values))
-            place += [self.items[name], used]
-            self.items[name] += used
+    def add(self, extent: Extent, counter: _Counter) -> list[int]:
+        """Add the rows of a page that is held; returns its place (PLACE_*)."""
+        images = self._view.images
+        for column, file in self._columns:
+            for rows in images.rows(column, extent):
+                file.append_rows(rows)
+                counter.add(rows.size)
+        place = [self.rows, extent.rows, extent.tail]
+        self.rows += extent.rows + extent.tail
+        for name, values in images.values(extent):
+            self._values[name].append(values.reshape(-1))
+            counter.add(values.size)
+            place += [self.items[name], len(values)]
+            self.items[name] += len(values)
         return place
 
     def write(self, name: str, array: Array) -> None:
@@ -234,7 +219,7 @@ class _TableFiles:
 
     def describe(self) -> None:
         """Say what the rows' files hold; no more are added."""
-        for column, _, file in self._columns:
+        for column, file in self._columns:
             file.describe(column.dtype, (self.rows, *column.shape))
         for name, file in self._values.items():
             values = self._view.arenas[name]
@@ -249,15 +234,14 @@ def _save_table(view: TableView, cut: TableCut, target: _TableFiles, counter: _C
     check_pages(layout, in_use, cut.blocks[in_use])
     for page in live_pages(cut.blocks).tolist():
         words = cut.blocks[page]
-        committed, tail = int(words[w.PAGE_COMMITTED // 8]), int(words[w.PAGE_TAIL // 8]) & w.TAIL_MASK
-        lease = _lease(view, page)
+        extent = Extent.of(page, words, layout.page_rows)
+        lease = view.hold(extent)
         if lease is not None:
             with lease:
-                if _is_same(view, page, words):
-                    places[page] = target.add(page, committed, tail, counter)
-                    continue
+                places[page] = target.add(extent, counter)
+            continue
         left_out += 1
-        rows_left_out += committed - int(words[w.PAGE_HALO // 8])
+        rows_left_out += extent.rows - int(words[w.PAGE_HALO // 8])
     target.describe()
     for name, array in (
         ("pages", cut.blocks),
@@ -271,27 +255,6 @@ def _save_table(view: TableView, cut: TableCut, target: _TableFiles, counter: _C
     return TableEntry(
         target.folder, target.rows, target.items, *counts(cut, view.layout.page_rows), left_out, rows_left_out
     )
-
-
-def _lease(view: TableView, page: int) -> Lease | None:
-    """Hold a page, whatever its generation; None when it has no rows now."""
-    for _ in range(3):  # a claim that is just being given back is in the way for a moment
-        try:
-            return view.lease(page)
-        except Overwritten:
-            continue
-    return None
-
-
-def _is_same(view: TableView, page: int, words: Array) -> bool:
-    """Whether a leased page still holds the rows that were there at the look.
-
-    Its generation may be another one: a claim that was given back has raised it, and left the rows.
-    """
-    at = view.segment.base + view.layout.blocks + page * words.nbytes
-    now = [entry(protocol.load)(at + offset) for offset in (w.PAGE_STREAM, w.PAGE_TICK, w.PAGE_COMMITTED)]
-    stream, tick, committed = (int(words[offset // 8]) for offset in (w.PAGE_STREAM, w.PAGE_TICK, w.PAGE_COMMITTED))
-    return now[0] == stream and now[1] == tick and now[2] >= committed
 
 
 def _save_policy(segment: Segment, layout: WeightsLayout, files: FileSet) -> PolicyEntry:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Self, TypeVar
 
@@ -9,16 +10,18 @@ import numpy as np
 
 from conduit.clock import Deadline
 from conduit.errors import Closed, Frozen, Overwritten
+from conduit.native.descriptors import fill
 from conduit.native.finish import when_gone
 from conduit.native.jit import entry
 from conduit.native.wait import wait_for
 from conduit.store.format import words as w
+from conduit.store.format.columns import META_DTYPE, columns_of
 from conduit.store.format.layout import TableLayout
 from conduit.store.format.limit_specs import numbers_of
-from conduit.store.format.sizes import row_stride
-from conduit.store.format.soundness import check_spans, damaged_page
+from conduit.store.format.soundness import damaged_page
 from conduit.store.format.table_geometry import fills_pages, future_ticks
 from conduit.store.pages import deletion, holds, protocol, row_counts, settling
+from conduit.store.pages.image import Extent, PageImages, values_of
 from conduit.store.pages.rate_limiter import use_seat
 from conduit.store.pages.row_ids import as_ids, find_foreign, not_a_row
 from conduit.store.segment.participants import Participants
@@ -27,11 +30,8 @@ from conduit.store.segment.segment import Segment
 T = TypeVar("T")
 Array = np.ndarray[Any, Any]
 
-SPAN_DTYPE = np.dtype([("start", "<u4"), ("length", "<u4")])
-"""Where a ragged value lies in its page's arena, in items; the same word as words.SPAN_*."""
-
-META_DTYPE = np.dtype([("version", "<i4"), ("step", "<i4"), ("episode", "<u4"), ("link", "<u4")])
-"""A row's meta; `link` is the distance to the next observation << 6 | flags (conduit.store.format.words)."""
+_HOLD_ATTEMPTS = 3
+"""A claim that is just being given back is in the way for a moment."""
 
 
 class TableView:
@@ -55,14 +55,11 @@ class TableView:
         rows = layout.rows
         self.columns: dict[str, Array] = {}
         pairs = []
-        for field in layout.schema.fields:
-            stride = row_stride(field)
-            dtype = SPAN_DTYPE if field.ragged else np.dtype(field.numpy_dtype)
-            shape = () if field.ragged else field.shape
-            inner = np.empty(shape, dtype).strides
-            offset = layout.columns[field.name]
-            self.columns[field.name] = segment.array(offset, (rows, *shape), dtype, (stride, *inner))
-            pairs.append((segment.base + offset, stride))
+        for column in columns_of(layout):
+            if column.is_field:
+                shape = (rows, *column.shape)
+                self.columns[column.name] = segment.array(column.offset, shape, column.dtype, column.strides)
+                pairs.append((segment.base + column.offset, column.stride))
         self.arenas: dict[str, Array] = {}
         for name, arena in layout.arenas.items():
             field = layout.schema[name]
@@ -82,41 +79,48 @@ class TableView:
             self.sampled = segment.array(layout.sampled, (rows,), np.dtype(np.int64))
         self._pairs = np.array(pairs, np.int64)
         self.descriptor = np.zeros(w.VIEW_WORDS, np.int64)
-        for offset, value in (
-            (w.VIEW_PAGES, segment.base + layout.blocks),
-            (w.VIEW_COUNT, layout.pages),
-            (w.VIEW_ROWS, layout.page_rows),
-            (w.VIEW_HAZARDS, segment.base + segment.layout.hazards),
-            (w.VIEW_HAZARD_COUNT, segment.layout.hazard_count),
-            (w.VIEW_CONTROL, segment.base + layout.control),
-            (w.VIEW_PAGE_BASE, layout.page_base),
-            (w.VIEW_COLUMNS, self._pairs.ctypes.data),
-            (w.VIEW_COLUMN_COUNT, len(pairs)),
-            (w.VIEW_META, segment.base + layout.meta),
-            (w.VIEW_TERMINATED, segment.base + layout.terminated),
-            (w.VIEW_TRUNCATED, segment.base + layout.truncated),
-            (w.VIEW_PRIORITY, segment.base + layout.priority if self.priorities is not None else 0),
-            (w.VIEW_MARKS, segment.base + layout.marks if self.priorities is not None else 0),
-            (w.VIEW_FIRST_GENERATION, layout.first_generation),
-            (w.VIEW_HISTORY, layout.table.max_stack - 1),
-            (w.VIEW_FUTURE, future_ticks(layout.table)),
-            (w.VIEW_SIDES, segment.base + layout.sides),
-            (w.VIEW_SEATS, segment.base + layout.seats),
-            (w.VIEW_SEAT_COUNT, segment.layout.spec.max_participants),
-            (w.VIEW_SAMPLED, segment.base + layout.sampled if self.sampled is not None else 0),
-            (w.VIEW_MAX_SAMPLED, layout.table.max_times_sampled or 0),
-            (w.VIEW_QUEUE, layout.table.kind == "queue"),
-            (w.VIEW_ROLLOUT, layout.table.rollout_length or 0),
-            (w.VIEW_KEEP, layout.keep),
-            (w.VIEW_REOPENS, fills_pages(layout.table)),
-        ):
-            self.descriptor[offset // 8] = value
+        fill(
+            self.descriptor,
+            {
+                w.VIEW_PAGES: segment.base + layout.blocks,
+                w.VIEW_COUNT: layout.pages,
+                w.VIEW_ROWS: layout.page_rows,
+                w.VIEW_HAZARDS: segment.base + segment.layout.hazards,
+                w.VIEW_HAZARD_COUNT: segment.layout.hazard_count,
+                w.VIEW_CONTROL: segment.base + layout.control,
+                w.VIEW_PAGE_BASE: layout.page_base,
+                w.VIEW_COLUMNS: self._pairs.ctypes.data,
+                w.VIEW_COLUMN_COUNT: len(pairs),
+                w.VIEW_META: segment.base + layout.meta,
+                w.VIEW_TERMINATED: segment.base + layout.terminated,
+                w.VIEW_TRUNCATED: segment.base + layout.truncated,
+                w.VIEW_PRIORITY: segment.base + layout.priority if self.priorities is not None else 0,
+                w.VIEW_MARKS: segment.base + layout.marks if self.priorities is not None else 0,
+                w.VIEW_FIRST_GENERATION: layout.first_generation,
+                w.VIEW_HISTORY: layout.table.max_stack - 1,
+                w.VIEW_FUTURE: future_ticks(layout.table),
+                w.VIEW_SIDES: segment.base + layout.sides,
+                w.VIEW_SEATS: segment.base + layout.seats,
+                w.VIEW_SEAT_COUNT: segment.layout.spec.max_participants,
+                w.VIEW_SAMPLED: segment.base + layout.sampled if self.sampled is not None else 0,
+                w.VIEW_MAX_SAMPLED: layout.table.max_times_sampled or 0,
+                w.VIEW_QUEUE: layout.table.kind == "queue",
+                w.VIEW_ROLLOUT: layout.table.rollout_length or 0,
+                w.VIEW_KEEP: layout.keep,
+                w.VIEW_REOPENS: fills_pages(layout.table),
+            },
+        )
         self._limits: Array | None = None
         if layout.limits is not None:
             self._limits = np.array(numbers_of(layout.limits), np.float64)
             self.descriptor[w.VIEW_LIMITS // 8] = self._limits.ctypes.data
         self.address = self.descriptor.ctypes.data
         self.participants: Participants | None = None
+
+    @functools.cached_property
+    def images(self) -> PageImages:
+        """Its pages as bytes."""
+        return PageImages(self.layout, self.segment.root)
 
     def _word(self, offset: int) -> int:
         return self.segment.words[(self.layout.control + offset) // 8]
@@ -265,6 +269,23 @@ class TableView:
         lease.take(-1 if generation is None else generation)
         return lease
 
+    def hold(self, extent: Extent) -> Lease | None:
+        """Hold a page as long as its rows are those of an extent; None where they are gone.
+
+        Raises:
+            BufferError, BadSegment: As `lease`.
+        """
+        for _ in range(_HOLD_ATTEMPTS):
+            try:
+                lease = self.lease(extent.page)
+            except Overwritten:
+                continue
+            if self.images.holds(extent):
+                return lease
+            lease.end()
+            return None
+        return None
+
 
 class Lease:
     """A hold on one page; a context manager.
@@ -330,9 +351,7 @@ class Lease:
     def values(self, name: str) -> list[Array]:
         """Zero-copy views [length, *shape[1:]] of a ragged field's rows; read them only."""
         spans = self.column(name)
-        check_spans(self._table.layout, name, self.page, spans)
-        arena = self._check().arenas[name][self.page]
-        views = [arena[int(start) : int(start) + int(length)] for start, length in spans.tolist()]
+        views = values_of(self._table.layout, name, self.page, self._check().arenas[name][self.page], spans)
         for view in views:
             view.flags.writeable = False
         return views

@@ -10,7 +10,7 @@ from conduit.kernels.gpu import transitions
 from conduit.kernels.reference import device as reference
 from conduit.kernels.spec.transforms import Transform
 from conduit.store.format import words as w
-from conduit.store.tables.view import META_DTYPE
+from conduit.store.format.columns import META_DTYPE
 
 PAGE_ROWS = 24
 SCHEMA = conduit.Schema(
