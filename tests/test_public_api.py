@@ -87,11 +87,11 @@ TYPES = {  # of conduit.typing: what calls return
 MEMBERS = {
     "Actor": "attempt count index seed stopping wait",
     "Actors": "abort check close failures join kill running status",
-    "Batch": "clone episodes get ids items keys nest release reward_names steps to transform values versions",
+    "Batch": "clone episodes get ids items keys nest release reward_names steps to values versions",
     "BatchTransform": "bound check_device extended outputs run run_on_device",
     "Claim": (
-        "ack batch bootstrap complete convert delivered_before episodes finals first_tick get give_back ids is_first "
-        "items keys mask nest num_envs steps stream ticks transform values versions"
+        "ack batch bootstrap complete delivered_before episodes finals first_tick get give_back ids is_first "
+        "items keys mask nest num_envs steps stream ticks values versions"
     ),
     "Client": ("checkpoint close consumer dataset loader mixed_loader name policy recover table tables writer"),
     "CommitEvery": "publish_every",

@@ -121,7 +121,7 @@ class Batch(_InMaking):
     def __delattr__(self, name: str) -> NoReturn:
         raise ReadOnly(f"Expected batch.{name} to stay, a batch is what was delivered")
 
-    def transform(self, transforming: Transforming, number: int) -> None:
+    def _transform(self, transforming: Transforming, number: int) -> None:
         """Run a loader's steps on the whole batch; called once, before it is handed out."""
         transforming.finish(self._values, self._buffer.arrays, number)
 
@@ -228,7 +228,7 @@ class OwnedBatch(Batch, MutableMapping[str, Any]):
         """Names of the rewards in the batch, or of the returns that were made of them."""
         return self._reward_names
 
-    def transform(self, transforming: Transforming, number: int) -> None:
+    def _transform(self, transforming: Transforming, number: int) -> None:
         """Nothing: the steps on the whole batch have been run."""
 
     def release(self) -> None:

@@ -229,7 +229,7 @@ class BatchMaker:
         buffer.take()
         batch = batch_of(buffer, self._wrap, self._schema)
         if self.plan.batchwise:
-            batch.transform(self._transforming, number)
+            batch._transform(self._transforming, number)  # noqa: SLF001 - hidden from who reads the batch
         return batch
 
     def hand_out(self, buffer: Buffer) -> None:

@@ -282,7 +282,7 @@ class Claim(StaysHere, Arrays):
                 batch[BOOTSTRAP + name] = value[None]
         return batch
 
-    def convert(self) -> None:
+    def _convert(self) -> None:
         """Apply a consumer's transforms; called once, before the claim is handed out.
 
         Raises:
@@ -298,7 +298,7 @@ class Claim(StaysHere, Arrays):
             self._values[name] = made
         self._due = [(rows, is_step)]
 
-    def transform(self, number: int) -> None:
+    def _transform(self, number: int) -> None:
         """Run a consumer's steps on the claim as a batch; called once, before it is handed out.
 
         Raises:

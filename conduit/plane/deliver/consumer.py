@@ -176,9 +176,9 @@ class Consumer(StaysHere):
         """
         try:
             if self._converts:
-                claim.convert()
+                claim._convert()  # noqa: SLF001 - hidden from who reads the claim
             if self._columns.steps:
-                claim.transform(int(self._counts[queue.CONSUMER_CLAIMS]))
+                claim._transform(int(self._counts[queue.CONSUMER_CLAIMS]))  # noqa: SLF001
         except FieldError as error:
             # what is no row's fault would pass everything over
             self._refused += error.row_id is not None

@@ -98,7 +98,7 @@ class DeviceMaker(BatchMaker):
         self.far += buffer.far
         batch = DeviceBatch(values, keys, self._schema, self._device, self.plan.reward_names)
         if self.plan.batchwise:
-            batch.transform(self._transforming, number)
+            batch._transform(self._transforming, number)  # noqa: SLF001 - hidden from who reads the batch
         return batch
 
     def close(self) -> None:

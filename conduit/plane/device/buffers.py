@@ -103,7 +103,7 @@ class DeviceBatch(OwnedBatch):
         super().__init__(values, keys, schema, reward_names)
         object.__setattr__(self, "_device", device)
 
-    def transform(self, transforming: Transforming, number: int) -> None:
+    def _transform(self, transforming: Transforming, number: int) -> None:
         """Launch a loader's steps on the whole batch."""
         with self._device.guard():
             transforming.finish_on_device(self._values, number)
