@@ -101,9 +101,6 @@ LONG: Mapping[str, str] = {
     "conduit.kernels.ops.returns": "to be split: what is computed from steps, and what batches ask for",
     "conduit.kernels.spec.plan": "to be split: fields, and the plan that they make",
     "conduit.kernels.spec.transforms": "to be split: the steps, and what they become",
-    "conduit.plane.deliver.batch": "to be split: a batch, and the buffer that it is in",
-    "conduit.plane.deliver.claim": "to be split: claims, and what is asked of them",
-    "conduit.plane.deliver.loader": "to be split: what fills a buffer, and who waits",
     "conduit.sampling.sum_tree": "to be split: the tree's words, and its kernels",
     "conduit.schema": "to be split: the schema, and how examples become one",
     "conduit.testing.damage": "to be split: the damage, and the driver",
@@ -116,10 +113,6 @@ CIRCLES: Mapping[tuple[str, ...], str] = {
         "conduit.plane.client",
         "conduit.plane.open_loaders",
     ): "to be cut: for typing alone, a loader's part of a client makes the client again",
-    (
-        "conduit.plane.deliver.batch",
-        "conduit.plane.deliver.owned",
-    ): "to be cut: an owned batch is a batch, which makes one of itself",
     (
         "conduit.store.format.table_geometry",
         "conduit.store.format.table_spec",
