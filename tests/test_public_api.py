@@ -128,7 +128,7 @@ MEMBERS = {
     "Statistics": "fields read stamp update",
     "Steps": "columns episodes finals numbers part places starts terminated truncated",
     "Table": (
-        "capacity check_window kind limiter max_length max_n_step max_stack max_times_sampled mean_episode mean_lengths num_envs "
+        "capacity kind limiter max_length max_n_step max_stack max_times_sampled mean_episode mean_lengths num_envs "
         "page_rows priorities queue replay rollout_length schema statistics within_episodes writers"
     ),
     "TableHandle": (

@@ -50,6 +50,7 @@ from conduit.native.memory import call_5, fence_acquire, load_relaxed, peek_i64,
 from conduit.sampling.candidates import empty_list
 from conduit.sampling.uniform import UNIFORM_BITS, UNIFORM_PAGES, UNIFORM_SNAPSHOT, UNIFORM_WORDS, look
 from conduit.store.format import words as w
+from conduit.store.format.table_geometry import check_window
 from conduit.store.pages.deletion import is_present
 from conduit.store.pages.protocol import block_of
 from conduit.store.tables.view import TableView
@@ -215,7 +216,7 @@ def _survey(table: TableView, window: Window | None, state: Array, out: Array | 
     window = Transition() if window is None else window
     # flags are in every schema, and nothing is delivered
     plan = make_plan(table.layout.schema, 1, window, fields=("terminated",))
-    table.layout.table.check_window(*plan.reach, crosses=crosses(window))
+    check_window(table.layout.table, *plan.reach, crosses=crosses(window))
     per_slot = int(np.prod(lanes(window), dtype=np.int64)) * (window.stack if isinstance(window, Transition) else 1)
     chunk = max(1, min(_CHUNK, _CHUNK_LANES // per_slot))
     index = np.zeros((2, chunk * per_slot), np.int64)

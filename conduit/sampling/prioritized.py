@@ -89,7 +89,7 @@ class Prioritized:
     long), and rows that are too old for `max_staleness`, or have been delivered as often as they may be.
 
     Attributes:
-        beta: Exponent of importance weights, from 0; can be changed live by `loader.sampler.beta`.
+        beta: Exponent of importance weights, from 0; can be changed live by `loader.beta`.
         normalize: Divide weights by nothing, by the batch's largest, or by the largest any row of the table has.
         stratified: One draw per equal slice of the mass, or independent draws.
     """

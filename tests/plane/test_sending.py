@@ -272,7 +272,7 @@ def test_what_belongs_to_its_process_is_neither_copied_nor_pickled_and_says_what
             r"value\.clone\(\)": consumer.next(),
             r"client\.policy\(name": client.policy(),
             r"client\.table\(name\)\.limiter": client.table("replay").limiter,
-            r"client\.statistics\(table": client.table("replay").statistics,
+            r"client\.table\(name\)\.statistics": client.table("replay").statistics,
             r"client\.table\(name\)\.scan": client.table("replay").scan(),
             r"client\.table\(name": client.table("replay"),
         }

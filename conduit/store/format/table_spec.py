@@ -14,7 +14,7 @@ from conduit.store.format import words as w
 from conduit.store.format.arena_sizes import checked_mean_lengths
 from conduit.store.format.field_moments import measured
 from conduit.store.format.limit_specs import Limiter, checked_limiter
-from conduit.store.format.table_geometry import check_min_size, check_window, geometry
+from conduit.store.format.table_geometry import check_min_size, geometry
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +249,3 @@ class Table:
         for name in ("priorities", "max_times_sampled"):
             if getattr(self, name) is not None:
                 raise ConfigError(f"Expected no {name} for kind='queue': each row is delivered once, in order")
-
-    def check_window(self, history: int, future: int, *, crosses: bool) -> None:
-        """As conduit.store.format.table_geometry.check_window."""
-        check_window(self, history, future, crosses=crosses)

@@ -251,14 +251,14 @@ WRITER_KEPT = 152
 """Tail rows that belong to committed rows; those beyond it are staged."""
 WRITER_BUSY = 160
 """Not 0 while something may be staged that is not committed: the number of the form of writing in progress (a step, a rollout, the
-bare handle), or 1 of a call. A call that was interrupted leaves it, and the next one discards what was staged."""
+unchecked handle), or 1 of a call. A call that was interrupted leaves it, and the next one discards what was staged."""
 WRITER_FIELDS = 168
 """Address of the field descriptions of conduit.store.ingest.field_specs."""
 WRITER_FIELD_COUNT = 176
 WRITER_OBJECTS = 184
 """Address of the table of known objects of conduit.store.ingest.field_specs."""
 WRITER_REFUSED = 192
-"""Place + 1 of the row for which the bare handle's last commit was refused, or 0."""
+"""Place + 1 of the row for which the unchecked handle's last commit was refused, or 0."""
 WRITER_CLOSED = 200
 """Address of the header's word that says that the engine has closed."""
 WRITER_PRIORITIES_GIVEN = 208
@@ -282,7 +282,7 @@ WRITER_SEAT = 280
 WRITER_GRANTED = 288
 """Rows granted and not published yet."""
 WRITER_BEYOND = 296
-"""1: the bare handle has no row to commit, until it asks for one."""
+"""1: the unchecked handle has no row to commit, until it asks for one."""
 WRITER_FINAL = 304
 """Address of the description of what `final` takes (as of a field), or 0 where only the exact path knows."""
 WRITER_ENDS = 312

@@ -186,7 +186,7 @@ class Statistics(StaysHere):
         table: The table as this process maps it.
     """
 
-    _elsewhere = "ask there, client.statistics(table)"
+    _elsewhere = "ask there, client.table(name).statistics"
 
     def __init__(self, table: TableView) -> None:
         self._table = table
