@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import os
 import warnings
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from conduit.store.checkpoint.files import FileReader
 from conduit.store.checkpoint.manifest import Manifest, as_path, candidates, is_checkpoint, numbered, read_manifest
 from conduit.store.checkpoint.restore import Counts, LimiterPolicy, create_from, read_extra, spec_of
 from conduit.store.format.layout import SegmentSpec
-from conduit.store.format.limit_specs import Limits
+from conduit.store.format.limit_specs import Limits, rows_short, samples_short
 from conduit.store.segment.names import Backing
 from conduit.store.segment.segment import Segment
 
@@ -90,20 +89,20 @@ def waits(limits: Limits | None, inserted: int, sampled: int, deleted: int) -> s
     """What a limiter makes wait, by which term, and what ends it; "" for nothing."""
     if limits is None:
         return ""
-    spi, size = limits.samples_per_insert, inserted - deleted
+    spi = limits.samples_per_insert
+    by_size, by_difference = rows_short(limits, inserted, sampled, deleted, 1)
+    samples = samples_short(limits, inserted, sampled, deleted, 1)
     parts = []
-    if size < limits.min_size:
+    if by_size:
         parts.append(
-            f"sampling waits for {limits.min_size - size:,} more rows (size {size:,} < min_size {limits.min_size:,})"
+            f"sampling waits for {by_size:,} more rows (size {inserted - deleted:,} < min_size {limits.min_size:,})"
         )
-    elif inserted * spi - sampled - 1 < limits.min_diff:
-        rows = math.ceil((limits.min_diff + 1 + sampled) / spi - inserted)
+    elif by_difference:
         parts.append(
-            f"sampling waits for {max(1, rows):,} more rows (inserted * {spi:g} - sampled - 1 = "
+            f"sampling waits for {by_difference:,} more rows (inserted * {spi:g} - sampled - 1 = "
             f"{inserted * spi - sampled - 1:,.0f} < {limits.min_diff:,.0f})"
         )
-    if inserted + 1 - deleted > limits.min_size and (inserted + 1) * spi - sampled > limits.max_diff:
-        samples = math.ceil((inserted + 1) * spi - sampled - limits.max_diff)
+    if samples:
         parts.append(
             f"inserting waits for {samples:,} more samples ((inserted + 1) * {spi:g} - sampled = "
             f"{(inserted + 1) * spi - sampled:,.0f} > {limits.max_diff:,.0f})"

@@ -272,9 +272,9 @@ def _restore_words(view: TableView, blocks: Array, sides: Array, control: Array,
     left_out = np.setdiff1d(live_pages(blocks), pages)
     own = blocks[left_out, w.PAGE_COMMITTED // 8] - blocks[left_out, w.PAGE_HALO // 8]
     generation = (blocks[left_out, w.PAGE_STATE // 8] >> w.GENERATION_SHIFT) + 1
-    past = (blocks[left_out, w.PAGE_PAST // 8] >> 16) + own
+    past = (blocks[left_out, w.PAGE_PAST // 8] >> w.PAST_SHIFT) + own
     blocks[left_out, w.PAGE_STATE // 8] = (generation << w.GENERATION_SHIFT) | w.FREE
-    blocks[left_out, w.PAGE_PAST // 8] = (past << 16) | (generation & 0xFFFF)
+    blocks[left_out, w.PAGE_PAST // 8] = (past << w.PAST_SHIFT) | (generation & w.PAST_MASK)
     blocks[left_out, w.PAGE_COMMITTED // 8] = 0
     blocks[left_out, w.PAGE_HALO // 8] = 0
     sides[left_out] = 0

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from conduit.field import Field
+from conduit.native.memory import CACHE_LINE
 from conduit.schema import Schema
 from conduit.store.format import words as w
+from conduit.store.format.sizes import align
 
 RECORDS = 1024
 """Records of a table's ring: the newest episodes that ended."""
@@ -31,7 +33,7 @@ def elements(schema: Schema) -> tuple[str, ...]:
 
 def record_bytes(schema: Schema) -> int:
     """Bytes of a record."""
-    return -(-(RECORD_RETURNS + 8 * len(elements(schema))) // 64) * 64
+    return align(RECORD_RETURNS + 8 * len(elements(schema)), CACHE_LINE)
 
 
 def ring_bytes(schema: Schema) -> int:

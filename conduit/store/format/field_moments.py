@@ -9,15 +9,12 @@ from conduit.field import Field
 from conduit.nesting import hint, with_parents
 from conduit.schema import Schema
 from conduit.store.format import words as w
-
-
-def _align(size: int) -> int:
-    return -(-size // w.LINE) * w.LINE
+from conduit.store.format.sizes import align
 
 
 def copy_bytes_of(field: Field) -> int:
     """Bytes of one (count, mean, M2) of a field's elements, float64, padded."""
-    return _align(8 * (1 + 2 * int(np.prod(field.shape, dtype=np.int64))))
+    return align(8 * (1 + 2 * int(np.prod(field.shape, dtype=np.int64))))
 
 
 def seat_bytes(field: Field) -> int:

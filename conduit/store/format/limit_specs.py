@@ -131,6 +131,24 @@ def _whole(value: float) -> bool:
     return math.isfinite(value) and float(value).is_integer()
 
 
+def rows_short(limits: Limits, inserted: int, sampled: int, deleted: int, count: int) -> tuple[int, int]:
+    """How many more inserted rows `count` samples take, by min_size and by min_diff; 0 and 0 where they are allowed."""
+    by_size = max(0, limits.min_size - (inserted - deleted))
+    if inserted * limits.samples_per_insert - sampled - count >= limits.min_diff:
+        return by_size, 0
+    rows = math.ceil((limits.min_diff + sampled + count) / limits.samples_per_insert - inserted)
+    return by_size, max(1, rows)
+
+
+def samples_short(limits: Limits, inserted: int, sampled: int, deleted: int, rows: int) -> int:
+    """How many more samples `rows` inserted rows take; 0 where they are allowed."""
+    total = inserted + rows
+    over = total * limits.samples_per_insert - sampled - limits.max_diff
+    if total - deleted <= limits.min_size or over <= 0:
+        return 0
+    return max(1, math.ceil(over))
+
+
 def _ratio(value: object) -> float:
     number = real(value)
     if number is None or not 0 < number < math.inf:

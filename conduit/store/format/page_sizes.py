@@ -18,7 +18,7 @@ MIN_PAGES = 4
 MAX_PAGES = 65536
 MAX_PAGE_ROWS = 1 << (32 - w.LINK_SHIFT)
 """Rows of a page: a link to a row of the same page has so many bits."""
-MAX_ROWS = 1 << 40
+MAX_ROWS = 1 << w.ROW_BITS
 """Rows of a table: a row's number has so many bits in its id."""
 DEFAULT_WRITERS = 64
 _SPARE = 8
@@ -170,7 +170,7 @@ def _check(pages: int, page_rows: int, demand: Demand) -> None:
         )
     if pages * page_rows > MAX_ROWS:
         raise CapacityError(
-            f"Expected at most {MAX_ROWS:,} rows in a table (row ids have 40 bits for them), got {pages * page_rows:,}: lower "
+            f"Expected at most {MAX_ROWS:,} rows in a table (row ids have {w.ROW_BITS} bits for them), got {pages * page_rows:,}: lower "
             "the capacity"
         )
 

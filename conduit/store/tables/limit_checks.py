@@ -14,7 +14,15 @@ from conduit.forking import StaysHere, renew_in_child
 from conduit.native.finish import when_gone
 from conduit.native.jit import entry
 from conduit.numbers import at_least
-from conduit.store.format.limit_specs import Limiter, Limits, checked_limiter, half_range, numbers_of
+from conduit.store.format.limit_specs import (
+    Limiter,
+    Limits,
+    checked_limiter,
+    half_range,
+    numbers_of,
+    rows_short,
+    samples_short,
+)
 from conduit.store.format.page_sizes import Geometry
 from conduit.store.format.soundness import limits_of_words
 from conduit.store.format.table_geometry import check_min_size
@@ -150,32 +158,30 @@ def why_not_sampled(limits: Limits, counts: Counts, count: int) -> str | None:
     """Why `count` samples are not allowed, by which term, and how many inserts free them; None when they are."""
     spi = limits.samples_per_insert
     taken = counts.sampled + counts.reserved
-    missing = max(0, limits.min_size - counts.size)
-    difference = counts.inserted * spi - taken - count
+    by_size, by_difference = rows_short(limits, counts.inserted, taken, counts.deleted, count)
     terms = []
-    if missing:
+    if by_size:
         terms.append(f"min_size: {counts.size:,} of {limits.min_size:,} rows are there")
-    if difference < limits.min_diff:
+    if by_difference:
         terms.append(
             f"min_diff: inserted * samples_per_insert - sampled - {count} = {counts.inserted:,} * {spi:g} - {taken:,} - {count} = "
-            f"{difference:,g} is below {limits.min_diff:,g}"
+            f"{counts.inserted * spi - taken - count:,g} is below {limits.min_diff:,g}"
         )
-        missing = max(missing, math.ceil((limits.min_diff + taken + count) / spi - counts.inserted))
-    return f"sampling is blocked by {' and by '.join(terms)}; {_inserts(max(1, missing))}" if terms else None
+    missing = max(by_size, by_difference)
+    return f"sampling is blocked by {' and by '.join(terms)}; {_inserts(missing)}" if terms else None
 
 
 def why_not_inserted(limits: Limits, counts: Counts, rows: int) -> str | None:
     """Why `rows` more rows are not allowed, by which term, and how many samples free them; None when they are."""
     spi = limits.samples_per_insert
     total = counts.inserted + counts.granted + rows
-    difference = total * spi - counts.sampled
-    if total - counts.deleted <= limits.min_size or difference <= limits.max_diff:
+    missing = samples_short(limits, counts.inserted + counts.granted, counts.sampled, counts.deleted, rows)
+    if not missing:
         return None
-    missing = max(1, math.ceil(difference - limits.max_diff))
     granted = f" ({counts.granted:,} of them granted to writers)" if counts.granted else ""
     return (
         f"inserting is blocked by max_diff: (inserted + {rows}) * samples_per_insert - sampled = {total:,}{granted} * {spi:g} - "
-        f"{counts.sampled:,} = {difference:,g} is above {limits.max_diff:,g}; {missing:,} more sample"
+        f"{counts.sampled:,} = {total * spi - counts.sampled:,g} is above {limits.max_diff:,g}; {missing:,} more sample"
         f"{'s free' if missing != 1 else ' frees'} it"
     )
 

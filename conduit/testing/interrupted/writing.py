@@ -233,8 +233,8 @@ class Remove(Writing):
     def operate(self) -> None:
         self.put(self.writer, 3)
         page, local = divmod(int(self.writer._stream.words[3]) + int(self.writer._stream.words[4]) - 1, 12)
-        generation = int(self.view.pages()[page, w.PAGE_STATE // 8]) >> 16
-        self.engine.table("t").delete(np.array([generation << 40 | page * 12 + local]))
+        generation = int(self.view.pages()[page, w.PAGE_STATE // 8]) >> w.GENERATION_SHIFT
+        self.engine.table("t").delete(np.array([generation << w.ROW_BITS | page * 12 + local]))
         self.engine.table("t").freeze()
         self.engine.table("t").thaw()
         self.engine.table("t").reset()
