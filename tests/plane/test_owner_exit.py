@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -612,3 +613,14 @@ def test_the_owner_is_refused_by_name_while_it_lives(engine_name):
         with pytest.raises(EngineExists, match=engine_name):
             conduit.Engine.adopt(engine_name)
         owner.do(detach)
+
+
+def test_a_look_that_finds_nobody_while_it_is_being_ended_just_ends(monkeypatch):
+    """Who ends it has taken it out of those that run; it must neither fail nor come back."""
+    monkeypatch.setattr(owner_watch, "LOOK_EVERY", 0.01)
+    monkeypatch.setattr(owner_watch, "_look", lambda: False)
+    looking = owner_watch._Looking()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(looking._run).result(10)
+    assert looking not in owner_watch._running
+    looking.end()

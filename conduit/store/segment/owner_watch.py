@@ -146,7 +146,10 @@ class _Looking:
             while not self._told.acquire(timeout=LOOK_EVERY):
                 if not _look():
                     # whoever attaches from here on finds none running, or is seen by another look
-                    _running.remove(self)
+                    try:
+                        _running.remove(self)
+                    except ValueError:  # `_stop` has taken it out, and waits for its end
+                        return
                     if not _look():
                         return
                     _running.append(self)
