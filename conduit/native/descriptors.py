@@ -7,14 +7,12 @@ from typing import Any
 
 import numpy as np
 
-Words = np.ndarray[Any, np.dtype[np.int64]]
 
-
-def fill(words: Words | memoryview, values: Mapping[int, int]) -> None:
+def fill(words: np.ndarray[Any, Any] | memoryview, values: Mapping[int, Any]) -> None:
     """Set words of a descriptor.
 
     Args:
-        words: int64 [n], an array or a memoryview.
+        words: int64 [n], an array or a memoryview; or the same as float64, for words that are real numbers.
         values: {byte offset of a word: its value}.
 
     Raises:

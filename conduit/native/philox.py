@@ -2,6 +2,18 @@
 
 The n-th number is a function of (seed, n), so a draw can be repeated, split over threads or done on a GPU with the same
 result. Indices come from the high half of a 64 x 64-bit product: no division, and a bias below n / 2^64.
+
+Who uses which counters, under a loader's seed; the draw is the number of its batch:
+
+    what                          draw    lane, from its high bits                                            by
+    rows of samples               batch   0, try in 19, attempt of the delivery in 12, pair of slots in 32    draw_lane
+    moves of images               batch   1, number of the image below PICK_GOALS in 31, slot in 32           pick_lane
+    goals of hindsight            batch   1, PICK_GOALS in 31, slot or step of the batch in 32                pick_lane
+    order of an epoch             epoch   pair of rows: a loader in epochs draws no rows otherwise            indices
+    rows, indices of kernels.gpu  draw    pair of slots, and the try, as samples have it                      draw_lane
+
+No two overlap in one loader, and all of it may be made again in any order. How many rows of a batch come from each table of a mixture
+is drawn by another generator under another key (plane.deliver.mixed).
 """
 
 from __future__ import annotations
@@ -33,6 +45,24 @@ def random_pair(seed, draw, lane):
         k0 = (k0 + _W0) & _LOW
         k1 = (k1 + _W1) & _LOW
     return (c1 << _32) | c0, (c3 << _32) | c2
+
+
+PICK, PICK_SHIFT = -(1 << 63), 32
+"""Of a lane that no sampler uses: its mark, and where the number of what is drawn begins."""
+PICK_GOALS = 1 << 30
+"""The number of goals, behind those of a schema's images."""
+
+
+@inner
+def draw_lane(slot, attempt, tries):
+    """Lane of one try to draw the row of a slot: pair of slots in 32 bits, the delivery's attempt in 12, the try in 19."""
+    return (slot >> 1) | ((attempt & 4095) << 32) | (tries << 44)
+
+
+@inner
+def pick_lane(pick, slot):
+    """Lane of what is drawn for a slot beside its row: the number of an image, or PICK_GOALS."""
+    return PICK | (pick << PICK_SHIFT) | slot
 
 
 @inner

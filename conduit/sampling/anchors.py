@@ -45,6 +45,7 @@ from conduit.kernels.cpu.windows import (
 )
 from conduit.kernels.spec.plan import make_plan
 from conduit.kernels.spec.windows import Transition, Window, crosses, has_next, lanes
+from conduit.native.descriptors import fill
 from conduit.native.jit import address, entry, inner, kernel
 from conduit.native.memory import call_5, fence_acquire, load_relaxed, peek_i64, poke_i64
 from conduit.sampling.candidates import empty_list
@@ -236,12 +237,14 @@ def _survey(table: TableView, window: Window | None, state: Array, out: Array | 
     sampled = int(table.descriptor[w.VIEW_SAMPLED // 8]), int(table.descriptor[w.VIEW_MAX_SAMPLED // 8])
     words, _ = describe_window(plan, table.address, sampled, [], addresses)
     job: np.ndarray[Any, Any] = np.zeros(JOB_WORDS, np.int64)
-    for offset, value in (
-        (JOB_TABLE, table.address),
-        (JOB_WINDOW, words.ctypes.data),
-        (JOB_ROWS, rows.ctypes.data),
-        (JOB_GENERATIONS, generations.ctypes.data),
-    ):
-        job[offset // 8] = value
+    fill(
+        job,
+        {
+            JOB_TABLE: table.address,
+            JOB_WINDOW: words.ctypes.data,
+            JOB_ROWS: rows.ctypes.data,
+            JOB_GENERATIONS: generations.ctypes.data,
+        },
+    )
     into = 0 if out is None else out.ctypes.data
     return entry(count_anchors)(state.ctypes.data, job.ctypes.data, slots.ctypes.data, chunk, into)

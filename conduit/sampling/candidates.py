@@ -20,7 +20,7 @@ from conduit.native.jit import inner
 from conduit.native.memory import fence_acquire, load_acquire, load_relaxed, peek_i64, peek_u32, poke_i64
 from conduit.store.format import words as w
 from conduit.store.pages.deletion import is_present
-from conduit.store.pages.protocol import block_of
+from conduit.store.pages.protocol import block_of, has_rows
 from conduit.store.pages.row_counts import may_be_taken
 
 Array = np.ndarray[Any, Any]
@@ -64,7 +64,7 @@ def rows_to_draw(table, page, need, short):
     block = block_of(table, page)
     word = load_acquire(block + w.PAGE_STATE)
     kind = word & w.KIND_MASK
-    if (kind != w.OPEN and kind != w.SEALED) or not is_present(table, page):
+    if not has_rows(word) or not is_present(table, page):
         return 0, 0, 0, 0, 0, 0
     committed = min(max(load_acquire(block + w.PAGE_COMMITTED), 0), peek_i64(table + w.VIEW_ROWS))
     envs = load_relaxed(block + w.PAGE_ENVS)

@@ -20,6 +20,7 @@ from conduit.kernels.cpu.priorities import as_priorities, clipping, largest_of, 
 from conduit.kernels.cpu.windows import SIGNATURE
 from conduit.kernels.spec.plan import Computed
 from conduit.native import cpython_abi
+from conduit.native.descriptors import fill
 from conduit.native.jit import address, entry
 from conduit.numbers import flag, within
 from conduit.sampling.candidates import empty_list
@@ -156,39 +157,45 @@ class PrioritizedSampler:
         self._probabilities = np.zeros(size, np.float64)
         self._size = size
         self._state = np.zeros(DRAW_WORDS, np.int64)
-        for offset, value in (
-            (DRAW_UNIFORM_STATE, self._uniform.state),
-            (DRAW_UNIFORM, self._uniform.function),
-            (DRAW_TREE, self._tree.ctypes.data),
-            (DRAW_ENTRIES, self._entries.ctypes.data),
-            (DRAW_PROBABILITIES, self._probabilities.ctypes.data),
-            (DRAW_STRATIFIED, options.stratified),
-            (DRAW_LEAST, least),
-            (DRAW_BATCH_AT, self._uniform.state + UNIFORM_BATCH),
-        ):
-            self._state[offset // 8] = value
+        fill(
+            self._state,
+            {
+                DRAW_UNIFORM_STATE: self._uniform.state,
+                DRAW_UNIFORM: self._uniform.function,
+                DRAW_TREE: self._tree.ctypes.data,
+                DRAW_ENTRIES: self._entries.ctypes.data,
+                DRAW_PROBABILITIES: self._probabilities.ctypes.data,
+                DRAW_STRATIFIED: options.stratified,
+                DRAW_LEAST: least,
+                DRAW_BATCH_AT: self._uniform.state + UNIFORM_BATCH,
+            },
+        )
         self._state[DRAW_SEED // 8] = np.uint64(seed % 2**64).astype(np.int64)
         self._words = self._state.data
         self._drawn = self._probabilities.ctypes.data
         self._sums = self._tree.ctypes.data
-        for offset, value in (
-            (UPDATE_TREE, self._sums),
-            (UPDATE_TABLE, table),
-            (UPDATE_SEAT, seat),
-            (UPDATE_SPAN, rule.span),
-            (UPDATE_SCRATCH, self._scratch.ctypes.data),
-            (UPDATE_ROOM, size),
-            (UPDATE_ARRAY, id(np.ndarray) if cpython_abi.is_supported() else 0),
-        ):
-            self._updates[offset // 8] = value
+        fill(
+            self._updates,
+            {
+                UPDATE_TREE: self._sums,
+                UPDATE_TABLE: table,
+                UPDATE_SEAT: seat,
+                UPDATE_SPAN: rule.span,
+                UPDATE_SCRATCH: self._scratch.ctypes.data,
+                UPDATE_ROOM: size,
+                UPDATE_ARRAY: id(np.ndarray) if cpython_abi.is_supported() else 0,
+            },
+        )
         reals = self._updates.view(np.float64)
-        for offset, real in (
-            (UPDATE_ALPHA, rule.alpha),
-            (UPDATE_EPS, rule.eps),
-            (UPDATE_UNIT, rule.unit),
-            (UPDATE_LARGEST, largest_of(self._rows)),
-        ):
-            reals[offset // 8] = real
+        fill(
+            reals,
+            {
+                UPDATE_ALPHA: rule.alpha,
+                UPDATE_EPS: rule.eps,
+                UPDATE_UNIT: rule.unit,
+                UPDATE_LARGEST: largest_of(self._rows),
+            },
+        )
         # compiled first, so that it is kept: the other one is made of it
         self._update_at = entry(update_at)
         self._update, self._weigh, self._least_leaf = entry(update), entry(weigh), entry(least_leaf)

@@ -24,10 +24,10 @@ from conduit.kernels.cpu.transitions import ask_ahead
 from conduit.kernels.cpu.windows import ENTRY_ENVS, ENTRY_GENERATION, ENTRY_PAGE, ENTRY_START, WINDOW_RESOLVE
 from conduit.native.jit import inner, kernel
 from conduit.native.memory import call_5, peek_f64, peek_i64, peek_u32, poke_f32, poke_f64, poke_i64
-from conduit.native.philox import random_pair, scale_to
+from conduit.native.philox import draw_lane, random_pair, scale_to
 from conduit.sampling.marks import SEEN_BEGIN, SEEN_BYTES, SEEN_END, is_marked
 from conduit.sampling.sum_tree import find_block, find_row, refresh
-from conduit.sampling.uniform import lane, locate
+from conduit.sampling.uniform import locate
 from conduit.store.format import words as w
 
 (
@@ -73,7 +73,7 @@ def _try_again(state, job, at, entries, listed, total, attempt):
     batch = peek_i64(peek_i64(state + DRAW_BATCH_AT))
     density = listed / total
     for tries in range(1, _TRIES):
-        first, second = random_pair(seed, batch, lane(slot, attempt, tries))
+        first, second = random_pair(seed, batch, draw_lane(slot, attempt, tries))
         position = scale_to(second if slot & 1 else first, total)
         entry_ = locate(entries, listed, np.int64(position * density), position)
         page = peek_i64(entry_ + ENTRY_PAGE)
@@ -123,7 +123,7 @@ def draw(state, job, slots, count, attempt):
         slot = peek_i64(slots + 8 * i)
         if slot >> 1 != computed:
             computed = slot >> 1
-            first, second = random_pair(seed, batch, lane(slot, attempt, 0))
+            first, second = random_pair(seed, batch, draw_lane(slot, attempt, 0))
         low = 0
         if stratified:
             # slots mostly follow each other, and a division costs as much as the search of a block

@@ -17,6 +17,7 @@ from conduit.errors import ConfigError
 from conduit.kernels.cpu.windows import ENTRY_BYTES, ENTRY_GENERATION, ENTRY_PAGE
 from conduit.kernels.spec.windows import Window
 from conduit.native import philox
+from conduit.native.descriptors import fill
 from conduit.native.jit import entry
 from conduit.numbers import flag, whole
 from conduit.sampling.anchors import (
@@ -83,13 +84,15 @@ class ShuffledSampler(Uniform):
         self._entries = np.zeros(pages, np.int64)
         self._order: Array = np.zeros(0, np.int64)
         self._state = np.zeros(LISTED_WORDS, np.int64)
-        for word, value in (
-            (UNIFORM_SEED, np.uint64(seed % 2**64).astype(np.int64)),
-            (UNIFORM_SNAPSHOT, self._snapshot.ctypes.data),
-            (LISTED_PICKED, self._picked.ctypes.data),
-            (LISTED_ENTRIES, self._entries.ctypes.data),
-        ):
-            self._state[word // 8] = value
+        fill(
+            self._state,
+            {
+                UNIFORM_SEED: np.uint64(seed % 2**64).astype(np.int64),
+                UNIFORM_SNAPSHOT: self._snapshot.ctypes.data,
+                LISTED_PICKED: self._picked.ctypes.data,
+                LISTED_ENTRIES: self._entries.ctypes.data,
+            },
+        )
         self._words = self._state.data
         self.function = draw_picked()
         self.state: int = self._state.ctypes.data

@@ -74,7 +74,7 @@ from conduit.sampling.marks import (
 from conduit.store.format import words as w
 from conduit.store.ingest.match_objects import is_vector
 from conduit.store.pages.deletion import is_present
-from conduit.store.pages.protocol import block_of, envs_of, pages_used
+from conduit.store.pages.protocol import block_of, envs_of, has_rows, pages_used
 from conduit.store.pages.row_counts import may_be_taken
 from conduit.store.pages.row_ids import are_own, first_foreign, newest_generation
 
@@ -377,7 +377,7 @@ def store_leaves(tree, table, seat, ids, count, scratch, span):
             end = load_acquire(block + w.PAGE_COMMITTED)
             if kind == w.SEALED and load_relaxed(block + w.PAGE_ENDED) == 0:
                 end -= future * envs_of(table, page)
-            alive = (generation & w.GENERATION_MASK) == (key >> w.ROW_BITS) and (kind == w.OPEN or kind == w.SEALED)
+            alive = (generation & w.GENERATION_MASK) == (key >> w.ROW_BITS) and has_rows(state)
             alive = alive and is_present(table, page)
             if not alive or not load_relaxed(block + w.PAGE_FIRST) <= local < end:
                 ignored += 1

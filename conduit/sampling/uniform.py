@@ -37,7 +37,7 @@ from conduit.kernels.cpu.windows import (
 )
 from conduit.native.jit import address, inner
 from conduit.native.memory import call_5, peek_i64, poke_i64, words_at
-from conduit.native.philox import random_pair, scale_to
+from conduit.native.philox import draw_lane, random_pair, scale_to
 from conduit.numbers import whole
 from conduit.sampling.candidates import (
     MOST_LOOKS,
@@ -63,12 +63,6 @@ _TRIES_OF_COUNTED = 1 << 16
 """Where deliveries are counted, running dry is nothing unusual."""
 _CHUNK = 16
 _SIGNATURE = "int64(int64, int64, int64, int64, int64)"
-
-
-@inner
-def lane(slot, attempt, tries):
-    """Counter of one try: pair of slots in 32 bits, the delivery's attempt in 12, the try in 19."""
-    return (slot >> 1) | ((attempt & 4095) << 32) | (tries << 44)
 
 
 @inner
@@ -122,7 +116,7 @@ def random_bits(seed, batch, attempt, slots, count, out):
     listed, made = words_at(slots), words_at(out)
     for i in range(count):
         slot = listed[i]
-        first, second = random_pair(seed, batch, lane(slot, attempt, 0))
+        first, second = random_pair(seed, batch, draw_lane(slot, attempt, 0))
         made[i] = np.int64(second if slot & 1 else first)
 
 
@@ -143,7 +137,7 @@ def _settle(state, job, slots, count, attempt, total):
             return False
         slot = peek_i64(slots + 8 * done)
         first, second = random_pair(
-            peek_i64(state + UNIFORM_SEED), peek_i64(state + UNIFORM_BATCH), lane(slot, attempt, tries)
+            peek_i64(state + UNIFORM_SEED), peek_i64(state + UNIFORM_BATCH), draw_lane(slot, attempt, tries)
         )
         position = scale_to(second if slot & 1 else first, total)
         entry = locate(entries, listed, np.int64(position * density), position)

@@ -54,3 +54,24 @@ def test_another_seed_draw_or_lane_gives_other_numbers():
         for lane in (0, 1, 2**33)
     }
     assert len({number for pair in pairs for number in pair}) == 54
+
+
+def test_no_two_uses_of_the_generator_share_a_counter():
+    """The table of conduit.native.philox, at the corners of every number in it."""
+    slots, pairs = (0, 2, 2**32, 2**33 - 2), (0, 1, 2**31, 2**32 - 1)
+    lanes = [
+        (philox.draw_lane(slot, attempt, tries), "row", slot, attempt, tries)
+        for slot in slots
+        for attempt in (0, 1, 2**11, 2**12 - 1)
+        for tries in (0, 1, 2**18, 2**19 - 1)
+    ]
+    picks = {"image": (0, 1, philox.PICK_GOALS - 1), "goal": (philox.PICK_GOALS,)}
+    lanes += [
+        (philox.pick_lane(pick, slot), what, pick, slot)
+        for what, numbers in picks.items()
+        for pick in numbers
+        for slot in pairs
+    ]
+    assert len({lane % 2**64 for lane, *_ in lanes}) == len(lanes)
+    # a pair of slots shares 128 bits, of which each takes half
+    assert philox.draw_lane(6, 3, 2) == philox.draw_lane(7, 3, 2) != philox.draw_lane(8, 3, 2)

@@ -50,10 +50,7 @@ from conduit.kernels.spec.plan import NEXT, Output
 from conduit.kernels.spec.transforms import FLOATS, Transform, is_narrow
 from conduit.native.jit import address, inner
 from conduit.native.memory import copy_bytes, peek_f64, peek_i64, poke_i64, zero_bytes
-from conduit.native.philox import random_pair, scale_to
-
-PICK, PICK_SHIFT = -(1 << 63), 32
-"""Lanes of the generator that are not those of samplers: a mark, the number of what is drawn, the slot."""
+from conduit.native.philox import pick_lane, random_pair, scale_to
 
 _LIMITS = np.iinfo(np.int64)
 
@@ -61,7 +58,7 @@ _LIMITS = np.iinfo(np.int64)
 @inner
 def moves(seed, batch, pick, slot, pad):
     """Move of an image in height and width, each from -pad to pad, as a function of all that is named."""
-    first, second = random_pair(seed, batch, PICK | (pick << PICK_SHIFT) | slot)
+    first, second = random_pair(seed, batch, pick_lane(pick, slot))
     return scale_to(first, 2 * pad + 1) - pad, scale_to(second, 2 * pad + 1) - pad
 
 

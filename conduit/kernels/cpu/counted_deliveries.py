@@ -39,7 +39,7 @@ from conduit.native.memory import (
 )
 from conduit.store.format import words as w
 from conduit.store.pages.deletion import home_of, weigh_nothing_late
-from conduit.store.pages.protocol import block_of
+from conduit.store.pages.protocol import block_of, is_of
 from conduit.store.pages.row_counts import count_gone, mark_gone, may_be_taken, tag_of
 
 TAKEN_ROW, TAKEN_TAG, TAKEN_HOME, TAKEN_HOME_TAG = range(0, 32, 8)
@@ -59,9 +59,7 @@ def words_needed(batch: int) -> int:
 def _is_still(table, page, generation):
     """True when a page is what was drawn; loads above stay above."""
     fence_acquire()
-    state = load_relaxed(block_of(table, page) + w.PAGE_STATE)
-    kind = state & w.KIND_MASK
-    return (state >> w.GENERATION_SHIFT) == generation and (kind == w.OPEN or kind == w.SEALED)
+    return is_of(load_relaxed(block_of(table, page) + w.PAGE_STATE), generation)
 
 
 @inner

@@ -28,7 +28,7 @@ from conduit.native.memory import (
 )
 from conduit.store.format import words as w
 from conduit.store.pages.deletion import is_present
-from conduit.store.pages.protocol import block_of
+from conduit.store.pages.protocol import block_of, has_rows, is_of
 
 (
     JOB_TABLE,
@@ -127,9 +127,7 @@ def overwritten(job, slots, count):
     for i in range(count):
         slot = peek_i64(slots + 8 * i)
         state = load_relaxed(block_of(table, peek_i64(peek_i64(job + JOB_PAGES) + 8 * slot)) + w.PAGE_STATE)
-        kind = state & w.KIND_MASK
-        drawn = peek_i64(peek_i64(job + JOB_GENERATIONS) + 8 * slot)
-        if (state >> w.GENERATION_SHIFT) != drawn or (kind != w.OPEN and kind != w.SEALED):
+        if not is_of(state, peek_i64(peek_i64(job + JOB_GENERATIONS) + 8 * slot)):
             poke_i64(slots + 8 * left, slot)
             left += 1
     return left
@@ -173,9 +171,8 @@ def still_valid(table, ids, count, out):
         valid = False
         if page < peek_i64(table + w.VIEW_COUNT):
             state = load_acquire(block_of(table, page) + w.PAGE_STATE)
-            kind = state & w.KIND_MASK
             same = ((state >> w.GENERATION_SHIFT) & w.GENERATION_MASK) == (key >> w.ROW_BITS)
-            valid = same and (kind == w.OPEN or kind == w.SEALED) and is_present(table, page)
+            valid = same and has_rows(state) and is_present(table, page)
             word = peek_u32(peek_i64(table + w.VIEW_META) + w.META_BYTES * (key & w.ROW_MASK) + 12)
             valid = valid and word & w.DELETED == 0
         poke_u8(out + i, valid)

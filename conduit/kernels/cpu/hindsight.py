@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from conduit.kernels.cpu.augment import PICK, PICK_SHIFT
 from conduit.kernels.cpu.deliver import JOB_GENERATIONS, JOB_ROWS
 from conduit.kernels.cpu.sequences import _following
 from conduit.kernels.cpu.windows import (
@@ -24,7 +23,7 @@ from conduit.kernels.cpu.windows import (
 )
 from conduit.native.jit import inner
 from conduit.native.memory import call_5, peek_i32, peek_i64, peek_u32, poke_i64
-from conduit.native.philox import random_pair, scale_to
+from conduit.native.philox import PICK_GOALS, pick_lane, random_pair, scale_to
 from conduit.store.format import words as w
 
 (
@@ -43,9 +42,6 @@ from conduit.store.format import words as w
 one; number of the strategy; a step is relabelled when 62 random bits are below the threshold; the longest episode; whether what a
 step achieved is stored in its own row; the loader's seed, and the address of the number of the batch."""
 GOAL_WORDS = 10
-
-PICK_GOALS = 1 << 30
-"""Number of what is drawn, behind those of a schema's images."""
 
 
 @inner
@@ -87,7 +83,7 @@ def _choose(goals, slot, row, entry, table):
     same = peek_i64(goals + GOAL_SAME) != 0
     goal = -1
     first, second = random_pair(
-        peek_i64(goals + GOAL_SEED), peek_i64(peek_i64(goals + GOAL_BATCH_AT)), PICK | (PICK_GOALS << PICK_SHIFT) | slot
+        peek_i64(goals + GOAL_SEED), peek_i64(peek_i64(goals + GOAL_BATCH_AT)), pick_lane(PICK_GOALS, slot)
     )
     if step < known and np.int64(first >> np.uint64(2)) < peek_i64(goals + GOAL_THRESHOLD):
         strategy = peek_i64(goals + GOAL_STRATEGY)

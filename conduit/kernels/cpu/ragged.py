@@ -31,6 +31,7 @@ from conduit.kernels.cpu.gather import (
 )
 from conduit.kernels.spec.plan import Output
 from conduit.kernels.spec.ragged import Ragged
+from conduit.native.descriptors import fill
 from conduit.native.jit import address, inner
 from conduit.native.memory import (
     call_4,
@@ -216,36 +217,40 @@ def describe_ragged(
     keep: list[Array] = [words, zero, places]
     values, second, third = (at[name] for name in item.parts)
     out_item = item.elements * item.numpy_dtype.itemsize
-    for offset, value in (
-        (RAGGED_SPANS, spans),
-        (RAGGED_VALUES, arenas.ctypes.data),
-        (RAGGED_PAGE_BYTES, arenas.strides[0]),
-        (RAGGED_PAGE_ROWS, page_rows),
-        (RAGGED_ITEM, item.field.item_bytes),
-        (RAGGED_ITEMS, arenas.shape[1]),
-        (RAGGED_MAX, item.field.max_length),
-        (RAGGED_OUT, values),
-        (RAGGED_OUT_ITEM, out_item),
-        (RAGGED_ELEMENTS, item.elements),
-        (RAGGED_SECOND, second),
-        (RAGGED_THIRD, third),
-        (RAGGED_ZERO, zero.ctypes.data),
-        (RAGGED_PLACES, places.ctypes.data),
-    ):
-        words[offset // 8] = value
+    fill(
+        words,
+        {
+            RAGGED_SPANS: spans,
+            RAGGED_VALUES: arenas.ctypes.data,
+            RAGGED_PAGE_BYTES: arenas.strides[0],
+            RAGGED_PAGE_ROWS: page_rows,
+            RAGGED_ITEM: item.field.item_bytes,
+            RAGGED_ITEMS: arenas.shape[1],
+            RAGGED_MAX: item.field.max_length,
+            RAGGED_OUT: values,
+            RAGGED_OUT_ITEM: out_item,
+            RAGGED_ELEMENTS: item.elements,
+            RAGGED_SECOND: second,
+            RAGGED_THIRD: third,
+            RAGGED_ZERO: zero.ctypes.data,
+            RAGGED_PLACES: places.ctypes.data,
+        },
+    )
     if not item.is_plain:
         one = Field(item.field.name, item.field.dtype, item.field.shape[1:])
         convert = describe(Output(item.name, one, "anchor", (), item.transform), 0, 0, 0, zero.ctypes.data, 1)
         words[RAGGED_CONVERT // 8] = convert.ctypes.data
         keep.append(convert)
     out = np.zeros(OP_WORDS, np.int64)
-    for offset, value in (
-        (OP_FUNCTION, address(_pad if item.layout == "pad" else _pack, _SIGNATURE)),
-        (OP_SOURCE, spans),
-        (OP_STRIDE, w.SPAN_BYTES),
-        (OP_OUT, words.ctypes.data),
-        (OP_INDEX, index),
-        (OP_LANES, 1),
-    ):
-        out[offset // 8] = value
+    fill(
+        out,
+        {
+            OP_FUNCTION: address(_pad if item.layout == "pad" else _pack, _SIGNATURE),
+            OP_SOURCE: spans,
+            OP_STRIDE: w.SPAN_BYTES,
+            OP_OUT: words.ctypes.data,
+            OP_INDEX: index,
+            OP_LANES: 1,
+        },
+    )
     return out, keep

@@ -54,6 +54,7 @@ from conduit.kernels.cpu.windows import (
 )
 from conduit.kernels.spec.plan import Plan, Return
 from conduit.kernels.spec.windows import Episode, Rollout, Sequence, Transition, Window, need
+from conduit.native.descriptors import fill
 from conduit.native.jit import address
 
 Array = np.ndarray[Any, Any]
@@ -182,6 +183,5 @@ def describe_window(
             WINDOW_EVERY: window.stride or window.ticks,
         }
     values[WINDOW_REACH] = values[WINDOW_NEED] if plan.goals is None else plan.reach[1]
-    for offset, value in values.items():
-        words[offset // 8] = value
+    fill(words, values)
     return words, sums

@@ -15,11 +15,11 @@ import triton
 import triton.language as tl
 
 from conduit.errors import ConfigError, FieldError
-from conduit.kernels.cpu.augment import PICK, PICK_SHIFT
 from conduit.kernels.gpu.elements import changes_zero, convert, tile_of, work_of
 from conduit.kernels.gpu.launch import LARGEST_PART, as_words, check, dtype_of, launch, row_stride, tiles
 from conduit.kernels.gpu.philox import random_pair, scale_to
 from conduit.kernels.spec.transforms import RandomShift, Transform
+from conduit.native.philox import PICK, PICK_SHIFT
 
 NUM_WARPS = 4
 

@@ -15,14 +15,12 @@ from typing import Any, Literal
 import numpy as np
 
 from conduit.errors import ConfigError, FieldError
-from conduit.kernels.cpu.augment import PICK, PICK_SHIFT
-from conduit.kernels.cpu.hindsight import PICK_GOALS
 from conduit.kernels.spec.batch_transforms import Array, BatchTransform, Contents, as_numpy
 from conduit.kernels.spec.plan import INTERNAL, NEXT, Computed, Goals, Plan
 from conduit.kernels.spec.windows import Episode, Sequence, Transition
 from conduit.native.jit import entry, kernel
 from conduit.native.memory import peek_i64, poke_i64
-from conduit.native.philox import random_pair, scale_to
+from conduit.native.philox import PICK_GOALS, pick_lane, random_pair, scale_to
 from conduit.numbers import at_least, within
 
 Strategy = Literal["future", "final", "episode"]
@@ -57,7 +55,7 @@ def choose(seed, batch, samples, length, lengths, strategy, threshold, out):
             place = -1
             if t < known:
                 at = sample * length + t
-                first, second = random_pair(seed, batch, PICK | (PICK_GOALS << PICK_SHIFT) | at)
+                first, second = random_pair(seed, batch, pick_lane(PICK_GOALS, at))
                 if np.int64(first >> np.uint64(2)) < threshold:
                     if strategy == 0:
                         place = t + scale_to(second, known - t)

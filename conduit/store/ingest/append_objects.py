@@ -31,7 +31,7 @@ from conduit.native.memory import (
 from conduit.native.object_args import address_of, data_of
 from conduit.native.streaming_copy import copy_rows
 from conduit.store.format import words as w
-from conduit.store.ingest.commit import _commit
+from conduit.store.ingest.commit import commit_ticks
 from conduit.store.ingest.field_specs import (
     ARRAY,
     BOOL,
@@ -53,10 +53,10 @@ from conduit.store.ingest.field_specs import (
     RAGGED,
 )
 from conduit.store.ingest.final_objects import keep_finals
-from conduit.store.ingest.final_rows import _abort
+from conduit.store.ingest.final_rows import forget_rows
 from conduit.store.ingest.match_objects import int_size, int_value, is_array, is_recognised, pointers_of, ragged_length
 from conduit.store.ingest.next_page import next_page
-from conduit.store.ingest.page_writer import _is_stale, _room
+from conduit.store.ingest.page_writer import page_is_stale, rows_free
 from conduit.store.pages.ragged_values import forget_values, has_room, place_value
 from conduit.store.pages.rate_limiter import ask_for_rows, give_back_rows
 
@@ -153,8 +153,8 @@ def _find_row(writer, items):
             return REFUSED - k
     if (
         peek_i64(writer + w.WRITER_BUSY) != 0
-        or _is_stale(writer)
-        or _room(writer) < envs + peek_i64(writer + w.WRITER_RESERVE)
+        or page_is_stale(writer)
+        or rows_free(writer) < envs + peek_i64(writer + w.WRITER_RESERVE)
     ):
         return NEED_PAGE
     if peek_i64(writer + w.WRITER_ARENA_COUNT) != 0:
@@ -207,7 +207,12 @@ def _turned(writer, items):
     A tick that ends an episode is its: it may be refused for its final observation, and no page is turned for it then.
     """
     turns = peek_i64(writer + w.WRITER_TURNS)
-    if turns == 0 or peek_i64(writer + w.WRITER_PAGE) < 0 or peek_i64(writer + w.WRITER_BUSY) != 0 or _is_stale(writer):
+    if (
+        turns == 0
+        or peek_i64(writer + w.WRITER_PAGE) < 0
+        or peek_i64(writer + w.WRITER_BUSY) != 0
+        or page_is_stale(writer)
+    ):
         return NEED_PAGE
     if _ends(writer, items):
         return NEED_PAGE
@@ -232,9 +237,9 @@ def _append(writer, values):
     if keep_finals(writer, row, items + 8 * count) == 0:
         return REFUSED - count
     _put_values(writer, row, items, 0, count - 2)
-    result = _commit(writer, 1)
+    result = commit_ticks(writer, 1)
     if result < -1:
-        _abort(writer, peek_i64(writer + w.WRITER_ENVS))
+        forget_rows(writer, peek_i64(writer + w.WRITER_ENVS))
     return result
 
 

@@ -1,6 +1,6 @@
 """Committing ticks: their meta and priorities are written, then one release store makes them visible.
 
-The values are in place before; the store behind them is `store.ingest.page_writer._publish`, at once or as the writer's policy says.
+The values are in place before; the store behind them is `store.ingest.page_writer.publish_rows`, at once or as the writer's policy says.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from conduit.native.memory import load_relaxed, peek_i64, peek_u8, peek_u32, pok
 from conduit.native.object_args import data_of
 from conduit.store.format import words as w
 from conduit.store.ingest.next_page import next_page
-from conduit.store.ingest.page_writer import BEYOND, _finish_page, _is_stale, _publish, _room
+from conduit.store.ingest.page_writer import BEYOND, close_page, page_is_stale, publish_rows, rows_free
 from conduit.store.ingest.report_episodes import report_ends
 from conduit.store.pages.ragged_values import keep_values
 from conduit.store.pages.rate_limiter import ask_for_rows
@@ -140,7 +140,8 @@ def _set_priorities(writer, table, row, count):
 
 
 @inner
-def _commit(writer, ticks):
+def commit_ticks(writer, ticks):
+    """Commit as `commit` does."""
     table = peek_i64(writer + w.WRITER_TABLE)
     envs = peek_i64(writer + w.WRITER_ENVS)
     local = peek_i64(writer + w.WRITER_LOCAL)
@@ -192,11 +193,11 @@ def _commit(writer, ticks):
     store_relaxed(counter, load_relaxed(counter) + count)
     pending = peek_i64(writer + w.WRITER_UNPUBLISHED) + ticks
     poke_i64(writer + w.WRITER_UNPUBLISHED, pending)
-    full = _room(writer) < envs + peek_i64(writer + w.WRITER_RESERVE)
+    full = rows_free(writer) < envs + peek_i64(writer + w.WRITER_RESERVE)
     if full and peek_i64(writer + w.WRITER_FINISHES) != 0:
-        _finish_page(writer)
+        close_page(writer)
     elif full or pending >= peek_i64(writer + w.WRITER_PUBLISH_EVERY):
-        _publish(writer)
+        publish_rows(writer)
     return -1 if full else row
 
 
@@ -209,16 +210,16 @@ def commit(writer, ticks):
         because row k of these (0 for the first) ends its episode and has no final observation staged, or must itself only close
         the episode before ("next_step").
     """
-    result = _commit(writer, ticks)
+    result = commit_ticks(writer, ticks)
     if result >= -1:
         poke_i64(writer + w.WRITER_BUSY, 0)
         if peek_i64(writer + w.WRITER_ENDS) != 0:
             poke_i64(writer + w.WRITER_ENDS, 0)
             if peek_i64(writer + w.WRITER_FINISHES) != 0:
-                _finish_page(writer)
+                close_page(writer)
             else:
                 # the page takes no more: whoever turns it finishes it
-                _publish(writer)
+                publish_rows(writer)
                 poke_i64(writer + w.WRITER_LIMIT, peek_i64(writer + w.WRITER_LOCAL))
     return result
 
@@ -243,13 +244,13 @@ def commit_and_turn(state):
         writer + w.WRITER_RESERVE
     ):
         return BEYOND
-    row = _commit(writer, 1)
+    row = commit_ticks(writer, 1)
     if row < -1:
         poke_i64(writer + w.WRITER_REFUSED, -1 - row)
         return BEYOND
     # what may have to wait, or is to be refused, is left to the call that asks for a row
     is_granted = peek_i64(writer + w.WRITER_SEAT) == 0 or ask_for_rows(writer, peek_i64(writer + w.WRITER_ENVS))
-    if is_granted and not _is_stale(writer):
+    if is_granted and not page_is_stale(writer):
         if row >= 0:
             return row
         if load_relaxed(peek_i64(writer + w.WRITER_CLOSED)) == 0:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from conduit.field import Field
+from conduit.native.descriptors import fill
 from conduit.schema import Schema
 
 Array = np.ndarray[Any, Any]
@@ -105,8 +106,7 @@ def describe_fields(fields: list[tuple[Field, Array]], num_envs: int | None) -> 
         if column.dtype.kind in "iu":
             bounds = np.iinfo(column.dtype)
             words |= {FIELD_LOWEST: int(bounds.min), FIELD_HIGHEST: min(int(bounds.max), 2**63 - 1)}
-        for offset, value in words.items():
-            out[k, offset // 8] = value
+        fill(out[k], words)
     return out, dims
 
 

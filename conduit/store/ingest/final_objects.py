@@ -14,7 +14,7 @@ from conduit.store.ingest.field_specs import (
     FIELD_TYPE_NUMBER,
     OBJECT_NONE,
 )
-from conduit.store.ingest.final_rows import _abort, _stage_final
+from conduit.store.ingest.final_rows import forget_rows, keep_final_row
 from conduit.store.ingest.match_objects import dtype_of_array, is_array, pointers_of
 
 
@@ -58,14 +58,14 @@ def keep_finals(writer, row, at):
     )
     terminated, truncated = peek_i64(table + w.VIEW_TERMINATED) + row, peek_i64(table + w.VIEW_TRUNCATED) + row
     if peek_i64(writer + w.WRITER_NEXT_STEP) != 0 or (field == 0 and peek_i64(writer + w.WRITER_STRICT) == 0):
-        _abort(writer, envs)
+        forget_rows(writer, envs)
         return 0
     for env in range(envs):
         if peek_u8(terminated + env) | peek_u8(truncated + env):
             source = 0 if field == 0 else _observation(field, at, env, envs, objects)
-            kept = -1 if source == 0 else _stage_final(writer, row + env, row + envs)
+            kept = -1 if source == 0 else keep_final_row(writer, row + env, row + envs)
             if kept < 0:
-                _abort(writer, envs)
+                forget_rows(writer, envs)
                 return 0
             copy_bytes(
                 peek_i64(field + FIELD_COLUMN) + peek_i64(field + FIELD_STRIDE) * kept,

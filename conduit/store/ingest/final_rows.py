@@ -10,7 +10,7 @@ from conduit.native.jit import inner, kernel
 from conduit.native.memory import peek_i64, peek_u32, poke_i64, poke_u32, store_relaxed, zero_bytes
 from conduit.native.object_args import data_of
 from conduit.store.format import words as w
-from conduit.store.ingest.page_writer import _room
+from conduit.store.ingest.page_writer import rows_free
 from conduit.store.pages.protocol import side_of
 from conduit.store.pages.ragged_values import clear_spans, forget_values
 from conduit.store.pages.rate_limiter import give_back_rows
@@ -20,7 +20,8 @@ ALL_ROWS = 1 << 40
 
 
 @inner
-def _stage_final(writer, row, behind):
+def keep_final_row(writer, row, behind):
+    """Keep a final observation as `stage_final` does."""
     table = peek_i64(writer + w.WRITER_TABLE)
     word = peek_i64(table + w.VIEW_META) + row * w.META_BYTES + 12
     link = peek_u32(word) >> w.LINK_SHIFT
@@ -48,7 +49,7 @@ def stage_final(writer, row, behind):
     Returns:
         Physical row to write the observation to, or -1 when the page has no room for it.
     """
-    return _stage_final(writer, row, behind)
+    return keep_final_row(writer, row, behind)
 
 
 @kernel("int64(int64, int64, int64, int64, int64)")
@@ -67,7 +68,7 @@ def stage_finals(writer, first, places, count, behind):
     """
     kept = -1
     for i in range(count):
-        kept = _stage_final(writer, first + peek_i64(places + 8 * i), behind)
+        kept = keep_final_row(writer, first + peek_i64(places + 8 * i), behind)
         if kept < 0:
             return -1
     return kept
@@ -95,7 +96,8 @@ def stage_bootstrap(writer, ticks):
 
 
 @inner
-def _abort(writer, rows):
+def forget_rows(writer, rows):
+    """Forget what was staged, as `abort` does."""
     kept = peek_i64(writer + w.WRITER_KEPT)
     poke_i64(writer + w.WRITER_TAIL, kept)
     poke_i64(writer + w.WRITER_PRIORITIES_GIVEN, 0)
@@ -105,7 +107,7 @@ def _abort(writer, rows):
         store_relaxed(
             side_of(peek_i64(writer + w.WRITER_TABLE), peek_i64(writer + w.WRITER_PAGE)) + w.SIDE_BOOTSTRAP, 0
         )
-    rows = min(rows, _room(writer))
+    rows = min(rows, rows_free(writer))
     if rows <= 0:
         return
     table = peek_i64(writer + w.WRITER_TABLE)
@@ -117,7 +119,7 @@ def _abort(writer, rows):
 
 @inner
 def _let_go(writer, rows):
-    _abort(writer, rows)
+    forget_rows(writer, rows)
     if peek_i64(writer + w.WRITER_SEAT) != 0:
         give_back_rows(writer)
 

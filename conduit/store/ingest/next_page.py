@@ -23,7 +23,7 @@ from conduit.native.memory import (
 )
 from conduit.native.streaming_copy import copy_rows
 from conduit.store.format import words as w
-from conduit.store.ingest.page_writer import BEYOND, _finish_page, _publish
+from conduit.store.ingest.page_writer import BEYOND, close_page, publish_rows
 from conduit.store.ingest.report_episodes import carry, enter_page
 from conduit.store.pages.deletion import mark_deleted
 from conduit.store.pages.protocol import block_of, claim, publish_open, seal, side_of
@@ -144,7 +144,7 @@ def turn(writer, page):
     complete = 0
     empty_arenas(writer)
     if old >= 0:
-        _publish(writer)
+        publish_rows(writer)
     if goes_on:
         carry(writer)
         old_local = peek_i64(writer + w.WRITER_LOCAL)
@@ -207,7 +207,7 @@ def next_page(writer):
     """Claim a page and turn to it; returns the physical row of the next tick, or -1 when no page can be had now."""
     table = peek_i64(writer + w.WRITER_TABLE)
     if peek_i64(table + w.VIEW_QUEUE) != 0:
-        _finish_page(writer)
+        close_page(writer)
     page = claim(table, peek_i64(writer + w.WRITER_OWNER), 0)
     return turn(writer, page) if page >= 0 else -1
 

@@ -22,7 +22,8 @@ BEYOND = 1 << 62
 
 
 @inner
-def _publish(writer):
+def publish_rows(writer):
+    """Make all that was committed to the writer's page visible, and wake who waits for it."""
     block = peek_i64(writer + w.WRITER_BLOCK)
     store_relaxed(
         block + w.PAGE_TAIL,
@@ -56,12 +57,12 @@ def _publish(writer):
 def publish(writer):
     """Make everything that was committed visible now, whatever the writer's policy."""
     if peek_i64(writer + w.WRITER_PAGE) >= 0:
-        _publish(writer)
+        publish_rows(writer)
     return 0
 
 
 @inner
-def _finish_page(writer):
+def close_page(writer):
     """Publish and seal the page of a queue's writer, before there is another: nothing of it is copied into the next."""
     page = peek_i64(writer + w.WRITER_PAGE)
     if page < 0:
@@ -71,7 +72,7 @@ def _finish_page(writer):
         free(table, page)
     else:
         carry(writer)
-        _publish(writer)
+        publish_rows(writer)
         state = load_relaxed(block_of(table, page) + w.PAGE_STATE)
         seal(table, page, 0)
         poke_i64(writer + w.WRITER_LAST, page + 1)
@@ -82,7 +83,7 @@ def _finish_page(writer):
 @kernel("int64(int64)")
 def finish_page(writer):
     """Publish and seal the page of a queue's writer; its stream goes on in the next one."""
-    _finish_page(writer)
+    close_page(writer)
     return 0
 
 
@@ -101,7 +102,7 @@ def end(state, seat, _thing):
     if peek_i64(data_of(seat) + w.PROCESS_NUMBER) >= 0:
         table = peek_i64(writer + w.WRITER_TABLE)
         if page >= 0:
-            _publish(writer)
+            publish_rows(writer)
         if peek_i64(writer + w.WRITER_SEAT) != 0:
             give_back_rows(writer)
         if page >= 0:
@@ -114,7 +115,7 @@ def end(state, seat, _thing):
 
 
 @inner
-def _is_stale(writer):
+def page_is_stale(writer):
     """True when the table has been reset or frozen since the writer's page was opened."""
     return load_relaxed(peek_i64(peek_i64(writer + w.WRITER_TABLE) + w.VIEW_CONTROL) + w.TABLE_EPOCH) != peek_i64(
         writer + w.WRITER_EPOCH
@@ -124,22 +125,16 @@ def _is_stale(writer):
 @kernel("int64(int64)")
 def is_stale(writer):
     """1 when the table has been reset or frozen since the writer's page was opened."""
-    return 1 if _is_stale(writer) else 0
+    return 1 if page_is_stale(writer) else 0
 
 
 @inner
-def _room(writer):
+def rows_free(writer):
     """Rows still free in the page, or -1 without a page."""
     if peek_i64(writer + w.WRITER_PAGE) < 0:
         return -1
     free = peek_i64(writer + w.WRITER_ROWS) - peek_i64(writer + w.WRITER_TAIL)
     return min(free, peek_i64(writer + w.WRITER_LIMIT)) - peek_i64(writer + w.WRITER_LOCAL)
-
-
-@kernel("int64(int64)")
-def room(writer):
-    """Rows still free in the writer's page, or -1 without a page."""
-    return _room(writer)
 
 
 @kernel("int64(int64, int64, int64)")

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from conduit.native.descriptors import fill
 from conduit.native.jit import inner, kernel
 from conduit.native.memory import (
     fetch_add,
@@ -107,14 +108,16 @@ class Reports:
         self._sources = np.array(sources, np.int64).reshape(-1, 3)
         self._carried = np.zeros((envs, len(sources)), np.float64)
         self._words = np.zeros(REPORT_WORDS, np.int64)
-        for offset, value in (
-            (REPORT_RING, ring),
-            (REPORT_BYTES, record_bytes(schema)),
-            (REPORT_COUNT, len(sources)),
-            (REPORT_SOURCES, self._sources.ctypes.data),
-            (REPORT_CARRIED, self._carried.ctypes.data),
-        ):
-            self._words[offset // 8] = value
+        fill(
+            self._words,
+            {
+                REPORT_RING: ring,
+                REPORT_BYTES: record_bytes(schema),
+                REPORT_COUNT: len(sources),
+                REPORT_SOURCES: self._sources.ctypes.data,
+                REPORT_CARRIED: self._carried.ctypes.data,
+            },
+        )
         self.address: int = self._words.ctypes.data
 
 

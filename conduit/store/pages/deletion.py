@@ -24,7 +24,7 @@ from conduit.native.memory import (
 from conduit.native.object_args import data_of
 from conduit.store.format import words as w
 from conduit.store.pages.holds import give_slot, hazard_of, take_slot
-from conduit.store.pages.protocol import block_of, envs_of, lease
+from conduit.store.pages.protocol import block_of, envs_of, has_rows, is_of, lease
 from conduit.store.pages.rate_limiter import use_seat
 from conduit.store.pages.row_counts import count_gone, mark_gone, opened_in
 from conduit.store.pages.row_ids import first_foreign
@@ -58,8 +58,7 @@ def home_of(table, page, local):
             return -1, 0, 0
         block = block_of(table, page)
         state = load_acquire(block + w.PAGE_STATE)
-        kind = state & w.KIND_MASK
-        if (kind != w.OPEN and kind != w.SEALED) or opened_in(table, page) != tag:
+        if not has_rows(state) or opened_in(table, page) != tag:
             return -1, 0, 0
         local += load_acquire(block + w.PAGE_COMMITTED) - halo
         halo = load_relaxed(block + w.PAGE_HALO)
@@ -93,8 +92,8 @@ def weigh_nothing_late(table, page, row, tag, seat):
         mark = seat + w.SEAT_WEIGHING + 8 * (attempt % w.WEIGHING_MARKS)
         if compare_and_swap(mark, 0, page + 1) == 0:
             fence_full()
-            kind = load_acquire(block_of(table, page) + w.PAGE_STATE) & w.KIND_MASK
-            if (kind == w.OPEN or kind == w.SEALED) and ((opened_in(table, page) ^ tag) & w.PAST_MASK) == 0:
+            state = load_acquire(block_of(table, page) + w.PAGE_STATE)
+            if has_rows(state) and ((opened_in(table, page) ^ tag) & w.PAST_MASK) == 0:
                 weigh_nothing(table, page, row)
             store_release(mark, 0)
             return
@@ -138,13 +137,8 @@ def _delete_home(table, page, local, hazard):
 def _hold(table, page, generation, hazard):
     """Lease a page if its generation has these low bits and its rows are there; returns its rows, or -1."""
     state = load_acquire(block_of(table, page) + w.PAGE_STATE)
-    kind = state & w.KIND_MASK
     known = state >> w.GENERATION_SHIFT
-    if (
-        (kind != w.OPEN and kind != w.SEALED)
-        or (known & w.GENERATION_MASK) != generation
-        or not is_present(table, page)
-    ):
+    if not has_rows(state) or (known & w.GENERATION_MASK) != generation or not is_present(table, page):
         return -1
     return lease(table, page, known, hazard)
 
@@ -158,8 +152,7 @@ def _delete_copy(table, page, local, hazard):
     for other in range(peek_i64(table + w.VIEW_COUNT)):
         block = block_of(table, other)
         state = load_acquire(block + w.PAGE_STATE)
-        kind = state & w.KIND_MASK
-        if load_relaxed(block + w.PAGE_PREVIOUS) != page + 1 or (kind != w.OPEN and kind != w.SEALED):
+        if load_relaxed(block + w.PAGE_PREVIOUS) != page + 1 or not has_rows(state):
             continue
         if (load_relaxed(block + w.PAGE_PREVIOUS_GENERATION) ^ generation) & w.PAST_MASK != 0:
             continue
@@ -254,10 +247,7 @@ def deleted_rows(table, page, generation, rows, out):
         poke_u32(out + start // 8, bits)
     fence_acquire()
     state = load_relaxed(block_of(table, page) + w.PAGE_STATE)
-    kind = state & w.KIND_MASK
-    return (
-        state >> w.GENERATION_SHIFT == generation and (kind == w.OPEN or kind == w.SEALED) and is_present(table, page)
-    )
+    return is_of(state, generation) and is_present(table, page)
 
 
 @kernel("int64(int64)")

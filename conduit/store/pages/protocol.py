@@ -59,6 +59,19 @@ def envs_of(table, page):
 
 
 @inner
+def has_rows(state):
+    """True for the state of a page that rows may be read of."""
+    kind = state & w.KIND_MASK
+    return kind == w.OPEN or kind == w.SEALED
+
+
+@inner
+def is_of(state, generation):
+    """True for the state of a page that rows of that generation may be read of."""
+    return (state >> w.GENERATION_SHIFT) == generation and has_rows(state)
+
+
+@inner
 def _weighed(table, page):
     """True while a learner may store a priority of the page."""
     wanted = page + 1
@@ -279,9 +292,7 @@ def lease(table, page, generation, hazard):
     store_relaxed(hazard, peek_i64(table + w.VIEW_PAGE_BASE) + page + 1)
     fence_full()
     block = block_of(table, page)
-    state = load_acquire(block + w.PAGE_STATE)
-    kind = state & w.KIND_MASK
-    if (state >> w.GENERATION_SHIFT) == generation and (kind == w.OPEN or kind == w.SEALED):
+    if is_of(load_acquire(block + w.PAGE_STATE), generation):
         return min(max(load_acquire(block + w.PAGE_COMMITTED), 0), peek_i64(table + w.VIEW_ROWS))
     store_release(hazard, 0)
     return -1

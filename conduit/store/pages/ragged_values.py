@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from conduit.native.descriptors import fill
 from conduit.native.jit import inner, kernel
 from conduit.native.memory import copy_bytes, peek_i64, poke_i64
 from conduit.store.format import words as w
@@ -151,12 +152,14 @@ def arena_words(arenas: list[tuple[int, int, int, int, int]]) -> Array:
     """
     words = np.zeros((len(arenas), w.ARENA_BYTES // 8), np.int64)
     for i, (spans, values, page_bytes, item, items) in enumerate(arenas):
-        for offset, value in (
-            (w.ARENA_SPANS, spans),
-            (w.ARENA_VALUES, values),
-            (w.ARENA_PAGE_BYTES, page_bytes),
-            (w.ARENA_ITEM, item),
-            (w.ARENA_ITEMS, items),
-        ):
-            words[i, offset // 8] = value
+        fill(
+            words[i],
+            {
+                w.ARENA_SPANS: spans,
+                w.ARENA_VALUES: values,
+                w.ARENA_PAGE_BYTES: page_bytes,
+                w.ARENA_ITEM: item,
+                w.ARENA_ITEMS: items,
+            },
+        )
     return words

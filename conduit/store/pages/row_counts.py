@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from conduit.native.descriptors import fill
 from conduit.native.jit import entry, inner, kernel
 from conduit.native.memory import (
     compare_and_swap,
@@ -24,7 +25,7 @@ from conduit.native.memory import (
     poke_i64,
 )
 from conduit.store.format import words as w
-from conduit.store.pages.protocol import block_of
+from conduit.store.pages.protocol import block_of, has_rows
 
 Array = np.ndarray[Any, Any]
 
@@ -68,16 +69,18 @@ def counts_over(blocks: Array, sides: Array, control: Array, seats: Array, page_
         page_rows: Rows per page.
     """
     descriptor = np.zeros(w.VIEW_WORDS, np.int64)
-    for offset, value in (
-        (w.VIEW_PAGES, blocks.ctypes.data),
-        (w.VIEW_COUNT, len(blocks)),
-        (w.VIEW_ROWS, page_rows),
-        (w.VIEW_CONTROL, control.ctypes.data),
-        (w.VIEW_SIDES, sides.ctypes.data),
-        (w.VIEW_SEATS, seats.ctypes.data),
-        (w.VIEW_SEAT_COUNT, len(seats)),
-    ):
-        descriptor[offset // 8] = value
+    fill(
+        descriptor,
+        {
+            w.VIEW_PAGES: blocks.ctypes.data,
+            w.VIEW_COUNT: len(blocks),
+            w.VIEW_ROWS: page_rows,
+            w.VIEW_CONTROL: control.ctypes.data,
+            w.VIEW_SIDES: sides.ctypes.data,
+            w.VIEW_SEATS: seats.ctypes.data,
+            w.VIEW_SEAT_COUNT: len(seats),
+        },
+    )
     return counts_of(descriptor.ctypes.data)
 
 
@@ -107,7 +110,7 @@ def _count_page(table, page, epoch):
             break
     kind = state & w.KIND_MASK
     before = past >> w.PAST_SHIFT
-    if kind == w.OPEN or kind == w.SEALED:
+    if has_rows(state):
         return before + own, before, max(own - gone, 0) if opened == epoch else 0
     if kind == w.INIT and ((past ^ (state >> w.GENERATION_SHIFT)) & w.PAST_MASK) != 0:
         before += own

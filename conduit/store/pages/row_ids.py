@@ -1,6 +1,6 @@
 """Which row ids can be those of a table's rows: another table's are refused, instead of being taken for rows here.
 
-A row id is generation << 40 | physical row (store.format.words.ROW_BITS). The generations of a table's pages begin at a number of the
+A row id is generation << ROW_BITS | physical row (store.format.words). The generations of a table's pages begin at a number of the
 table's own, and these lie as far apart, in the circle of 23 bits, as the engine's tables are many: half the circle for two, a quarter for
 up to four. So an id of another table is of a generation that no page here has had. That holds until pages of one table have been
 reused 2^22 times, or 2^21 times, more often than those of the other; then such an id is ignored, like that of a row that was

@@ -27,7 +27,7 @@ from conduit.native.memory import (
 )
 from conduit.store.format import words as w
 from conduit.store.pages.deletion import home_of
-from conduit.store.pages.protocol import block_of, side_of
+from conduit.store.pages.protocol import block_of, has_rows, side_of
 from conduit.store.pages.row_counts import mark_gone, may_be_taken, opened_in
 
 Array = np.ndarray[Any, Any]
@@ -64,8 +64,7 @@ def _is_deleted(table, row):
 def _rows_of(table, page):
     """State of a page and how many rows it has, 0 where they are nobody's."""
     state = load_acquire(block_of(table, page) + w.PAGE_STATE)
-    kind = state & w.KIND_MASK
-    if kind != w.OPEN and kind != w.SEALED:
+    if not has_rows(state):
         return state, 0
     return state, min(max(load_acquire(block_of(table, page) + w.PAGE_COMMITTED), 0), peek_i64(table + w.VIEW_ROWS))
 

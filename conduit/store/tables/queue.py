@@ -28,7 +28,7 @@ from conduit.native.memory import (
 from conduit.native.object_args import data_of
 from conduit.store.format import words as w
 from conduit.store.pages.holds import NO_SEAT, NO_SLOT, end_hold_at, give_slot, hazard_of, take_slot
-from conduit.store.pages.protocol import block_of, end_claim, envs_of, returned_until, side_of
+from conduit.store.pages.protocol import block_of, end_claim, envs_of, has_rows, is_of, returned_until, side_of
 from conduit.store.tables.view import TableView
 
 (
@@ -75,10 +75,7 @@ def _is_held_up(table, block):
         return False
     before = block_of(table, previous)
     state = load_acquire(before + w.PAGE_STATE)
-    kind = state & w.KIND_MASK
-    if (kind != w.OPEN and kind != w.SEALED) or (state >> w.GENERATION_SHIFT) != load_relaxed(
-        block + w.PAGE_PREVIOUS_GENERATION
-    ):
+    if not is_of(state, load_relaxed(block + w.PAGE_PREVIOUS_GENERATION)):
         return False
     position = _position(load_acquire(side_of(table, previous) + w.SIDE_CLAIM))
     return position < load_acquire(before + w.PAGE_COMMITTED)
@@ -88,7 +85,7 @@ def _is_held_up(table, block):
 def _offers(table, page, state, word):
     """Local row up to which a page's rows can be claimed now, 0 where none can."""
     kind = state & w.KIND_MASK
-    if kind != w.OPEN and kind != w.SEALED:
+    if not has_rows(state):
         return 0
     if (word & w.CONSUMER_MASK) != 0 or (word >> w.TAG_SHIFT) != ((state >> w.GENERATION_SHIFT) & w.TAG_MASK):
         return 0
