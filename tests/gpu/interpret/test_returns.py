@@ -173,7 +173,7 @@ def test_large_float64_values_are_subtracted_before_anything_is_rounded(out, dev
     bootstrap = 1e8 + rng.normal(size=(shape[0], *shape[2:]))
     batch = {"reward": device(reward), **{name: device(flag) for name, flag in flags.items()}}
     made = returns.advantages_of(
-        kind,
+        kind.rates,
         batch,
         {
             "values": device(values),
