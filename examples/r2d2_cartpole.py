@@ -118,9 +118,8 @@ def train(seed: int, steps: int, settings: Settings | None = None) -> Iterator[t
     """Train for so many steps; yields (steps so far, mean return of a greedy evaluation)."""
     settings = settings or Settings()
     schema = conduit.Schema.from_example({"obs": np.zeros(2, np.float32), "action": 0, "reward": np.float32(0)})
-    priorities = conduit.Priorities(alpha=settings.alpha)
-    sizes = {"max_length": settings.length, "num_envs": settings.envs}
-    table = conduit.Table.replay(schema, settings.capacity, **sizes, priorities=priorities)
+    kept = {"max_length": settings.length, "priorities": conduit.Priorities(alpha=settings.alpha)}
+    table = conduit.Table.replay(schema, settings.capacity, num_envs=settings.envs, **kept)
     draws = {
         "window": conduit.Sequence(settings.length, burn_in=settings.burn_in, overlap=settings.burn_in + 1),
         "sampling": conduit.Prioritized(beta=settings.beta),
