@@ -42,13 +42,13 @@ class Red(RuntimeError):
 
 
 @contextlib.contextmanager
-def worktree(commit: str, root: Path = ROOT, *, perf: bool = True) -> Iterator[Path]:
+def worktree(commit: str, root: Path = ROOT, *, perf: bool | str = True) -> Iterator[Path]:
     """A throw-away worktree of a commit.
 
     Args:
         commit: By any name that git knows.
         root: The repository.
-        perf: Put this tree's `perf/` in place of its own, which may not know this tree's names.
+        perf: Put this tree's `perf/` in place of its own, or that of another commit, where the commit knows none of this tree's names.
 
     Raises:
         LookupError: There is no such commit.
@@ -60,7 +60,9 @@ def worktree(commit: str, root: Path = ROOT, *, perf: bool = True) -> Iterator[P
     tree = place / "tree"
     try:
         _git(root, "worktree", "add", "--detach", "--quiet", str(tree), found.stdout.strip()).check_returncode()
-        if perf:
+        if isinstance(perf, str):
+            _git(tree, "checkout", "--quiet", perf, "--", "perf").check_returncode()
+        elif perf:
             shutil.rmtree(tree / "perf", ignore_errors=True)
             shutil.copytree(root / "perf", tree / "perf", ignore=shutil.ignore_patterns("__pycache__"))
         yield tree

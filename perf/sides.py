@@ -75,6 +75,18 @@ class Side:
         return line
 
 
+BEFORE_ROOMS = "bf1ee1cb74527db6161a1602d3ddb15db5d5d8fb"
+"""The last commit before the package was laid out in rooms and its names were spelled anew."""
+
+
+class Before(Side):
+    """A side that spells as the commits up to BEFORE_ROOMS do; its `perf/` is of that commit or its own."""
+
+    def ask(self, name: str) -> float:
+        """As `Side.ask`, by this tree's name."""
+        return super().ask(name.replace("prioritized", "prioritised"))
+
+
 def by_turns(
     sides: Mapping[str, Side], names: Iterator[str], rounds: int
 ) -> Iterator[tuple[str, dict[str, NDArray[np.float64]]]]:

@@ -13,22 +13,14 @@ from perf import gate, visits
 from perf.bars import Bar, at_most
 from perf.compare import ROOT, worktree
 from perf.measure import Spread
-from perf.sides import Side, by_turns
+from perf.sides import BEFORE_ROOMS, Before, Side, by_turns
 from tests import test_layers
 
 TITLE = "rooms with names: nothing slower, short ways, no circles"
 
-BASE = "bf1ee1cb74527db6161a1602d3ddb15db5d5d8fb"
-"""The last commit before the rooms."""
+BASE = BEFORE_ROOMS
 _ROUNDS = 15
 _SLOWER = 1.02
-
-
-class _Before(Side):
-    """A side that spells as the base commit does."""
-
-    def ask(self, name: str) -> float:
-        return super().ask(name.replace("prioritized", "prioritised"))
 
 
 def hot_paths() -> Iterator[Bar]:
@@ -36,7 +28,7 @@ def hot_paths() -> Iterator[Bar]:
     environment = {library.VARIABLE: library.COMPILE, library.PATH_VARIABLE: ""}
     with worktree(BASE, perf=False) as base, contextlib.ExitStack() as stack:
         sides = {
-            "base": stack.enter_context(_Before("perf.gate", base, environment)),
+            "base": stack.enter_context(Before("perf.gate", base, environment)),
             "this": stack.enter_context(Side("perf.gate", ROOT, environment)),
         }
         for name, found in by_turns(sides, iter(gate.FIGURES), _ROUNDS):
