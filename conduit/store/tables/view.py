@@ -1,4 +1,4 @@
-"""One process's view of a table: its columns as arrays, its words, and claims, waits and leases on its pages."""
+"""One process's view of a table: its columns as arrays, its words, and waits and leases on its pages."""
 
 from __future__ import annotations
 
