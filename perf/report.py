@@ -23,9 +23,9 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
 """Tables of rows per second, by kind of case."""
 
 LAG = (
-    "A row can be drawn only when the step after it has been appended, since the next observation is the next row's. What "
-    'the row "becomes visible" times starts at that later step\'s `append`; a buffer that is handed whole transitions has '
-    "the row one environment step earlier. A step that ends its episode waits for its successor as well."
+    "A row can be drawn only when the step after it has been appended, since its next observation is the next row's observation. "
+    'The time of the row "becomes visible" starts at the `append` of that later step. A buffer that is given whole transitions '
+    "has the row one environment step earlier. A step that ends its episode waits for its successor as well."
 )
 
 
@@ -63,7 +63,7 @@ def _head(result: Mapping[str, Any]) -> str:
     lines = [
         "# Benchmarks",
         "",
-        "Written by `make benchmarks`; every figure below comes out of one run, in which all libraries took turns on the same "
+        "`make benchmarks` writes this page. Every figure below comes from one run, in which all libraries took turns on the same "
         "rows. Compare figures within this page only.",
         "",
         f"* {here['date'][:10]}, commit {here['commit']}, {result['seconds'] / 60:.0f} minutes",
@@ -72,7 +72,7 @@ def _head(result: Mapping[str, Any]) -> str:
         f"* load in the rows of one process: {min(loads):.1f} to {max(loads):.1f}"
         + (". **The machine was busy with other jobs**: rates are lower than on a quiet one; ratios hold, with more spread"
            if max(loads) > 2.0 else ""),
-        "* to repeat it: `make benchmarks` (makes the other libraries' environments first, about 14 GB)",
+        "* to repeat it: `make benchmarks` (it first makes the other libraries' environments, about 14 GB)",
     ]  # fmt: skip
     if result.get("quick"):
         lines.append("* **made with `--quick`**: few and short rounds, for trying out")
@@ -99,7 +99,7 @@ def _losses(result: Mapping[str, Any], rows: list[Verdict]) -> str:
     for row in short:
         assert row.ratio is not None
         lines.append(
-            f"* {row.title}: {times(row.ratio)} times as fast as {row.against}, which is short of the bar of "
+            f"* {row.title}: {times(row.ratio)} times as fast as {row.against}, which misses the bar of "
             f"{row.bar:g}. {row.reason}"
         )
     if ring:
@@ -115,7 +115,7 @@ def _losses(result: Mapping[str, Any], rows: list[Verdict]) -> str:
     }
     if quicker:
         named = ", ".join(f"{name} {value:.1f} s" for name, value in sorted(quicker.items(), key=lambda item: item[1]))
-        lines.append(f"* Cold start: a learner's first batch takes {ours:.1f} s; sooner: {named}.")
+        lines.append(f"* Cold start: a learner's first batch takes {ours:.1f} s. Faster are {named}.")
     for case, held in result["memory"].items():
         if "conduit" in held:
             less = {name: value for name, value in held.items() if least_bytes(case) <= value < 0.97 * held["conduit"]}
@@ -126,7 +126,7 @@ def _losses(result: Mapping[str, Any], rows: list[Verdict]) -> str:
     lines.append("* " + LAG)
     if not slower:
         lines.insert(
-            2, "No library measured here is faster than Conduit in any row. What is short of a bar, or costs:\n"
+            2, "No library measured here is faster than Conduit in any row. Rows that miss a bar, and costs:\n"
         )
     return "\n".join(line.rstrip() for line in lines)
 
@@ -149,12 +149,13 @@ def _against(rows: list[Verdict]) -> str:
             )
         )
     text = (
-        "Median of paired ratios, one per round, with quartiles. The share of memcpy is bytes that must be written or delivered "
-        "at least, per second, over what one memcpy of as many bytes (at least 1 MiB) moves in the same round."
+        "Ratios are medians of paired ratios, one per round, with quartiles. The share of memcpy is the least number of bytes that "
+        "must be written or delivered, per second, divided by the bytes per second of one memcpy of as many bytes (at least 1 MiB) "
+        "in the same round."
     )
     kept = "\n".join(
-        f"* {row.title}: {row.beside[0]} keeps the caller's arrays and copies nothing, which is not what this row is about; it is held "
-        f"against those that copy. Conduit, which copies, takes in {times(row.beside[1])} times as many rows as {row.beside[0]}."
+        f"* {row.title}: {row.beside[0]} keeps the caller's arrays and copies nothing, so it is no peer in this row, which compares "
+        f"libraries that copy. Conduit, which copies, takes in {times(row.beside[1])} times as many rows as {row.beside[0]}."
         for row in rows
         if row.beside is not None
     )
@@ -202,8 +203,8 @@ def _visible(result: Mapping[str, Any]) -> str:
         else:
             lines.append((name, _cell(figures, name, str), "", ""))
     text = (
-        "Microseconds from just before one process hands over a step to when a learner in another could draw it, the learner "
-        "looking all the time. Buffers of one process get steps through a multiprocessing queue."
+        "Microseconds from just before one process writes a step to when a learner in another process could draw it. The learner "
+        "polls all the time. Buffers that belong to one process get steps through a multiprocessing queue."
     )
     return f"## From commit to visible\n\n{text}\n\n" + table(("", "lower quartile", "median", "99 %"), lines)
 
@@ -219,8 +220,8 @@ def _memory(result: Mapping[str, Any]) -> str:
         ]
         lines.append((data["workload"] if data else case, *cells))
     text = (
-        "Growth of a fresh process's resident memory, shared pages counted in full, while the table is made and filled, per row held. "
-        "Everybody but Conduit stores the next observation beside the observation here."
+        "Growth of a fresh process's resident memory, shared pages counted in full, while the table is made and filled, per stored "
+        "row. Every library except Conduit stores the next observation beside the observation here."
     )
     return f"## Memory per transition\n\n{text} Bytes.\n\n" + table(("", *names), lines) if lines else ""
 
@@ -240,8 +241,8 @@ def _cold(result: Mapping[str, Any]) -> str:
         middle = {key: float(np.median([one[key] for one in done])) for key in ("wall_s", "cpu_s", "peak_mb")}
         lines.append((name, f"{middle['wall_s']:.2f}", f"{middle['cpu_s']:.2f}", f"{middle['peak_mb']:.0f}"))
     text = (
-        "From starting a process to its first batch of 256 in memory: imports, a table of 4,096 rows, 1,024 rows written. Files "
-        "in the page cache, kernels compiled before. A Conduit actor imports no torch and is up much sooner (README)."
+        "The time from starting a process to its first batch of 256 in memory: imports, a table of 4,096 rows, 1,024 rows written. "
+        "Files are in the page cache and kernels are compiled. A Conduit actor imports no torch and is ready much sooner (README)."
     )
     return f"## Cold start\n\n{text}\n\n" + table(("", "seconds", "CPU seconds", "peak MB"), lines) if lines else ""
 
@@ -271,19 +272,19 @@ def _how(result: Mapping[str, Any]) -> str:
     return f"""## How it is measured
 
 * Each library runs in a process and a virtual environment of its own behind one small protocol (`perf/peers/`). It makes its
-  rows from a seed; the digests of all of them are compared, so everybody has the same rows.
-* What it hands out is compared with what was written before anything is timed, {compared:,} rows in this run; a difference
-  refuses the timing. Outputs are the same: float32 observations (bytes times 1/255), actions, rewards, flags, with the
+  rows from a seed. The digests of all libraries' rows are compared, so all have the same rows.
+* Before anything is timed, the rows that a library delivers are compared with the rows that were written, {compared:,} rows in this run.
+  A library that differs is not timed. Outputs are the same: float32 observations (bytes times 1/255), actions, rewards, flags, with the
   true final observation where an episode ended.
-* Libraries take turns, one burst each per round, in an order that rotates; everybody else is stopped by a signal meanwhile,
-  threads and servers included. One thread each for arithmetic. The garbage collector is off inside a burst.
-* A burst costs the lesser of its wall time and its process's CPU time: time that another job takes is not charged, and
-  neither are threads twice that work at the same time. With writer processes beside the learner, wall time counts.
-* In the rows with writer processes each writes 64 environments' steps flat out. cpprb has its shared-memory buffer there and
-  Reverb its server; the others get a multiprocessing queue of 64 steps, whose content the learner stores before each batch, as
-  their users do. Rows in and rows out are of the same seconds: who does more of one has less time for the other.
-* {"Tables hold fewer rows where filling takes too long (" + smaller + "); that can only help these." if smaller else "All tables hold the same rows."}
-* The numpy ring is a roofline and no peer: it does less. Where it has no next observation of its own it stores it, as Conduit
-  does not.
+* Libraries take turns, one burst each per round, in an order that rotates. Meanwhile a signal stops all other libraries,
+  threads and servers included. Each has one thread for arithmetic. The garbage collector is off inside a burst.
+* The cost of a burst is the smaller of its wall time and its process's CPU time. So time that another job takes does not count, and
+  threads that work at the same time do not count twice. With writer processes beside the learner, wall time counts.
+* In the rows with writer processes, each writes the steps of 64 environments as fast as it can. cpprb uses its shared-memory buffer there and
+  Reverb its server. The others get a multiprocessing queue of 64 steps, whose content the learner stores before each batch, as
+  their users do. Rows in and rows out are counted over the same seconds: a library that does more of one has less time for the other.
+* {"Tables hold fewer rows where filling takes too long (" + smaller + "); that can only make these faster." if smaller else "All tables hold the same rows."}
+* The numpy ring is a roofline and not a peer, because it does less. In most rows it stores the next observation as well, which Conduit does
+  not.
 * `python -m perf.bars perf` prints each row with its bar; the figures of this page are in benchmarks/figures.json.
 """

@@ -27,8 +27,8 @@ REASONS: Mapping[tuple[str, str], str] = {
     (
         "write",
         "",
-    ): "Both sides spend most of this row on copying bytes, which memcpy bounds; what there is to gain is the next "
-    "observation that the others store as well, a factor of two at most.",
+    ): "Both sides spend most of this row on copying bytes, which memcpy bounds. Conduit can only gain the copy of the next "
+    "observation, which the others store as well: a factor of two at most.",
     (
         "small-batch",
         "",
@@ -37,13 +37,13 @@ REASONS: Mapping[tuple[str, str], str] = {
     (
         "concurrent",
         "",
-    ): "In the same seconds Conduit's writers store several times as many rows, and have the processor then: on two "
-    "cores rows out are what rows in leave over.",
+    ): "In the same seconds Conduit's writers store several times as many rows, and use the processor for that: on two "
+    "cores rows out get the time that rows in leave.",
     (
         "write",
         "reverb",
-    ): "The row is 28 KB. Only to copy it from memory to memory took 1.2 to 1.5 microseconds on this machine (measured apart), "
-    "which leaves a factor of 70 to 90. Tried: stores past the caches, which took a fifth of the time off 64 steps a call; a "
+    ): "The row is 28 KB. Copying it from memory to memory alone took 1.2 to 1.5 microseconds on this machine (measured apart), "
+    "which limits the factor to 70 to 90. Tried: stores past the caches, which made 64 steps a call a fifth shorter; a "
     "single step gained nothing from them.",
     ("small-batch", "reverb"): "Reverb's table holds fewer rows here, and its threads make batches ahead of time.",
     (
@@ -55,12 +55,12 @@ REASONS: Mapping[tuple[str, str], str] = {
     (
         "pixels-batch",
         "reverb",
-    ): "Conduit delivers these bytes faster than memcpy copies them, and Reverb's threads, working side by "
-    "side, at more than a tenth of that: no factor of ten is left. Tried: stores past the caches, which are in use; narrower "
-    "output, which would be another row.",
-    ("visible", ""): "Most of this time is the scheduler's, which wakes the writer beside a learner that never sleeps.",
+    ): "Conduit delivers these bytes faster than memcpy copies them, and Reverb's threads, which work in parallel, at more than a "
+    "tenth of memcpy's speed. So a factor of ten is not possible. Tried: stores past the caches, which Conduit uses; narrower "
+    "output, which would be a different row.",
+    ("visible", ""): "The scheduler takes most of this time: it has to wake the writer beside a learner that never sleeps.",
 }
-"""Why a row is short where it is, by name or kind of its case, and "reverb" for the rows about it."""
+"""The reason why a row misses its bar, by name or kind of its case, and "reverb" for the rows about it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ class Cpprb(Adapter):
     def cannot(self, case: Case) -> str | None:
         if case.kind == "frames":
             return (
-                "stack_compress keeps frames once, but takes and gives stacks; single frames have no stacks when drawn"
+                "stack_compress stores each frame once, but takes and returns stacks; it makes no stacks of single frames"
             )
         if case.kind == "sequences":
             return "draws single rows; sequences must be stored as rows of their own"

@@ -31,7 +31,7 @@ class RLlib(Adapter):
     def cannot(self, case: Case) -> str | None:
         return {
             "frames": "frames are stacked by a connector outside of the buffer",
-            "sequences": "its rows of T steps run on into another episode, drawn at random, where one ends",
+            "sequences": "where an episode ends, its rows of T steps continue in another episode, drawn at random",
             "tokens": "observations have one space; no field varies in length",
         }.get(case.kind)
 

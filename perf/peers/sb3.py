@@ -28,7 +28,7 @@ class StableBaselines(Adapter):
             "priorities": "has no prioritized buffer",
             "frames": "stores the stacks that a wrapper makes; does not stack when it samples",
             "sequences": "draws single transitions",
-            "tokens": "observations have one shape; a Box of the longest with a length beside it has no place in its buffers",
+            "tokens": "observations have one shape; its buffers cannot hold a Box of the longest shape with a length beside it",
         }.get(case.kind)
 
     def open(self, case: Case) -> None:
