@@ -58,7 +58,10 @@ REASONS: Mapping[tuple[str, str], str] = {
     ): "Conduit delivers these bytes faster than memcpy copies them, and Reverb's threads, which work in parallel, at more than a "
     "tenth of memcpy's speed. So a factor of ten is not possible. Tried: stores past the caches, which Conduit uses; narrower "
     "output, which would be a different row.",
-    ("visible", ""): "The scheduler takes most of this time: it has to wake the writer beside a learner that never sleeps.",
+    (
+        "visible",
+        "",
+    ): "The scheduler takes most of this time: it has to wake the writer beside a learner that never sleeps.",
 }
 """The reason why a row misses its bar, by name or kind of its case, and "reverb" for the rows about it."""
 

@@ -35,9 +35,7 @@ class Cpprb(Adapter):
 
     def cannot(self, case: Case) -> str | None:
         if case.kind == "frames":
-            return (
-                "stack_compress stores each frame once, but takes and returns stacks; it makes no stacks of single frames"
-            )
+            return "stack_compress stores each frame once, but takes and returns stacks; it makes no stacks of single frames"
         if case.kind == "sequences":
             return "draws single rows; sequences must be stored as rows of their own"
         return None
