@@ -1,19 +1,19 @@
 """Conduit: an experience data plane for reinforcement learning.
 
-Actors write steps straight into shared memory, learners pull ready batches. The rooms, each importing only what stands
-above it:
+Actors write steps straight into shared memory, and learners pull batches that are ready to train on. The code is divided into
+rooms; each imports only rooms that stand above it:
 
     errors  numbers  field  arrays  nesting  schema  clock  alarms  forking    what everything shares
     contracts    what can be replaced: ingestion, placement, delivery, sampler, device
-    native       what kernels stand on; native.compile: how they are declared, built ahead of time, compiled where they were not
+    native       what kernels stand on; native.compile: how they are declared, built ahead of time, or compiled at first use
     store        where rows are: format, pages, segment, tables, ingest, checkpoint
     kernels      how rows become batches: spec, reference, cpu, gpu, ops
     sampling     which windows a batch is made of
     plane        the engine and its control points: ingest (Writer), deliver (Loader, Consumer), device; observe
-    offline  launching  demo  cli    what stands on top; they use the plane, never the store
+    offline  launching  demo  cli    the rooms on top; they use the plane, never the store
 
-Its names are what programs construct and call. What calls return, for annotations, is in conduit.typing; errors are in
-conduit.errors.
+This package has the names that programs construct and call. The types that calls return, for annotations, are in
+conduit.typing; errors are in conduit.errors.
 
 Importing this package starts no thread, sets no environment variable, and imports neither torch nor numba.
 """

@@ -6,7 +6,7 @@
     ├── SchemaError(ValueError)           a schema cannot be built or read
     │   └── SchemaMismatch                two schemas that must be equal differ
     ├── FieldError(ValueError)            a value does not fit its field: key, dtype, shape
-    │   └── UnknownName(KeyError, AttributeError)  a name that leads to nothing here
+    │   └── UnknownName(KeyError, AttributeError)  no field or part has this name
     ├── ConfigError(ValueError)           an option is wrong, or options contradict each other
     │   └── CapacityError                 a capacity or page size that cannot work
     ├── SourceError(ValueError)           offline data that cannot be read, or do not fit
@@ -19,27 +19,27 @@
     ├── CheckpointError(ValueError)       a checkpoint that is damaged, foreign, of another version, or none
     ├── Closed(ValueError)                used after close
     │   └── Forked                        used in a child of the process that opened it
-    ├── OwnerGone(ConnectionError)        the engine's owner died, and nobody said that the client stays
+    ├── OwnerGone(ConnectionError)        the engine's owner died, and the client was not told to stay
     ├── WaitTimeout(TimeoutError)         a wait reached its deadline
     │   ├── DataTimeout                   rows did not come, or a limiter kept them back
     │   └── SpaceTimeout                  no page became free, or a limiter kept the writer back
     ├── ReadOnly(TypeError)               something was assigned to a batch
-    ├── Unsendable(TypeError)             what belongs to its process was to be copied or pickled
+    ├── Unsendable(TypeError)             an object that belongs to its process was copied or pickled
     ├── Frozen(PermissionError)           the table takes no rows now
     ├── BuffersBusy(BufferError)          every batch buffer is still held
-    ├── Busy(BlockingIOError)             it would have to wait, and waiting was not asked for
-    ├── Exhausted(LookupError)            every epoch that was asked for has been delivered
-    ├── Overwritten(LookupError)          the rows asked for have been replaced by newer ones
+    ├── Busy(BlockingIOError)             the call would have to wait, and it was told not to
+    ├── Exhausted(LookupError)            every requested epoch has been delivered
+    ├── Overwritten(LookupError)          the requested rows have been replaced by newer ones
     ├── ParticipantsFull(OSError)         every participant slot of the engine is taken
     ├── ActorError(RuntimeError)          an actor that `launch` started died, or could not be started
     ├── MissingExtra(ImportError)         an optional package is not installed
-    └── DeviceError(RuntimeError)         the GPU that was asked for cannot be used
+    └── DeviceError(RuntimeError)         the requested GPU cannot be used
         ├── MissingDevice                 there is no such GPU, or no driver for it
-        ├── NoPinnedMemory(MemoryError)   the system locks no more host memory for it
+        ├── NoPinnedMemory(MemoryError)   the system cannot lock more host memory for it
         └── LostDevice                    the GPU stopped working while it was in use
 
-Each error is also the builtin a caller would reach for, so ``except TimeoutError`` works without this module.
-Busy, Closed, OwnerGone, BadSegment and Overwritten are five facts and never stand for one another.
+Each error is also the builtin that fits, so ``except TimeoutError`` works without this module.
+Busy, Closed, OwnerGone, BadSegment and Overwritten are five different facts; none is raised in place of another.
 
 A message says what was expected, what came, where (a field path, at the end as ``- at `obs.camera` ``) and the remedy.
 An error leaves everything as it was: nothing has been written or claimed when it is raised. Errors can be pickled,
@@ -59,7 +59,7 @@ class ConduitError(Exception):
         at: The dotted path of the field concerned. It is appended to the message and kept as ``error.at``.
 
     Attributes:
-        at: The dotted field path, or None where no single field is concerned.
+        at: The dotted field path, or None if the error is not about a single field.
     """
 
     at: str | None
@@ -87,7 +87,7 @@ class FieldError(ConduitError, ValueError):
         value: Kept as ``error.value``.
 
     Attributes:
-        row_id: Id of the row that a refused sample begins at, as `TableHandle.delete` takes it; None where no stored row is refused.
+        row_id: Id of the row at which a refused sample begins, as `TableHandle.delete` takes it; None if no stored row was refused.
         value: The stored value that was refused, or None.
     """
 
@@ -100,13 +100,13 @@ class FieldError(ConduitError, ValueError):
 
 
 class UnknownName(FieldError, KeyError, AttributeError):
-    """A name that leads to nothing here, by attribute or in brackets; the message has the nearest name that does."""
+    """No field or part has this name, as an attribute or in brackets; the message suggests the nearest name."""
 
     __str__ = Exception.__str__  # a KeyError shows its message as a key
 
 
 class ConfigError(ConduitError, ValueError):
-    """An option is wrong, or options contradict each other; found when the object is made, with the numbers."""
+    """An option is wrong, or options contradict each other; raised when the object is made, with the numbers."""
 
 
 class CapacityError(ConfigError):
@@ -114,7 +114,7 @@ class CapacityError(ConfigError):
 
 
 class SourceError(ConduitError, ValueError):
-    """Offline data cannot be read or written: damaged, or of other columns, dtypes or shapes; the message names the file."""
+    """Offline data cannot be read or written: they are damaged, or have other columns, dtypes or shapes; the message names the file."""
 
 
 class NoSpace(ConduitError, OSError):
@@ -150,15 +150,15 @@ class BadSegment(ConduitError, ValueError):
 
 
 class CheckpointError(ConduitError, ValueError):
-    """What should be restored is damaged, is no checkpoint of Conduit's, or is of another version; names the file and why."""
+    """The checkpoint is damaged, is not one of Conduit's, or is of another version; the message names the file and the reason."""
 
 
 class Closed(ConduitError, ValueError):
-    """The object was closed, and closed objects do nothing more."""
+    """The object was closed and cannot be used any more."""
 
 
 class Forked(Closed):
-    """The object was opened before a fork and is used in the child: attach again there."""
+    """The object was opened before a fork and used in the child: attach again in the child."""
 
 
 class OwnerGone(ConduitError, ConnectionError):
@@ -185,35 +185,35 @@ class SpaceTimeout(WaitTimeout):
 
 
 class ReadOnly(ConduitError, TypeError):
-    """An entry or attribute of a batch was assigned to or deleted: a batch is what was delivered."""
+    """A program assigned to, or deleted, an entry or attribute of a batch; copies (`clone`, `dict`) take assignments."""
 
 
 class Unsendable(ConduitError, TypeError):
-    """What belongs to the process that opened it was to be copied or pickled; the message says what can be sent instead."""
+    """An object that belongs to the process that opened it was copied or pickled; the message says what can be sent instead."""
 
 
 class Frozen(ConduitError, PermissionError):
-    """The table is frozen: it is read and takes no rows until it is thawed; ``errno`` is EROFS."""
+    """The table is frozen: it can be read, and takes no rows until it is thawed; ``errno`` is EROFS."""
 
     errno = _errno.EROFS
 
 
 class BuffersBusy(ConduitError, BufferError):
-    """Every batch buffer of the loader is still held by the caller, and it was told not to allocate another one."""
+    """The caller still holds every batch buffer of the loader, and the loader was told not to allocate another one."""
 
 
 class Busy(ConduitError, BlockingIOError):
-    """The call would have to wait, and waiting was not asked for; ``errno`` is EAGAIN."""
+    """The call would have to wait, and it was told not to; ``errno`` is EAGAIN."""
 
     errno = _errno.EAGAIN
 
 
 class Exhausted(ConduitError, LookupError):
-    """A loader in epochs has delivered every epoch that it was asked for."""
+    """A loader of epochs has delivered all its epochs."""
 
 
 class Overwritten(ConduitError, LookupError):
-    """The rows asked for have been replaced by newer ones."""
+    """The requested rows have been replaced by newer ones."""
 
 
 class ParticipantsFull(ConduitError, OSError):
@@ -223,7 +223,7 @@ class ParticipantsFull(ConduitError, OSError):
 
 
 class ActorError(ConduitError, RuntimeError):
-    """An actor that `conduit.launch` started died; its own traceback is the cause, and stands in ``error.traceback``.
+    """An actor that `conduit.launch` started died; its own traceback is the error's cause, and is in ``error.traceback``.
 
     Args:
         message: As of all errors.
@@ -240,7 +240,7 @@ class ActorError(ConduitError, RuntimeError):
         attempt: How often it had been started before.
         pid: Process id that it had.
         exitcode: Its exit status, or minus the number of the signal that killed it.
-        traceback: The formatted traceback of the exception that ended it; empty where there was none, as after a signal.
+        traceback: The formatted traceback of the exception that ended it; empty if there was none, as after a signal.
         restarted: Whether it was started again; False when it failed for good.
     """
 
@@ -262,20 +262,20 @@ class ActorError(ConduitError, RuntimeError):
 
 
 class MissingExtra(ConduitError, ImportError):
-    """An optional package is not installed; the message holds the ``pip install`` command that brings it."""
+    """An optional package is not installed; the message has the ``pip install`` command that installs it."""
 
 
 class DeviceError(ConduitError, RuntimeError):
-    """The GPU that was asked for cannot be used; the message says what it said."""
+    """The requested GPU cannot be used; the message gives the device's own reason."""
 
 
 class MissingDevice(DeviceError):
-    """There is no such GPU, no driver for it, or a torch that was built without it; the message says what is needed."""
+    """There is no such GPU, no driver for it, or torch was built without it; the message says what is needed."""
 
 
 class NoPinnedMemory(DeviceError, MemoryError):
-    """The system gave no host memory that is locked, from which the GPU copies; the GPU goes on working."""
+    """The system could not lock host memory for the GPU to copy from; the GPU goes on working."""
 
 
 class LostDevice(DeviceError):
-    """The GPU stopped working while it was in use: nothing of the batch in hand may be trusted, and the process must be restarted."""
+    """The GPU stopped working while it was in use: do not trust the present batch, and restart the process."""

@@ -5,13 +5,14 @@ are stored flat under dotted names, ``obs.camera`` or ``obs.0``, and are given b
 the names alone: a part made of digits is a position in a tuple, any other part is a key of a dict. So a schema by
 hand, from spaces and from JSON are the same thing, and two schemas are equal when their fields are.
 
-Two roles decide what windows make of fields: observations have a next one, rewards are summed up. They are declared, by
-``Field(observation=True)`` and ``Field(reward=True)``. One thing is guessed: where no field is declared to be a reward, a
-field called ``reward``, or those below a parent ``reward.``, are; ``str(schema)`` and ``conduit status`` show the roles.
+Two roles decide how windows treat fields: observations have a next observation, rewards are summed up. ``Field(observation=True)`` and
+``Field(reward=True)`` declare them. One role is assumed: if no field is declared to be a reward, a field called ``reward``, or the
+fields below a parent ``reward.``, are rewards. ``str(schema)`` and ``conduit status`` show the roles.
 
 Invariants: names are unique, no name is both a field and the parent of one, the positions of a tuple count 0, 1, 2
 without a gap, and every row has the same number of bytes (the values of ragged fields lie elsewhere; a row holds their
-place). The fingerprint covers the order of the fields too, since the layout of the memory follows it; the price is that the same fields in another order are another schema.
+place). The fingerprint covers the order of the fields too, since the memory's layout follows it. The price is that the same fields in
+another order are another schema.
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ class Schema:
         fields: The fields in the order given.
         names: Their dotted names, in the same order.
         observation_names: The names of the fields that are observations, in the same order.
-        reward_names: The names of the fields that are rewards, in the same order: those declared so, or, where there is none,
-            ``reward``, or those below ``reward.``.
+        reward_names: The names of the fields that are rewards, in the same order: the declared ones, or, if there are none,
+            ``reward``, or the fields below ``reward.``.
         ragged_names: The names of the fields that are ragged, in the same order.
         row_bytes: Bytes of one row's fields, without padding and without the system columns; ragged ones at their longest.
         fingerprint: 16 hexadecimal characters: the head of the sha256 of :meth:`to_json`.

@@ -1,6 +1,6 @@
-"""Types that Conduit's calls return and nobody constructs, for annotations.
+"""Types that Conduit's calls return and that no program constructs, for annotations.
 
-`conduit.Client`, `Writer`, `Loader`, `Batch` and `Actor`, which most programs name, are also returned, but lie in `conduit` itself.
+`conduit.Client`, `Writer`, `Loader`, `Batch` and `Actor` are also returned, but most programs name them, so they are in `conduit` itself.
 
     what                                          returns
     --------------------------------------------  -------------------------------------------------------------

@@ -14,10 +14,10 @@ class Delivery(ABC, Generic[Delivered_co]):
     """An iterator of batches with a deadline.
 
     A batch is a mapping of names to arrays. It stays valid and unchanged as long as anything that was made from it is alive, also
-    behind later calls of `next` and behind `close`.
+    after later calls of `next` and after `close`.
 
-    A delivery belongs to one thread at a time: it may be handed over, and calls of `next` must not overlap. Other deliveries, and
-    other threads, may work on the same table meanwhile.
+    A delivery belongs to one thread at a time: another thread may take it over, and calls of `next` must not overlap. Other deliveries,
+    and other threads, may work on the same table meanwhile.
     """
 
     @abstractmethod

@@ -16,7 +16,7 @@ class Ingestion(ABC):
     """When committed rows become visible to readers.
 
     Rows become visible whole and in the order in which they were committed, whatever an ingestion answers. Rows that are committed
-    and not published yet are published by a page's turn, by `flush` and by `close`; they are lost when their writer dies.
+    and not published yet are published when the page turns, by `flush` and by `close`; they are lost when their writer dies.
 
     One ingestion may serve many writers. Threads of one process may ask it at the same time; it is never shared with another process.
     """

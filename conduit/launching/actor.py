@@ -1,4 +1,4 @@
-"""What an actor function is told of itself: which one it is, and whether it is to stop."""
+"""What an actor function knows of itself: which actor it is, and whether it should stop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ State = Literal["running", "returned", "failed", "stopped"]
 class Actor:
     """The first argument of an actor function that `conduit.launch` started.
 
-    One that is made by hand, such as `act(conduit.Actor(), "engine")` in a test, is never told to stop.
+    An Actor that you make yourself, such as `act(conduit.Actor(), "engine")` in a test, is never told to stop.
 
     Attributes:
         index: Its number among the actors of its launch, from 0; restarts keep it.

@@ -29,12 +29,12 @@ def launch(
 ) -> Actors:
     """Start `count` processes that each call `function(actor, *args, **kwargs)`, and look after them.
 
-    Each is a fresh interpreter, as with multiprocessing's spawn: it imports the program's main module under another name than
-    `__main__`, so what starts the job stands under `if __name__ == "__main__":`. An actor that dies, by an exception, a signal or an
-    exit with another status than 0, is started again; one whose function returns is done.
+    Each is a fresh interpreter, as with multiprocessing's spawn. It imports the program's main module under another name than
+    `__main__`, so put the code that starts the job under `if __name__ == "__main__":`. An actor that dies, by an exception, a signal or an
+    exit with a status other than 0, is started again; an actor whose function returns is done.
 
-    Whatever happens to this process, actors do not outlive it: they end within a moment even when it is killed. Ctrl-C in a terminal
-    reaches this process alone.
+    Whatever happens to this process, its actors do not outlive it: they end within a moment even when it is killed. Ctrl-C in a terminal
+    reaches only this process.
 
     Args:
         function: Called with a `conduit.Actor`, which knows its index and whether it is to stop, and `args` and `kwargs`. It must be

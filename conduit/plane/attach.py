@@ -35,14 +35,15 @@ def _attach_open(name: str, on_owner_exit: OnOwnerExit) -> Segment:
 def attach(name: str, timeout: float = 0.0, *, on_owner_exit: OnOwnerExit = "raise") -> Client:
     """Attach to a running engine of this user.
 
-    A client ends with the process that owns its engine: once that is gone, however it died, all waits and calls of the client
-    raise OwnerGone, and so does the next row that it writes, within a second. A thread of this process sees to it, unless the
-    process owns the engine itself.
+    A client ends with the process that owns its engine. When that process is gone, for whatever reason, all waits and calls of the
+    client raise OwnerGone within a second, and so does the next row that it writes. A thread of this process watches for that, unless
+    the process owns the engine itself.
 
     Args:
         name: Engine name.
-        timeout: Seconds to wait for it to appear, with an owner that lives.
-        on_owner_exit: "raise", or "stay": the client works on without an owner, until another process adopts the engine.
+        timeout: Seconds to wait until the engine exists and has a live owner.
+        on_owner_exit: What the client does when the owner is gone: "raise" OwnerGone, or "stay" and work without an owner until another
+            process adopts the engine.
 
     Raises:
         EngineNotFound: No such engine.
@@ -65,5 +66,5 @@ def attach(name: str, timeout: float = 0.0, *, on_owner_exit: OnOwnerExit = "rai
 
 
 def tell_role(role: str) -> None:
-    """Have `conduit status` say this of all clients that are open in this process, such as "launcher"."""
+    """Make `conduit status` show this role, such as "launcher", for all clients that are open in this process."""
     play_everywhere(role)

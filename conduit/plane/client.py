@@ -1,6 +1,6 @@
 """A client is a process's attachment to an engine: it opens writers, loaders and consumers, and hands out tables and policies.
 
-Closing it closes its writers and consumers and gives its seat back; batches that were handed out stay valid.
+Closing it closes its writers and consumers and frees its seat; batches that were delivered stay valid.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from conduit.store.tables.view import TableView
 class Client(OpensLoaders):
     """A process's attachment to an engine. Use `conduit.attach`; it is a context manager.
 
-    It can be pickled, to a process that is spawned, a pool's worker or an actor of Ray: where it is unpickled it attaches again by the
+    It can be pickled and sent to a spawned process, a pool's worker or a Ray actor: where it is unpickled, it attaches again by the
     engine's name, with a seat of its own.
     """
 
@@ -88,7 +88,7 @@ class Client(OpensLoaders):
         return self._views[table]
 
     def table(self, name: str) -> TableHandle:
-        """What is about one table: counts, schema, limiter, statistics, episodes, scan, delete, reset, freeze.
+        """The handle of one table: counts, schema, limiter, statistics, episodes, scan, delete, reset, freeze.
 
         Raises:
             ConfigError: The engine has no such table.
@@ -115,16 +115,16 @@ class Client(OpensLoaders):
 
         Args:
             table: Table name.
-            num_envs: Environments per call, with a leading axis; None for one environment without it.
-            autoreset: As the environments reset: "next_step", "same_step" or "disabled", or a member of
-                gymnasium.vector.AutoresetMode, such as envs.metadata["autoreset_mode"]. It has to be said with num_envs; without,
+            num_envs: Environments per call, the leading axis of all values; None for one environment without that axis.
+            autoreset: How the environments reset: "next_step", "same_step" or "disabled", or a member of
+                gymnasium.vector.AutoresetMode, such as envs.metadata["autoreset_mode"]. Required with num_envs; without num_envs
                 the default is "disabled".
             policy: Rows carry the version that this slot object last polled.
             schema: The schema that the caller expects; checked against the table's.
             timeout: Seconds that a write may wait for a page; None without limit.
             on_full: "wait", or "raise" Busy when every page is being written or leased.
-            keep_final: With "same_step" and "disabled": insist on the final observation of ended episodes. Without one, a
-                terminated row is delivered with its own observation as the next one, and a truncated row is not drawn.
+            keep_final: With "same_step" and "disabled": require the final observation of every episode that ends. If False and it is
+                missing, a terminated row is delivered with its own observation as the next one, and a truncated row is not drawn.
             statistics: Add committed rows to the table's running statistics, whenever a page is full, at `flush` and at `close`.
             ingestion: Another policy for when rows become visible.
             placement: Another policy for where pages live.
@@ -173,25 +173,25 @@ class Client(OpensLoaders):
         rename: Mapping[str, str] | None = None,
         on_refused: OnRefused = "raise",
     ) -> Consumer:
-        """Open a consumer of a queue, for use by one thread: each row is delivered to one consumer, and is done when that says so.
+        """Open a consumer of a queue, for use by one thread. Each row goes to one consumer, and is done when it is acknowledged.
 
         Args:
             table: Name of a table of kind="queue".
             format: "torch" tensors or "numpy" arrays, on the CPU, without a copy.
             timeout: Seconds that `next` may wait; None without limit.
-            partial: What becomes of rollouts that are shorter than rollout_length: "deliver" them, or "drop" them.
-            transform: As for `loader`, of conduit.scale, cast, clip, one_hot, normalize: {field: step or tuple of steps}. Those for an
-                observation also apply to `bootstrap` and `finals`. What they make is the claim's own, other fields stay views.
-                normalize(update=True) counts a claim when it is acknowledged.
-            batch_transforms: Steps on each claim as a batch of one rollout (`Claim.batch`): conduit.gae, vtrace,
-                returns_to_go, normalize_advantages, apply. What they add is in the claim, without the batch axis.
-            rename: {field, or parent of fields: name in claims}, for a field whose name is also that of something that a batch
-                or a step adds, such as {"mask": "action_mask"}.
-            on_refused: What becomes of a claim with a row that a transform refuses: "raise" FieldError, and it is given back and comes
-                again; or "drop" it, acknowledged unseen, with one warning and counted in `stats.refused`.
+            partial: What to do with rollouts that are shorter than rollout_length: "deliver" or "drop" them.
+            transform: {field: transform or tuple of them}, as for `loader`: conduit.scale, cast, clip, one_hot, normalize. The transforms of
+                an observation also apply to `bootstrap` and `finals`. Transformed fields lie in the claim's own memory; others stay views.
+                With normalize(update=True), a claim enters the statistics when it is acknowledged.
+            batch_transforms: Applied to each claim as a batch of one rollout (`Claim.batch`): conduit.gae, vtrace,
+                returns_to_go, normalize_advantages, apply. The columns that they add are in the claim, without the batch axis.
+            rename: {field, or parent of fields: name in claims}, for a field with the name of a column that a batch or a batch
+                transform adds, such as {"mask": "action_mask"}.
+            on_refused: What to do with a claim that has a row which a transform refuses: "raise" FieldError and give the claim back, to
+                be delivered again; or "drop" it: acknowledge it undelivered, warn once, and count it in `stats.refused`.
 
         Raises:
-            ConfigError: Bad options, or the table is no queue.
+            ConfigError: Bad options, or the table is not a queue.
         """
         view = self._view(table)
         if view.layout.table.kind != "queue":
@@ -228,9 +228,9 @@ class Client(OpensLoaders):
         return self._slots[name]
 
     def recover(self) -> int:
-        """Take back pages and leases of dead participants now; returns the number of pages.
+        """Recover the pages and leases of dead processes now; returns the number of pages.
 
-        Writers that look for a page, and anyone who waits, do this by themselves.
+        Writers that look for a page, and processes that wait, do this by themselves.
         """
         self._check_open()
         return self._participants.recover_dead()
@@ -243,17 +243,17 @@ class Client(OpensLoaders):
         extra: Mapping[str, bytes] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Path:
-        """Write a checkpoint of the whole engine while everybody goes on; nobody is paused.
+        """Write a checkpoint of the whole engine while all processes go on; none is paused.
 
         It holds rows, streams, priorities, limiters' counts, statistics, weights and named loaders; docs/checkpoints.md says how
         to read it.
 
         Args:
-            path: Folder of numbered checkpoints; made if it is not there.
-            keep: Checkpoints to keep in it, this one included; older ones are removed once this one is safe.
-            extra: Bytes of the caller's own, by name, such as a learner's state: they belong to this checkpoint or are not there at
-                all. `Engine.restored.extra` has them again.
-            progress: Called with bytes done and bytes in all, by this thread.
+            path: Folder of numbered checkpoints; created if it does not exist.
+            keep: Number of checkpoints to keep in it, this one included; older ones are removed once this one is safe.
+            extra: The caller's own bytes, by name, such as a learner's state. They are stored with this checkpoint, completely or not at
+                all; `Engine.restored.extra` returns them.
+            progress: This thread calls it with the bytes done and the total bytes.
 
         Returns:
             The checkpoint's own folder, `path/0000000001` and so on.
@@ -261,7 +261,7 @@ class Client(OpensLoaders):
         Raises:
             CheckpointError: The folder cannot be written.
             NoSpace: The disk is full; earlier checkpoints are as they were.
-            Busy: Somebody else is making one in this folder.
+            Busy: Another process is making one in this folder.
             ConfigError: Bad options.
             Closed: The client or engine has closed.
         """

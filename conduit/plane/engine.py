@@ -1,7 +1,8 @@
 """The engine owns a node's tables; clients attach to it by name. There is no server: an engine is memory with an owner.
 
-`Engine.create` makes the segment and removes its name when it is closed, by its `with` block, or at the interpreter's
-normal exit. If its process is killed, attached processes go on; the segment stays until it is adopted or cleaned.
+`Engine.create` makes the segment. Its name is removed when the engine is closed, by `close`, its `with` block, or the interpreter's
+normal exit. If the owner is killed, the segment stays until a process adopts it or `conduit clean` removes it; clients raise OwnerGone
+unless they attached with on_owner_exit="stay".
 """
 
 from __future__ import annotations
@@ -55,27 +56,27 @@ class Engine(Client):
     ) -> Engine:
         """Create an engine: allocate its memory in full and become its owner.
 
-        A name whose engine's owner died is taken until somebody adopts the engine or removes it. With `exist_ok` or `replace` a
-        program that is started again after a kill needs no other line. Of several that try at once one gets the name; the others
-        are told that its owner is alive.
+        If an engine's owner died, its name stays taken until a process adopts the engine or removes it. With `exist_ok` or `replace`,
+        the same program can be started again after a kill. If several processes try at once, one gets the name; the others
+        raise EngineExists.
 
         Args:
             name: 1 to 100 letters, digits, ".", "-", "_"; unique among this user's engines.
             tables: {name: Table}.
             policies: {name: example state dict} for weights slots; the values only give dtypes and shapes.
-            backing: "shm" (named, outlives a killed owner) or "memfd" (not bounded by /dev/shm; new attaches need the
-                owner's process alive).
+            backing: "shm" (named, outlives a killed owner) or "memfd" (not limited by /dev/shm; processes can attach only while the
+                owner's process is alive).
             max_participants: Processes that can be attached at a time.
-            exist_ok: Adopt an engine of this name whose owner is dead, with its rows, weights and limits in force, if it was made
-                with these tables, policies and max_participants.
-            replace: Put the new engine in the place of one whose owner is dead; its rows are gone, and clients that stayed
-                attached to it are told that it closed.
+            exist_ok: If an engine of this name has a dead owner, adopt it with its rows, weights and limits in force, provided that it was
+                made with these tables, policies and max_participants.
+            replace: If an engine of this name has a dead owner, replace it by the new one; its rows are gone, and clients that stayed
+                attached to it raise Closed.
 
         Raises:
-            EngineExists: An engine of this name has an owner that lives. Leftover: one whose owner is dead, without `exist_ok`
-                and `replace`.
-            NoSpace: Memory, the limit of a control group, or /dev/shm has too little room; nothing is touched or left behind.
-            SchemaMismatch, ConfigError: With `exist_ok`: the dead owner's engine is of other tables; names the first difference.
+            EngineExists: An engine of this name has a live owner. Leftover: its owner is dead, and neither `exist_ok` nor `replace` is
+                given.
+            NoSpace: Memory, the limit of a control group, or /dev/shm has too little space; nothing is touched or left behind.
+            SchemaMismatch, ConfigError: With `exist_ok`: the dead owner's engine has other tables; names the first difference.
             ConfigError, CapacityError: Bad options.
         """
         _check_one_way(exist_ok=exist_ok, replace=replace)
@@ -144,28 +145,28 @@ class Engine(Client):
     ) -> Engine:
         """Create an engine from a checkpoint; `Engine.restored` says what came back.
 
-        Rows are in the places they had, under the ids they had, and as long as nothing is written the same seed gives the same
-        next batches. Streams have ended: once a writer writes, as if their writers had died at the moment of the checkpoint.
-        Named loaders go on with the batch that was next.
+        Rows keep their places and ids, and until a row is written the same seed gives the same next batches. Streams have ended: once a
+        writer writes, they count as streams of writers that died at the moment of the checkpoint. Named loaders continue with the
+        batch that was next.
 
         Args:
-            path: A checkpoint, or a folder of them: then the newest one that is good is taken, with a RuntimeWarning about
-                newer ones that are not.
-            name: Engine name; the one it had without.
-            limiter: Needed when a table has a limiter. "keep": counts as they were. "reset": inserted is the number of rows that
-                are there, nothing is sampled or deleted yet. "rebase": as many samples as put the table in the middle of its
-                range, so that neither side waits for the other.
+            path: A checkpoint, or a folder of checkpoints. From a folder, the newest good one is restored, with a RuntimeWarning about
+                newer ones that are not good.
+            name: Engine name; default the name that the engine had.
+            limiter: Required when a table has a limiter. "keep": the counts as they were. "reset": inserted is the number of rows in the
+                table, sampled and deleted are 0. "rebase": sampled is set so that the table is in the middle of its
+                range, and neither side waits for the other.
             backing: As for `create`.
-            max_participants: As for `create`; as it was without.
-            progress: Called with bytes done and bytes in all, by this thread.
-            exist_ok: Adopt an engine of this name whose owner is dead, which has the rows written since the checkpoint too,
-                if it was made with the checkpoint's tables, policies and max_participants. The checkpoint is not read into it:
+            max_participants: As for `create`; default the number that the engine had.
+            progress: This thread calls it with the bytes done and the total bytes.
+            exist_ok: If an engine of this name has a dead owner, adopt it, with the rows written since the checkpoint too, provided that
+                it was made with the checkpoint's tables, policies and max_participants. The checkpoint is not read into it:
                 `restored` is None, and limits and counts are those in force.
-            replace: Put the restored engine in the place of one whose owner is dead; the rows of that one are gone, and clients that
-                stayed attached to it are told that it closed. It is left alone until the checkpoint has been read once and found good.
+            replace: If an engine of this name has a dead owner, replace it by the restored one; its rows are gone, and clients that
+                stayed attached to it raise Closed. It is left alone until the checkpoint has been read once and found good.
 
         Raises:
-            CheckpointError: No checkpoint, a damaged or foreign one, or one of another version; names the file.
+            CheckpointError: There is no checkpoint, or it is damaged, foreign or of another version; names the file.
             EngineExists, Leftover, NoSpace: As `create`; nothing is left behind.
             SchemaMismatch: With `exist_ok`, as `create`.
             ConfigError: Bad options, or, with `exist_ok`, as `create`.

@@ -121,7 +121,7 @@ class OpensLoaders(ABC):
         device: str | Device = "cpu",
         pool: str | int | None = None,
     ) -> Loader:
-        """Open a loader, for use by one thread: batches of windows around rows that are drawn uniformly or by priority.
+        """Open a loader, for use by one thread. It delivers batches of windows around rows that it draws uniformly or by priority.
 
         Args:
             table: Table name.
@@ -130,54 +130,53 @@ class OpensLoaders(ABC):
 
             batch_size: Samples per batch.
             window: What a sample is built from: Transition (default, 1 step), Sequence, Episode or Rollout; the table must
-                have been created for windows as wide.
-            fields: Outputs to deliver, default all: fields, next_<observation>, terminated, truncated, and what the window makes.
-            rename: {field, or parent of fields: name in the batch}, for a field whose name is also that of something that a window,
-                the sampling or a step adds, such as {"discount": "env_discount"}. `fields` and batch_transforms have the new names,
-                `transform` and `ragged` those of the schema.
-            ragged: How ragged fields come, for all or {field: ...}. "pad": <name> [B, max_length, ...] with zeros behind each
+                have been created for windows as wide as this one.
+            fields: Outputs to deliver, default all: fields, next_<observation>, terminated, truncated, and the window's own columns.
+            rename: {field, or parent of fields: name in the batch}, for a field with the name of a column that a window,
+                the sampling or a batch transform adds, such as {"discount": "env_discount"}. `fields` and batch_transforms use the
+                new names, `transform` and `ragged` those of the schema.
+            ragged: The layout of ragged fields, for all or {field: ...}. "pad": <name> [B, max_length, ...] with zeros behind each
                 value, <name>_mask bool [B, max_length], <name>_lengths int64 [B]. "pack": <name> [total, ...], one value
                 behind the other, <name>_cu_seqlens int32 [B + 1], <name>_position_ids int32 [total].
-            transform: {field: step or tuple of steps}, of conduit.scale, cast, clip, one_hot, normalize, random_shift; those
-                for an observation also apply to the next one, those for a reward to every reward that a return sums up.
-            batch_transforms: Steps on the whole batch, in this order: conduit.gae, vtrace, returns_to_go,
+            transform: {field: transform or tuple of them}: conduit.scale, cast, clip, one_hot, normalize, random_shift. Those
+                of an observation also apply to the next observation, those of a reward to every reward that a return sums up.
+            batch_transforms: Applied to the whole batch, in this order: any of conduit.gae, vtrace, returns_to_go,
                 normalize_advantages, hindsight, apply.
 
             Which rows are drawn, and when.
 
-            sampling: conduit.Prioritized(...) to draw by priority; conduit.Shuffled(...) for epochs in which each window comes once,
-                in an `EpochLoader`; None draws uniformly.
-            seed: The same committed rows and seed give the same batches; None for 0, or for what a named loader began with.
-            name: Keep under this name which batch comes next, in the engine and in its checkpoints: the next loader of the
-                name, in whichever process, goes on there.
+            sampling: conduit.Prioritized(...) draws by priority; conduit.Shuffled(...) gives an `EpochLoader`, which delivers each
+                window once per epoch; None draws uniformly.
+            seed: The same committed rows and seed give the same batches. None: 0, or the seed that a named loader began with.
+            name: The engine and its checkpoints keep the number of the next batch under this name: the next loader of the
+                name, in any process, continues there.
             shard: (rank, world): of the batches that one loader of this seed would deliver, this one delivers every world-th,
-                from the rank-th on; None for all. Ranks of a data-parallel learner so draw by different counters of one generator.
-            min_rows: Rows that must be there before the first batch; default batch_size, or 1 in a table with a limiter,
-                whose min_size it is then.
+                from the rank-th on; None for all. So the ranks of a data-parallel learner draw by different counters of one generator.
+            min_rows: Rows that the table must have before the first batch; default batch_size, or 1 in a table with a limiter,
+                where min_size takes its place.
             max_staleness: Skip rows whose policy version is more than this many versions behind the slot's; needs `policy`.
-            policy: The slot that versions count in.
+            policy: The slot whose versions count.
 
             How batches are delivered.
 
             format: "torch" tensors or "numpy" arrays, on the CPU; both speak DLPack.
-            buffers: Batches whose memory is used again, at least 2; a loop that keeps none needs no more than 3.
-            on_busy: With all buffers in use: "allocate" memory for this batch alone (`stats.allocated` counts them, one
-                warning says who holds the others), raise the "error" BuffersBusy, or "wait" for another thread to let go. Batches
-                on a device have memory of their own anyway.
+            buffers: Number of batches whose memory is reused, at least 2; a loop that keeps no batch needs no more than 3.
+            on_busy: What to do when all buffers are in use: "allocate" memory for this batch alone (`stats.allocated` counts such
+                batches, and one warning says what holds the buffers), raise the "error" BuffersBusy, or "wait" for another thread to
+                let go. Batches on a device have memory of their own anyway.
             timeout: Seconds that `next` may wait; None without limit.
 
             Where they are made.
 
-            device: "cpu", or where batches are wanted: "cuda", "cuda:1". The rows are those that a loader on the CPU delivers
-                (docs/kernels.md). Transforms work as on the CPU, but for hindsight, which is
-                refused.
-            pool: Device memory for a mirror of the table's newest pages, such as "8 GiB" or bytes; None for none: wide rows are
-                then read from registered host memory, batches of narrow ones are made by the host and copied.
+            device: Where batches are made: "cpu", "cuda", "cuda:1". The rows are those that a loader on the CPU delivers
+                (docs/kernels.md). Transforms work as on the CPU, except hindsight, which is refused.
+            pool: Device memory for a mirror of the table's newest pages, such as "8 GiB" or bytes; None for no mirror: wide rows are
+                then read from registered host memory, and the host makes batches of narrow rows, which are copied.
 
         Raises:
             ConfigError: Bad options; names the offending one.
             MissingDevice: There is no such device.
-            CapacityError: A pool smaller than a page, or larger than the device's free memory.
+            CapacityError: The pool is smaller than a page, or larger than the device's free memory.
             Busy: A living process has a loader of this name open.
         """
         view = self._view(table)
@@ -248,28 +247,28 @@ class OpensLoaders(ABC):
         """Open a loader whose batches come from several tables, for use by one thread.
 
         Args:
-            tables: {table: weight}, such as {"replay": 0.75, "demos": 0.25}; a table's rows lie side by side, in this order.
+            tables: {table: weight}, such as {"replay": 0.75, "demos": 0.25}; the rows of one table lie side by side, in this order.
             batch_size: Rows of all tables together.
-            counts: "exact": a table's share of all rows so far is exact to within a row, whatever its share of one batch.
+            counts: "exact": a table's share of all rows so far is exact to within a row, also if it does not divide the batch.
                 "random": each row's table is drawn.
 
-            What a batch holds, the same of every table.
+            What a batch holds, the same for every table.
 
             window: As for `loader`.
             fields: As for `loader`; all tables must have these outputs.
             rename: As for `loader`, for all tables or {table: {field: name in the batch}}.
             ragged: As for `loader`.
-            transform: As for `loader`; statistics are each table's own.
-            batch_transforms: Steps on the whole batch.
+            transform: As for `loader`; each table has its own statistics.
+            batch_transforms: Applied to the whole batch, as for `loader`.
 
             Which rows are drawn, and when.
 
-            sampling: conduit.Prioritized(...) for all tables or {table: ...}; None draws uniformly. Weights are worked out for
+            sampling: conduit.Prioritized(...) for all tables or {table: ...}; None draws uniformly. Weights are computed for
                 each table by itself; rows of a uniformly drawn table beside a prioritized one have weight 1.
             seed: As for `loader`.
             name: As for `loader`; it is kept with the first of the tables.
-            min_rows: Rows that must be in a table before the first batch, for all or {table: ...}; default its share of a batch.
-            max_staleness: As for `loader`, of every table.
+            min_rows: Rows that a table must have before the first batch, for all or {table: ...}; default its share of a batch.
+            max_staleness: As for `loader`, for every table.
             policy: As for `loader`.
 
             How batches are delivered.
@@ -315,16 +314,16 @@ class OpensLoaders(ABC):
     def dataset(self, table: str, *, seed: int | None = None, **options: Any) -> Dataset:
         """The table as a torch.utils.data.IterableDataset of batches, for `DataLoader(dataset, batch_size=None, num_workers=2)`.
 
-        It holds names and options, not this client: whoever iterates it, a worker of a DataLoader too, however it is started, attaches
-        by the engine's name and opens a loader. Workers part the batches of one loader among them, and a DataLoader takes them in
-        turn, so while the table rests they come in that loader's order, however many workers there are. Each batch is a copy; a
-        loader in the learner's process spares that.
+        It holds names and options, not this client: a process that iterates it, such as a worker of a DataLoader, attaches by the
+        engine's name and opens a loader. The workers divide the batches of one loader among them, and a DataLoader takes from them in
+        turn. So while nobody writes, the batches come in that loader's order, for any number of workers. Each batch is a copy; a
+        loader in the learner's process saves that.
 
         Args:
             table: Table name.
             seed: As for `loader`: every iteration then begins with the same draws, or is the same epoch (conduit.Shuffled). None
-                takes torch's (`torch.manual_seed` repeats it), another one for each iteration.
-            **options: As for `loader`, but for name and device.
+                takes a new seed from torch for each iteration (`torch.manual_seed` repeats it).
+            **options: As for `loader`, except name and device.
 
         Raises:
             ConfigError: Bad options; names the offending one.

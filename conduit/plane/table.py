@@ -1,4 +1,4 @@
-"""One table of an engine, for whoever is attached: its rows and bytes, limiter and statistics, and what removes or keeps rows."""
+"""One table of an engine, for attached processes: its rows and bytes, limiter and statistics, and the calls that remove rows."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from conduit.store.tables.view import TableView
 class TableHandle(StaysHere):
     """One table of an engine, from `Client.table`; for any thread. `len(handle)` is its number of rows.
 
-    Every answer is of the moment: others write meanwhile. What changes the table (`delete`, `reset`, `freeze`, `limiter.change`)
-    does so for all processes.
+    Every answer holds for the moment only, since other processes write. Calls that change the table (`delete`, `reset`, `freeze`,
+    `limiter.change`) change it for all processes.
     """
 
     _elsewhere = "ask there, client.table(name)"
@@ -43,7 +43,7 @@ class TableHandle(StaysHere):
 
     @property
     def kind(self) -> Literal["replay", "queue"]:
-        """What becomes of its rows."""
+        """Loaders draw the rows of a "replay" table; consumers take each row of a "queue" once."""
         return self._table.layout.table.kind
 
     @property
@@ -53,14 +53,14 @@ class TableHandle(StaysHere):
 
     @property
     def capacity(self) -> int:
-        """Rows of all its pages together, those included that repeat others or hold final observations."""
+        """Rows of all its pages together, including rows that are copies of others or hold final observations."""
         return self._table.layout.rows
 
     @property
     def rows(self) -> int:
-        """Rows that are there: committed, not deleted, not overwritten; of a queue, those that are not acknowledged.
+        """Rows in the table: committed, not deleted, not overwritten; in a queue, rows that are not acknowledged.
 
-        With autoreset "next_step" the rows that only hold final observations are among them.
+        With autoreset "next_step" this includes the rows that only hold final observations.
 
         Raises:
             Closed, Forked: The client or engine has closed.
@@ -70,7 +70,7 @@ class TableHandle(StaysHere):
 
     @property
     def counts(self) -> Counts:
-        """Rows inserted, deleted, evicted and there, samples delivered; exact, whoever was killed.
+        """Rows inserted, deleted, evicted and present, samples delivered; exact, also after processes were killed.
 
         Raises:
             Closed, Forked: The client or engine has closed.
@@ -85,17 +85,17 @@ class TableHandle(StaysHere):
         return layout.end - layout.control
 
     def sampleable(self, window: Window | None = None) -> int:
-        """Rows that a loader could draw now: those at which the window is whole.
+        """Number of rows that a loader could draw now: rows whose window is complete.
 
-        Each row is looked at, which takes some 10 ns. Priorities are not: a row of priority 0 counts, and so does one
+        The call examines each row, which takes some 10 ns. It ignores priorities: a row of priority 0 counts, and so does a row
         that is too old for a loader's `max_staleness`.
 
         Args:
-            window: What a sample is built from, as for `Client.loader`; None for transitions of one step. Of a queue, None: the rows
-                that a consumer could claim now are counted.
+            window: What a sample is built from, as for `Client.loader`; None for transitions of one step. For a queue, None: the
+                result is the number of rows that a consumer could claim now.
 
         Raises:
-            ConfigError: The table was created for narrower windows, or is a queue and has none.
+            ConfigError: The table was created for narrower windows, or is a queue, which has no windows.
             Closed, Forked: The client or engine has closed.
         """
         self._table.check_open()
@@ -107,10 +107,10 @@ class TableHandle(StaysHere):
 
     @property
     def limiter(self) -> RateLimiter:
-        """The table's limiter, shared by all processes: its counts, what it allows and why not, and `change` for other limits.
+        """The table's limiter, shared by all processes: its counts, what it allows or why not, and `change` for other limits.
 
         Raises:
-            ConfigError: The table has none.
+            ConfigError: The table has no limiter.
         """
         return RateLimiter(self._table)
 
@@ -120,13 +120,14 @@ class TableHandle(StaysHere):
         return Statistics(self._table)
 
     def episodes(self, *, since: Episodes | None = None, last: int | None = None) -> Episodes:
-        """Returns and lengths of episodes that ended in the table, whoever wrote them; of replay tables and queues alike.
+        """Returns and lengths of episodes that ended in the table, of all writers; for replay tables and queues.
 
-        A table keeps the newest 1,024; of them, those of an episode that ended before its step was published are there at once.
+        A table keeps the newest 1,024 episodes. An episode is included as soon as its last step is committed, even if that step is not
+        published yet.
 
         Args:
-            since: What an earlier call returned: only episodes that ended after it, each once. None for all that are there.
-            last: At most so many, the newest.
+            since: The result of an earlier call: return only episodes that ended after it, each once. None for all that the table has.
+            last: Return at most this many, the newest.
 
         Raises:
             ConfigError: Bad options.
@@ -136,7 +137,7 @@ class TableHandle(StaysHere):
         return read_episodes(self._table, since, last)
 
     def scan(self) -> Scan:
-        """Every step that the table has now, once, environment by environment in the order of time; iterating yields columns.
+        """Every step that the table has now, once each, environment by environment, in the order of time; iterating yields columns.
 
         Raises:
             Closed, Forked: The client or engine has closed.
@@ -144,10 +145,9 @@ class TableHandle(StaysHere):
         return Scan(self._table)
 
     def delete(self, ids: Any) -> int:
-        """Delete rows: from now on no window begins at them. They still are the context of other rows' windows.
+        """Delete rows: from now on no window begins at them. Windows of other rows still contain them.
 
-        A rollout is held to begin at the row of its first environment. Rows that have been overwritten or deleted before are
-        left out.
+        A rollout begins at the row of its first environment. Rows that have been overwritten or deleted before are ignored.
 
         Args:
             ids: Integers of any shape, from `Batch.ids`.
@@ -157,7 +157,7 @@ class TableHandle(StaysHere):
 
         Raises:
             ConfigError: The table is a queue.
-            FieldError: These are no integers.
+            FieldError: The ids are not integers.
             Frozen: The table is frozen.
             BufferError: This client holds too many leases.
             Closed, Forked: The client or engine has closed.
@@ -166,10 +166,10 @@ class TableHandle(StaysHere):
         return self._table.delete(ids)
 
     def reset(self) -> None:
-        """Let all rows go, at once and for everybody; counts, limits and the priorities' scale stay.
+        """Remove all rows, at once and for all processes; counts, limits and the priorities' scale stay.
 
         Writers go on: each begins a new episode in every environment with its next step. A step or rollout that is being
-        written at this moment goes with the rest. Batches that were handed out stay valid.
+        written at this moment is removed too. Batches that were delivered stay valid.
 
         Raises:
             ConfigError: The table is a queue.
@@ -182,7 +182,7 @@ class TableHandle(StaysHere):
     def freeze(self) -> None:
         """Make the table read-only, in all processes, until `thaw`: writing, deleting and resetting raise Frozen.
 
-        A step that another process is committing at this very moment may still come.
+        A step that another process is committing at this very moment may still be stored.
 
         Raises:
             Closed, Forked: The client or engine has closed.
@@ -190,7 +190,7 @@ class TableHandle(StaysHere):
         self._set_frozen(frozen=True)
 
     def thaw(self) -> None:
-        """Let a frozen table take rows again; writers go on where they were.
+        """Make a frozen table take rows again; writers continue where they were.
 
         Raises:
             Closed, Forked: The client or engine has closed.

@@ -1,8 +1,8 @@
-"""Sampling without replacement: every window of a table once in an epoch, in an order that is shuffled by a seed.
+"""Sampling without replacement: every window of a table once in an epoch, in an order that a seed shuffles.
 
-When an epoch begins the rows that its window could be drawn at are listed, 8 bytes each, and ordered by random numbers of (seed, epoch,
-place in the list). So the same rows in the same pages and the same seed give the same order on any machine, and a place in it is one
-number. Rows that are written later come with the next epoch. Rows that are overwritten or deleted before their turn are left out.
+When an epoch begins, the sampler lists the rows at which a window could be drawn, 8 bytes each, and orders them by random numbers of (seed,
+epoch, place in the list). So the same rows in the same pages and the same seed give the same order on any machine, and a place in it is
+one number. Rows that are written later come in the next epoch. Rows that are overwritten or deleted before their turn are left out.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Shuffled:
     """Sampling of a loader in epochs: each window once an epoch, in a shuffled order.
 
     Attributes:
-        epochs: Epochs after which the loader delivers nothing more; None for no end.
-        drop_last: Leave out the last batch of an epoch where it is shorter than the others.
+        epochs: Number of epochs after which the loader raises Exhausted; None for no end.
+        drop_last: Leave out the last batch of an epoch if it is shorter than the others.
     """
 
     epochs: int | None = None

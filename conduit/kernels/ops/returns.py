@@ -1,17 +1,16 @@
 """Advantages and returns of consecutive steps: GAE, V-trace, returns-to-go; and the normalization of advantages.
 
-All work on [B, T, N] (rollouts) or [B, T] (sequences, episodes), backwards in time. What comes as float64 is taken
-as that, all is computed in float64 and rounded once, to float32; on a device float32 is computed in float32. What
-decides about a step's successor is the same for all of them:
+All work on [B, T, N] (rollouts) or [B, T] (sequences, episodes), backwards in time. On the CPU, float64 inputs keep their precision, everything is computed in float64, and results are rounded once, to float32; on a device
+float32 is computed in float32. The same rules give the value of a step's successor in all of them:
 
-* terminated: its value is 0, and nothing flows back over it.
-* truncated: the value of the true final observation, never of the reset observation behind it: that of the observation-only
-  row that follows (autoreset "next_step"), or `final_values` where they are given (`next_obs=True` of a window delivers the
-  observations for it, in every mode).
-* the last step of the window: `bootstrap`, where it is given.
-* otherwise the next step, whose value and trace flow back.
+* terminated step: the value is 0, and nothing flows back over the step.
+* truncated step: the value of the true final observation, never of the reset observation after it. It is the value of the
+  observation-only row that follows (autoreset "next_step"), or `final_values`, if given (a window with `next_obs=True` delivers the
+  observations for them, in every mode).
+* the last step of the window: `bootstrap`, if given.
+* any other step: the value of the next step, whose trace flows back too.
 
-A step whose successor's value is not known by any of these serves as bootstrap of the step before it and is left out itself:
+A step whose successor's value none of these rules gives only serves as bootstrap of the step before it, and is left out itself:
 advantage 0, `advantage_mask` False. So a rollout of T + 1 ticks with stored values needs nothing else.
 """
 
@@ -198,7 +197,7 @@ def _taken(values: Mapping[str, Any], name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Gae(_Advantages):
-    """Generalised advantage estimation. See `gae`."""
+    """Generalized advantage estimation. See `gae`."""
 
     gamma: float
     lam: float
@@ -387,15 +386,15 @@ def gae(
     bootstrap: str | None = None,
     final_values: str | None = None,
 ) -> Gae:
-    """Generalised advantage estimation: Schulman et al., "High-Dimensional Continuous Control Using GAE" (2016), eq. 16.
+    """Generalized advantage estimation: Schulman et al., "High-Dimensional Continuous Control Using GAE" (2016), eq. 16.
 
         delta_t = r_t + gamma * V(x_{t+1}) - V(x_t),  A_t = delta_t + gamma * lam * A_{t+1},  R_t = A_t + V(x_t)
 
     adds "advantages", "returns" (float32) and "advantage_mask" to a batch of rollouts, sequences or episodes. Ends, truncations
     and the window's end are treated as conduit.kernels.ops.returns says. With lam = 1, A_t = G_t - V(x_t).
 
-    As a step of a loader it takes values that are stored, or made by a `conduit.apply` before it. Called,
-    `conduit.gae(0.99, 0.95)(batch, values=critic(batch["obs"]))`, it takes a tensor.
+    In a loader it takes values that are stored, or that a `conduit.apply` before it computes. You can also call it with a tensor:
+    `conduit.gae(0.99, 0.95)(batch, values=critic(batch["obs"]))`.
 
     Args:
         gamma: Discount per step, from 0 to 1.
@@ -463,10 +462,10 @@ def vtrace(
 
 
 def returns_to_go(gamma: float = 1.0, *, reward: str | None = None) -> ReturnsToGo:
-    """The discounted sum of a step's own and all later rewards of its episode that the window has: "returns_to_go", float32.
+    """The discounted sum of a step's own and all later rewards of its episode inside the window: "returns_to_go", float32.
 
-    As Chen et al., "Decision Transformer" (2021), condition on. Nothing is added behind a truncation or the window's end; with
-    values to bootstrap from, take `gae(gamma, 1.0)`'s "returns".
+    Chen et al., "Decision Transformer" (2021), condition on it. Nothing is added after a truncation or the window's end; to
+    bootstrap from values, use the "returns" of `gae(gamma, 1.0)`.
 
     Args:
         gamma: From 0 to 1.

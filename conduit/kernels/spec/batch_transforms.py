@@ -1,6 +1,6 @@
-"""What is done to a whole batch after it was gathered: the contract, and a user's own function.
+"""Transforms of a whole batch after it was gathered: the contract, and `apply` for a function of the user's.
 
-These steps are data too, and part of a plan's fingerprint. They run in the order given, in the process that asked for the
+They are data too, and part of a plan's fingerprint. They run in the order given, in the process that requested the
 batch, on arrays that belong to the batch alone.
 """
 
@@ -24,13 +24,13 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a batch holds before a step.
+    """The contents of a batch before a batch transform.
 
     Attributes:
-        window: What its samples are.
-        arrays: {name: Computed}, `lanes` being all axes behind the batch's.
-        is_open: A user's function has run: there may be more, or other things.
-        reward_names: Those of `arrays` that are rewards.
+        window: What its samples are built from.
+        arrays: {name: Computed}; `lanes` are all axes after the batch axis.
+        is_open: True after a user's function has run: then the batch may hold more arrays, or others.
+        reward_names: The names in `arrays` that are rewards.
     """
 
     window: Window
@@ -83,9 +83,9 @@ class Contents:
 
 
 class BatchTransform(ABC):
-    """Contract of a step on a whole batch; implementations are frozen dataclasses.
+    """Contract of a transform of a whole batch; implementations are frozen dataclasses.
 
-    `run` may write into arrays of the batch and is called once per batch, without locks, by the thread that asks for it.
+    `run` may write into arrays of the batch. The thread that requests the batch calls it once per batch, without locks.
     """
 
     __slots__ = ()
@@ -184,13 +184,13 @@ class Apply(BatchTransform):
 
 
 def apply(function: Callable[[dict[str, Any]], Mapping[str, Any]]) -> Apply:
-    """Hand the batch to a function of yours, {name: tensor} to {name: tensor}; the batch then holds what it returned.
+    """Pass the batch to your own function, {name: tensor} to {name: tensor}; the batch then holds what the function returns.
 
-    It runs outside the fused pass, with the interpreter lock. It may change tensors in place, add some and leave some out. To
-    send the plan to another process, take a function of a module.
+    The function runs after the gather, with the interpreter lock. It may change tensors in place, add some and leave some out. To
+    send the plan to another process, use a function of a module.
 
     Args:
-        function: A function or bound method; plans are told apart by its qualified name.
+        function: A function or bound method; its qualified name distinguishes plans.
 
     Raises:
         ConfigError: A lambda, or an object without a qualified name.

@@ -1,6 +1,6 @@
 """What one sample of a batch is built from, declared as data: a transition of n steps, a sequence, an episode, a rollout.
 
-A window is anchored at one row and lies inside that row's page (the page's halo sees to it), so one generation check covers
+A window is anchored at one row and lies inside that row's page (thanks to the page's halo), so one generation check covers
 it. The formulas are those of conduit.kernels.reference.gather.
 """
 
@@ -34,20 +34,21 @@ def _one_of(name: str, value: object, among: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """A step and what follows n steps later.
+    """A step, and the observation n steps later.
 
-    Of every field that is a reward (conduit.Schema), and of each of its elements: reward = sum of gamma^k * reward_k over the k = 0 .. m - 1 steps used, where m = n_step or, if earlier, the first step that
-    terminates or truncates, that step included. discount = gamma^m. The next observation is the one after the last step
-    used, and `terminated` / `truncated` are that step's: bootstrap with `discount * (1 - terminated)`.
+    For every field that is a reward (conduit.Schema), and each of its elements: reward = sum of gamma^k * reward_k over the steps used,
+    k = 0 .. m - 1. Here m = n_step, or fewer if a step before terminates or truncates; that step is included. discount = gamma^m. The
+    next observation is the one after the last step used, and `terminated` / `truncated` are those of that step: bootstrap with
+    `discount * (1 - terminated)`.
 
     Attributes:
         n_step: Steps, at least 1.
         gamma: Discount per step.
         stack: Observations per sample: [stack, *shape], oldest first; 1 leaves the axis out.
         padding: Frames before the episode's start: "repeat" its first one, or "zero".
-        newest: Rows whose n successors are not all there yet (the newest of a stream that goes on): "wait" for them, or "bootstrap"
-            from a shorter window. Where no more will ever come (behind the last row of a stream that has ended or before
-            `writer.cut`, in the place of a truncated step without its final observation) the window is shorter in either case, and
+        newest: What to do with rows whose n successors are not all written yet (the newest of a stream that goes on): "wait" for them, or
+            "bootstrap" from a shorter window. Where no successor will ever come (after the last row of a stream that has ended, before
+            `writer.cut`, at a truncated step without its final observation) the window is shorter in either case, and
             bootstraps from the newest observation.
     """
 
@@ -71,11 +72,11 @@ class Sequence:
     Attributes:
         length: Steps, at least 1.
         burn_in: Leading steps that only warm up a recurrent state; `loss_mask` is False there.
-        overlap: Steps that neighbouring sequences share; None lets them start anywhere. Counted within the episode, or
-            within the stream where episodes are crossed.
-        across: Cross episodes (`is_first` marks their starts); otherwise a sequence ends with its episode, and what is left
+        overlap: Steps that neighboring sequences share; None lets them start anywhere. The grid of starts counts from the beginning
+            of the episode, or of the stream with `across`.
+        across: Cross episodes (`is_first` marks their starts); otherwise a sequence ends with its episode, and the rest
             is zeros with `mask` False.
-        pad: Accept sequences that their episode's end, or that of their stream, cuts short; only without `across`.
+        pad: Accept sequences that the end of their episode or stream cuts short; only without `across`.
         next_obs: Deliver `next_<observation field>` too, see `Rollout`.
     """
 
@@ -123,11 +124,11 @@ class Rollout:
         ticks: Steps.
         num_envs: Environments; only streams with as many are drawn.
         stride: Rollouts start at multiples of this many ticks of their stream; None: at multiples of `ticks`.
-        next_obs: Deliver `next_<observation field>` too, [batch, ticks, num_envs, *shape]: for every step the next
-            observation that a 1-step Transition of its row has, so that of an ended step the true final one in every autoreset
-            mode (its own as a stand-in where it terminated and none was kept), and zeros where `mask` is False. The window
-            needs a tick more then: one of T steps a table with max_length=T+1. A window is not drawn that holds a step
-            without a next observation: the last before `writer.cut`, the newest of a stream that ended, or a truncated one
+        next_obs: Deliver `next_<observation field>` too, [batch, ticks, num_envs, *shape]: for every step, the next
+            observation that a 1-step Transition of its row would have. A step that ends its episode has its true final observation in
+            every autoreset mode (or its own as a stand-in, if it terminated and none was kept). Where `mask` is False there are zeros. The
+            window then needs one more tick: T steps need a table with max_length=T+1. A window is not drawn if one of its steps has no
+            next observation: the last before `writer.cut`, the newest of a stream that ended, or a truncated one
             of a writer with keep_final=False.
     """
 

@@ -103,10 +103,10 @@ class RolloutBatch(dict[str, Any]):
 
 
 class Claim(StaysHere, Arrays):
-    """Consecutive ticks of one writer, for their claimer alone: {field name, "terminated", "truncated": [ticks, num_envs, *shape]}.
+    """Consecutive ticks of one writer that only this consumer has: {field name, "terminated", "truncated": [ticks, num_envs, *shape]}.
 
-    Arrays are views of shared memory: read them only. They stay valid as long as anything made from the claim is alive, also
-    after `ack`, and writers get the page only then. A ragged field is a list of one value [length, *shape[1:]] for each row,
+    Arrays are views of shared memory: do not write into them. They stay valid as long as anything made from the claim is alive, also
+    after `ack`; only then do writers get the page. A ragged field is a list with one value [length, *shape[1:]] for each row,
     tick after tick.
 
     `claim["obs.camera"]` is `claim.obs.camera` too, as in a `Batch`.
@@ -120,7 +120,7 @@ class Claim(StaysHere, Arrays):
         first_tick: Number of the first tick in its stream.
         complete: False for a rollout of fewer ticks than rollout_length: its writer closed, died, gave a bootstrap early, or
             kept too many final observations.
-        delivered_before: True if the rows may have been handed out before, to a consumer that died or gave them back.
+        delivered_before: True if the rows may have been delivered before, to a consumer that died or gave them back.
     """
 
     _elsewhere = "claim there; {name: value.clone() for name, value in claim.items()} are copies that can be sent"

@@ -1,6 +1,6 @@
-"""Delivery from a queue: rows are claimed, handed out where they lie in shared memory, and acknowledged.
+"""Delivery from a queue: rows are claimed, delivered as views of shared memory, and acknowledged.
 
-Nothing is copied: a claim's arrays are views of the page that its writer filled. The page's memory is given back to writers
+Nothing is copied: a claim's arrays are views of the page that its writer filled. Writers get the page's memory back
 when the rows are acknowledged *and* nothing made from the claim is alive any more.
 """
 
@@ -45,12 +45,12 @@ class ConsumerStats:
     """What a consumer has done so far.
 
     Attributes:
-        claims, rows: Handed out.
-        acknowledged, given_back: Claims that ended so.
-        delivered_before: Claims whose rows may have been handed out before, by a consumer that died or gave them back.
-        dropped: Unfinished rollouts that were acknowledged unseen (partial="drop").
+        claims, rows: Delivered.
+        acknowledged, given_back: Claims that ended in this way.
+        delivered_before: Claims whose rows may have been delivered before, to a consumer that died or gave them back.
+        dropped: Short rollouts that were acknowledged undelivered (partial="drop").
         waited_s: Seconds spent waiting for rows.
-        refused: Claims with a row that a transform refused; with on_refused="drop" they were acknowledged unseen.
+        refused: Claims with a row that a transform refused; with on_refused="drop" they were acknowledged undelivered.
     """
 
     claims: int
@@ -64,7 +64,7 @@ class ConsumerStats:
 
 
 class Consumer(StaysHere):
-    """Claims rows of a queue, each of them for this consumer alone. For use by one thread; claims may end in any.
+    """Claims rows of a queue, each for this consumer alone. For use by one thread; a claim may be ended in any thread.
 
     Iterating never ends by itself; it waits for rows as long as `timeout` allows.
     """

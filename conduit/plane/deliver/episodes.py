@@ -29,8 +29,8 @@ class Episodes:
         versions: Policy version of the last step, int64 [n].
         times: When the end was committed, seconds since the epoch, float64 [n].
         total: Episodes that ever ended in the table.
-        missed: Of those asked for, the ones that were overwritten before they were read.
-        reward_names: What `returns` are of: names of rewards, or of their elements.
+        missed: Requested episodes that were overwritten before they were read.
+        reward_names: The rewards, or the elements of a reward, that the columns of `returns` belong to.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Episodes:
 
     @property
     def returns(self) -> Array:
-        """Sums of the stored rewards, undiscounted, float64 [n]; [n, k] where rewards are several or have several elements.
+        """Sums of the stored rewards, undiscounted, float64 [n]; [n, k] with several rewards or elements of a reward.
 
         Raises:
             ConfigError: The table has no reward.

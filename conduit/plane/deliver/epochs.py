@@ -25,10 +25,10 @@ from conduit.store.tables.view import TableView
 
 
 class EpochLoader(Loader):
-    """A loader opened with `sampling=conduit.Shuffled(...)`; a `for` loop over it is one epoch, or what is left of one.
+    """A loader opened with `sampling=conduit.Shuffled(...)`; a `for` loop over it is one epoch, or the rest of one.
 
-    `next` goes on with the next epoch by itself. The last batch of an epoch may be shorter than the others. Rows written while an epoch
-    runs come with the next one; rows overwritten or deleted before their turn are left out, and counted in `sampler.skipped`.
+    `next` continues with the next epoch by itself. The last batch of an epoch may be shorter than the others. Rows written during an epoch
+    come in the next one; rows overwritten or deleted before their turn are left out, and counted in `sampler.skipped`.
 
     Attributes:
         sampler: Has `epoch`, `place` (windows behind), `windows` (of this epoch) and `skipped`.
@@ -93,14 +93,14 @@ class EpochLoader(Loader):
         return self.sampler.epoch
 
     def next(self, timeout: float | None = None) -> Batch:
-        """The next batch, of the next epoch where this one is over.
+        """The next batch; it belongs to the next epoch if this one is over.
 
         Args:
             timeout: As of `Loader.next`.
 
         Raises:
-            Exhausted: Every epoch that was asked for has been delivered.
-            ConfigError: The table has changed since the epoch began that this loader was to go on with.
+            Exhausted: Every requested epoch has been delivered.
+            ConfigError: This loader should continue an epoch, and the table has changed since that epoch began.
             DataTimeout, BuffersBusy, FieldError, Closed, OwnerGone: As of `Loader.next`.
         """
         deadline = Deadline(self._timeout if timeout is None else timeout)

@@ -1,6 +1,6 @@
-"""The delivery that comes with the plane: its maker makes a batch, by one compiled call, when it is asked for.
+"""The default delivery: when a batch is requested, the loader's maker makes it, by one compiled call.
 
-The maker draws, gathers, transforms and validates (conduit.plane.deliver.batch_maker); the loader waits, counts, and hands out.
+The maker draws, gathers, transforms and validates (conduit.plane.deliver.batch_maker); the loader waits, counts, and delivers.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class LoaderStats:
         batches, rows: Delivered.
         redrawn: Rows drawn again because a writer overwrote them between draw and check.
         waited_s: Seconds spent waiting for rows or for a free buffer.
-        stale: Rows refused by `max_staleness`, {age in versions: count}; 63 stands for that and older. Uniformly, each time that one was
-            drawn; by priority, each time that it was looked at, since it is left out before the draw.
-        allocated: Batches that got memory of their own, since every buffer was in use (on_busy="allocate").
+        stale: Rows refused by `max_staleness`, {age in versions: count}; 63 stands for 63 and more. A uniform loader counts a row each time
+            it was drawn; a prioritized one each time it was examined, since it leaves the row out before the draw.
+        allocated: Batches that got memory of their own, because every buffer was in use (on_busy="allocate").
     """
 
     batches: int
@@ -69,7 +69,7 @@ class LoaderStats:
 
 
 class Loader(StaysHere, Delivery[Batch]):
-    """Uniform batches of transitions from one table, made on the CPU when they are asked for.
+    """Batches of windows from one table, made on the CPU when they are requested; see `Client.loader`.
 
     Iterating never ends by itself; it waits for rows as long as `timeout` allows.
 
@@ -185,8 +185,8 @@ class Loader(StaysHere, Delivery[Batch]):
         Raises:
             DataTimeout: Too few rows came, or the table's limiter did not let a batch out.
             BuffersBusy: Every buffer is still referred to, and on_busy is "error" or "wait".
-            FieldError: A stored value that a transform cannot take: `row_id`, `at` and `value` say which. Nothing is delivered
-                or added to statistics, and the next call draws the batch behind this one.
+            FieldError: A transform cannot take a stored value; `row_id`, `at` and `value` say which. Nothing is delivered
+                or added to statistics, and the next call draws the following batch.
             Closed: The loader, client or engine has closed.
             OwnerGone: The engine's owner is gone.
         """
@@ -264,10 +264,10 @@ class Loader(StaysHere, Delivery[Batch]):
 
     @property
     def beta(self) -> float:
-        """Exponent of importance weights, from 0; set it to anneal them, from the next batch on.
+        """Exponent of the importance weights, at least 0; set it to anneal them, from the next batch on.
 
         Raises:
-            ConfigError: The loader does not sample by priority, or what is set is no number of at least 0.
+            ConfigError: The loader does not sample by priority, or the value is not a number of at least 0.
         """
         return self._prioritized().beta
 
@@ -286,11 +286,11 @@ class Loader(StaysHere, Delivery[Batch]):
         """Give rows new priorities, such as the absolute TD errors of a batch.
 
         Args:
-            ids: int64 [n], from `Batch.ids` of this table; of duplicates the last one wins. -1 stands for no row.
+            ids: int64 [n], from `Batch.ids` of this table; if an id occurs twice, its last priority counts. -1 stands for no row.
             priorities: Real [n], finite and at least 0.
 
         Returns:
-            How many were ignored, because their rows have been overwritten or handed on to their stream's next page since,
+            How many were ignored, because their rows have been overwritten, or taken over by their stream's next page,
             or never were rows to draw (`sampler.ignored` adds them up).
 
         Raises:
@@ -312,10 +312,10 @@ class Loader(StaysHere, Delivery[Batch]):
             ids: int64, any shape, from `Batch.ids`.
 
         Returns:
-            bool of that shape; False where the row has been overwritten since, or the id is none of this table's.
+            bool of that shape; False where the row has been overwritten since, or the id is not of this table.
 
         Raises:
-            FieldError: These are no integers.
+            FieldError: The ids are not integers.
         """
         keys = as_ids(ids)
         out = np.zeros(keys.shape, bool)
@@ -331,7 +331,7 @@ class Loader(StaysHere, Delivery[Batch]):
         return LoaderStats(self._batches, rows, ring.redrawn, self._waited + ring.waited_s, stale, ring.allocated)
 
     def close(self) -> None:
-        """Let the buffers, and the loader's name, go; batches that are still held stay valid."""
+        """Release the buffers and the loader's name; batches that are still held stay valid."""
         if self._place is not None:
             self._place.release()
         participants = self._table.participants

@@ -1,8 +1,8 @@
-"""Batches out of several tables: each fills its own slots of the same arrays, so nothing is put together afterwards.
+"""Batches from several tables: each table fills its own slots of the same arrays, so no second copy joins them.
 
-The rows of a table lie side by side, in the order in which the tables were named; `source` says which is whose. How many rows
-each table gives is a function of the batch's number: "exact" counts are such that after any number of batches each table has
-given its share of all rows, to within one row; "random" ones are drawn, seeded like everything else.
+The rows of a table lie side by side, in the order in which the tables were named; `source` has the table of each row. How many rows
+each table gives is a function of the batch's number. With "exact" counts, each table has given its share of all rows, to within one
+row, after any number of batches; "random" counts are drawn from the loader's seed.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Part(Loader):
 
 
 class MixedLoader(StaysHere, Delivery[Batch]):
-    """Batches of which each table gives its share. Use `Client.mixed_loader`; for use by one thread.
+    """Batches to which each table gives its share. Use `Client.mixed_loader`; for use by one thread.
 
     A batch has, beside its outputs, `source` int64 [B]: the number of the table that a row comes from, in the order of `tables`.
 
@@ -280,10 +280,10 @@ class MixedLoader(StaysHere, Delivery[Batch]):
     def beta(self) -> dict[str, float]:
         """Exponents of importance weights, {table: beta}, of the tables that are sampled by priority.
 
-        Set it to a number, for all of them, or to {table: number}, to anneal weights from the next batch on.
+        Set it to a number for all of them, or to {table: number}, to anneal weights from the next batch on.
 
         Raises:
-            ConfigError: No table is sampled by priority, or what is set is no number of at least 0, or of other tables.
+            ConfigError: No table is sampled by priority, a value is not a number of at least 0, or a name is that of another table.
         """
         return {name: sampler.beta for name, sampler in self._prioritized().items()}
 
@@ -305,14 +305,14 @@ class MixedLoader(StaysHere, Delivery[Batch]):
         return found
 
     def update_priorities(self, batch: Batch, priorities: Any) -> int:
-        """Give a batch's rows new priorities; those of tables that are not sampled by priority have none and are left out.
+        """Give a batch's rows new priorities; rows of tables that are not sampled by priority are ignored.
 
         Args:
             batch: A batch of this loader.
             priorities: Real [B], finite and at least 0.
 
         Returns:
-            How many were ignored since their rows are gone; see `Loader.update_priorities`.
+            How many were ignored because their rows are gone; see `Loader.update_priorities`.
 
         Raises:
             FieldError: Wrong shape, a NaN, infinite, negative or complex priority, or rows of other tables; nothing is changed.
@@ -334,10 +334,10 @@ class MixedLoader(StaysHere, Delivery[Batch]):
         )
 
     def valid(self, batch: Batch) -> Array:
-        """Bool [B]: which rows of a batch of this loader are still what they were.
+        """Bool [B]: which rows of a batch of this loader have not been overwritten since.
 
         Raises:
-            FieldError: It is no batch of several tables.
+            FieldError: It is not a batch of a mixed loader.
         """
         _check_batch(batch)
         ids, source = np.asarray(batch.ids), np.asarray(batch[SOURCE.name])

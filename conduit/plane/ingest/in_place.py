@@ -179,9 +179,9 @@ class StepView(_Staged):
     `row.reward = x` assigns with checks. Flags not assigned are False; other fields not assigned keep what the memory held.
 
     A ragged field is assigned, `row.tokens = array` (a list of num_envs arrays), or filled in place after
-    `row.reserve("tokens", length)`, once in a step; read, it is the view that was made room for (a list of them), empty before.
-    Not assigned it has length 0. The page is turned at the beginning unless all ragged values of the step fit in at their
-    longest: pages close a little earlier than with `append`, which knows the lengths.
+    `row.reserve("tokens", length)`, once in a step. Reading it gives the reserved view (a list of them), which is empty before.
+    If it is not assigned, its length is 0. When a step begins, the page is turned unless all ragged values of the step fit in at their
+    longest. So pages close a little earlier than with `append`, which knows the lengths.
     """
 
     __slots__ = ("_stored",)
@@ -240,7 +240,7 @@ class StepView(_Staged):
             them.
 
         Raises:
-            FieldError: No ragged field, a length that is none or too large, or a value that was given before.
+            FieldError: The field is not ragged, a length is not a valid number or is too large, or the value was given before.
             Closed: The step is over.
         """
         stream = self._stream
@@ -270,7 +270,7 @@ class StepView(_Staged):
 class StepBlock:
     """The block of a step: commits it on leaving, and discards it on an exception.
 
-    Nothing but the `with` statement holds it, so a step whose block was left in whatever way is over.
+    Only the `with` statement holds it, so a step is over when its block is left, in any way.
     """
 
     __slots__ = ("__weakref__", "_step")
@@ -349,7 +349,7 @@ class RolloutView(_Staged):
         """Make all steps visible at once.
 
         Raises:
-            FieldError: A step ends an episode and its final observation was not kept, or the autoreset mode has no room for the
+            FieldError: A step ends an episode and its final observation was not kept, or the autoreset mode does not allow the
                 end; the view stays open (as a context manager it is discarded).
         """
         ends = self._stream.words[w.WRITER_ENDS // 8]

@@ -51,7 +51,7 @@ class Writer(StaysHere):
     Attributes:
         num_envs: Environments, or None for a single one without a leading axis.
         autoreset: What follows the end of an episode: "next_step" (Gymnasium's NEXT_STEP: the next row is the final
-            observation), "same_step" or "disabled" (the final observation is handed over as `final`).
+            observation), "same_step" or "disabled" (the caller passes the final observation as `final`).
     """
 
     _elsewhere = "open a writer there, client.writer(table, ...)"
@@ -135,33 +135,33 @@ class Writer(StaysHere):
         """Write and commit one step; the fields of the schema are keyword arguments.
 
         Args:
-            **fields: One value per field, [*shape] or [num_envs, *shape]; nested fields as nested values. Of a ragged field
+            **fields: One value per field, [*shape] or [num_envs, *shape]; nested fields as nested values. For a ragged field
                 [length, *shape[1:]], or a list of num_envs such arrays.
             terminated: Bool, or bool [num_envs].
             truncated: The same.
             priority: Real, or real [num_envs], finite and at least 0: the priority of the new rows, in a table that has
-                priorities; default the largest of late. A schema with a field of this name has no such argument: the field is
-                meant. The same holds for `bootstrap`.
-            final: True final observation of environments that ended with this step, structured like the observation:
-                arrays [num_envs, ...] that are used where an episode ended, or a list or object array with None elsewhere
-                (a tuple too, where the observation is one array).
+                priorities; default the largest recent one (`Priorities.span`). If the schema has a field named `priority`, the keyword
+                is that field. The same holds for `bootstrap`.
+            final: True final observation of environments whose episode ended with this step, structured like the observation:
+                arrays [num_envs, ...], which are read where an episode ended, or a list or object array with None elsewhere
+                (or a tuple, if the observation is one array).
             bootstrap: In a queue of rollouts: the observation after this step, structured like the observation,
-                [num_envs, ...]. The rollout ends with this step, the last of it or not (`ticks_left`); no episode does.
+                [num_envs, ...]. The rollout ends with this step, even if it is not full (`ticks_left`); episodes do not end.
 
         Raises:
-            FieldError: Key, dtype, shape, range, a missing final observation, or an end that the autoreset mode has no room for;
-                nothing is written.
+            FieldError: Wrong key, dtype, shape or range, a missing final observation, or an end of an episode that the autoreset mode
+                does not allow; nothing is written.
             SpaceTimeout, Busy: No page could be claimed, or the table's limiter does not let the step in; nothing is written,
                 and the call may be repeated.
             Frozen: The table is frozen; nothing is written.
             Closed: The writer, client or engine has closed, or another form of writing is in progress.
-            OwnerGone: The engine's owner is gone, for at most a second; nothing is written.
+            OwnerGone: The engine's owner is gone; raised within a second. Nothing is written.
         """
         raise NotImplementedError  # replaced by the generated method of `writer_type`
 
     @property
     def stream(self) -> int:
-        """Number of this writer's stream in the table; its first row may change it, to that of a page that it fills up."""
+        """Number of this writer's stream in the table; the first row may change it, if the writer fills up an earlier writer's page."""
         return self._stream.number
 
     @property
@@ -178,9 +178,9 @@ class Writer(StaysHere):
 
     @property
     def ticks_left(self) -> int:
-        """Ticks that the present rollout of a queue still takes: with 1, the next step is its last, and takes the bootstrap.
+        """Steps that the present rollout of a queue still takes: if 1, the next step is its last, and takes the bootstrap.
 
-        1 comes early where so many final observations were kept that there may be no room for a step more.
+        1 comes early if the page keeps so many final observations that there may be no room for two more steps.
 
         Raises:
             ConfigError: The table has no rollouts.
@@ -195,8 +195,8 @@ class Writer(StaysHere):
     def step(self) -> StepBlock:
         """One step whose rows are written in place: `with writer.step() as row: row.obs[:] = ...`.
 
-        Leaving the block commits; an exception discards. Fields that are not assigned keep whatever the memory held, ragged ones
-        are empty. `row.tokens = array` stores a ragged value, `row.reserve("tokens", length)` gives its memory to be filled.
+        Leaving the block commits the step; an exception discards it. Fields that are not assigned keep what the memory held; ragged fields
+        are then empty. `row.tokens = array` stores a ragged value; `row.reserve("tokens", length)` returns its memory to be filled.
         """
         return StepBlock(self._stream)
 
@@ -205,10 +205,10 @@ class Writer(StaysHere):
 
         Args:
             ticks: Steps, at least 1; they must fit into one page.
-            max_finals: Kept final observations to make room for ("same_step", "disabled"); default a quarter of the rows.
+            max_finals: Number of final observations to keep room for ("same_step", "disabled"); default a quarter of the rows.
 
         Raises:
-            ConfigError: It does not fit a page.
+            ConfigError: The rollout does not fit a page.
         """
         return RolloutView(self._stream, ticks, max_finals)
 
@@ -221,7 +221,7 @@ class Writer(StaysHere):
         places: Any = (),
         finals: Any = None,
     ) -> None:
-        """Write and commit many steps at once, as many as there are, over as many pages as they need.
+        """Write and commit many steps at once, over as many pages as they need.
 
         Args:
             columns: {field: [ticks, *shape]}, or [ticks, num_envs, *shape]; nested fields as nested values.
@@ -234,7 +234,7 @@ class Writer(StaysHere):
         Raises:
             FieldError: As `append`; nothing is written.
             ConfigError: The schema has ragged fields.
-            SpaceTimeout, Busy: No page could be claimed; what filled the pages before is committed.
+            SpaceTimeout, Busy: No page could be claimed; the steps that filled earlier pages are committed.
             Closed: The writer, client or engine has closed, or another form of writing is in progress.
         """
         self._stream.check()
@@ -244,7 +244,7 @@ class Writer(StaysHere):
         """The writer without checks, for hot loops: whole-table columns, a row number, and `commit()`.
 
         Raises:
-            ConfigError: The writer adds its rows to the table's statistics: the handle turns pages on its own.
+            ConfigError: The writer adds its rows to the table's statistics, which the handle cannot do.
         """
         if self._stream.tally is not None:
             raise ConfigError(

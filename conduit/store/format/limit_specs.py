@@ -1,6 +1,6 @@
-"""How fast a table may be sampled for what is inserted: the limits as data (Reverb's formula).
+"""Bounds for the ratio of sampled to inserted rows, as data (Reverb's formula).
 
-With I rows inserted, S sampled, D deleted (evicted, or sampled as often as they may be), size = I - D:
+With I rows inserted, S sampled, D deleted (evicted, or delivered max_times_sampled times), size = I - D:
 
     n rows may be sampled  while  size >= min_size  and  I * spi - S - n >= min_diff
     n rows may be inserted while  I + n - D <= min_size  or  (I + n) * spi - S <= max_diff
@@ -20,9 +20,9 @@ from conduit.numbers import at_least, real
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The four numbers of the formula, what every limiter comes down to; as a table's limiter, for a range of your own.
+    """The four numbers of the formula, to which every limiter reduces; use it as a limiter to choose the range yourself.
 
-    `Limits(1.0, 1, 0.0, size)` lets each row be sampled once, and inserting run ahead by `size` rows.
+    With `Limits(1.0, 1, 0.0, size)` each row is sampled once, and writers run ahead by at most `size` rows.
 
     Attributes:
         samples_per_insert: spi, above 0.
@@ -50,7 +50,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class SampleToInsertRatio:
-    """Samples and inserts keep step: neither runs ahead of the ratio by more than a buffer.
+    """Keeps the ratio of samples to inserts: neither side runs ahead of it by more than a buffer.
 
     Attributes:
         samples_per_insert: Samples per inserted row, above 0.
@@ -93,7 +93,7 @@ class SampleToInsertRatio:
 
 @dataclass(frozen=True, slots=True)
 class MinSize:
-    """No sample before so many rows are there; nothing else is limited.
+    """No sample before the table has this many rows; nothing else is limited.
 
     Attributes:
         min_size: Rows, at least 1.

@@ -21,17 +21,17 @@ from conduit.store.format.table_geometry import check_min_size, geometry
 class Priorities:
     """How a table turns priorities into probabilities: P(i) = p_i / sum p, p_i = (|priority| + eps)^alpha.
 
-    p is stored as an integer, so that sums are exact: a multiple of scale * 2^-20 up to 128 * scale, and to 8 digits above. It is rounded to the
-    nearest of these, so it is off by up to half a step: by 5e-7 of it at p = scale, half a percent at scale / 10,000, and as much as itself at
-    half a step. Choose `scale` so that all that matters is above scale / 10,000. The
-    largest is scale * 2^(42 - b) for a table of up to 2^b rows: 4.2 million * scale for one of a million. A positive p below half a step, or
-    above the largest, is stored as the nearest there is, counted, and told by a RuntimeWarning.
+    p is stored as an integer, so that sums are exact: as a multiple of scale * 2^-20 up to 128 * scale, and to 8 digits above that. It is
+    rounded to the nearest step, so its error is up to half a step: 5e-7 of it at p = scale, half a percent at scale / 10,000, and as much as
+    p itself at half a step. Choose `scale` so that all values of p that matter are above scale / 10,000. The largest p is
+    scale * 2^(42 - b) for a table of up to 2^b rows: 4.2 million * scale for a table of a million. A positive p below half a step, or
+    above the largest, is stored as the nearest possible value, counted, and reported by a RuntimeWarning.
 
     Attributes:
         alpha: Exponent, at least 0; 0 is uniform.
         eps: Added to every priority; with 0, rows of priority 0 are never drawn while others are positive.
-        span: New rows get the largest priority among the last one to two spans of so many updates; before the first one p = scale.
-        scale: The size of p that is ordinary in this table, from 1e-60 to 1e60; another than 1 where p is tiny or huge.
+        span: Number of updates in a span. New rows get the largest priority of the last one to two spans; before the first, p = scale.
+        scale: The usual size of p in this table, from 1e-60 to 1e60; set it if p is tiny or huge.
     """
 
     alpha: float = 0.6
@@ -59,38 +59,39 @@ class Table:
 
     Attributes:
         schema: Fields of a row.
-        capacity: Rows (int) or bytes ("2 GiB"). In rows: at least that many rows of one writer of `num_envs` environments
-            stay, copies of rows not counted (see `mean_episode` and `writers`). In bytes: an upper bound for pages and their words.
-        page_rows: Rows per page, or None to choose. Pages are what is evicted at once, so a table has at least 4; a
-            writer of N environments fills N rows per tick, and its pages must hold two ticks beside their halo.
-        max_stack: Longest frame stack, in ticks, that windows may ask for (inclusive).
-        max_n_step: Longest n-step return, in ticks, that windows may ask for (inclusive).
-        max_length: Longest sequence, episode or rollout, in ticks, that windows may ask for (inclusive); one more than that
-            where they ask for `next_obs`.
-        num_envs: Environments per writer that page size is chosen for; writers may have fewer or more.
+        capacity: Rows (int) or bytes ("2 GiB"). In rows: the table keeps at least that many rows of one writer of `num_envs`
+            environments, copies of rows not counted (see `mean_episode` and `writers`). In bytes: an upper bound for pages and their words.
+        page_rows: Rows per page, or None to let Conduit choose. A table evicts whole pages, so it has at least 4. A tick (one step of all
+            environments of a writer) of N environments takes N rows, and a page must hold two ticks beside its halo, the copy of the last
+            ticks of the page before.
+        max_stack: Longest frame stack, in ticks, that windows may use (inclusive).
+        max_n_step: Longest n-step return, in ticks, that windows may use (inclusive).
+        max_length: Longest sequence, episode or rollout, in ticks, that windows may use (inclusive); one tick more
+            for windows with `next_obs`.
+        num_envs: Environments per writer for which the page size is chosen; writers may have fewer or more.
         priorities: How rows are prioritized, or None for a table without priorities.
-        mean_lengths: {ragged field: mean length that its arenas are made for}; half of the largest length where it is
-            missing. A page closes when its rows or one of its arenas run out, so a capacity in rows is kept for values
-            that are no longer than this on average.
+        mean_lengths: {ragged field: mean length for which its memory in each page is sized}; default half of the largest length. A page
+            closes when its rows or this memory run out, so a capacity in rows holds for values that are no longer than this on
+            average.
         statistics: Fields whose running mean and variance are kept (`TableHandle.statistics`, `conduit.normalize`); a dotted name's
-            parent stands for all below it.
+            parent stands for all fields below it.
         kind: "replay": the oldest page is evicted when no page is free. "queue": every row is delivered once, to one of any
             number of consumers (`Client.consumer`), and writers wait while the queue is full.
-        rollout_length: For a queue: rows are delivered as rollouts of so many ticks of all environments of their writer,
-            in one piece; None delivers them as they come, in ticks.
-        limiter: How sampling and inserting keep step (conduit.SampleToInsertRatio, MinSize, Limits); None for no limit.
-        max_times_sampled: A row is gone once it has been delivered so often, at most 65,535; None for no limit. Never more often,
-            whoever draws at the same time and whoever dies; a loader that is killed may use up deliveries of the batch that it
-            was making.
-        writers: Writers that are open at once. Each has a page of its own open, beside the pages that the capacity needs, so that
-            it is kept whatever they write. None: a table that chooses its page size has pages for 64 writers, unless these took
-            more than three times the memory of the capacity and more than 64 MiB; the capacity is then kept for one of them.
-        mean_episode: Steps of an episode on average, at least 1. An episode that ends may take a row more, for its final
-            observation, and a capacity in rows is made for as many. None: for episodes of any length where that takes at most
-            256 pages and 64 MiB, else for 20 steps.
-        within_episodes: No window will cross from one episode into the next. Pages of writers that have closed are then filled up
-            by new ones, so that a writer for each episode does not cost a page each, whatever max_length is. With max_length=1 and
-            without max_times_sampled that is so in any case.
+        rollout_length: For a queue: rows are delivered as rollouts of this many ticks of all environments of their writer,
+            each in one piece; None delivers them as they come, in ticks.
+        limiter: Bounds for the ratio of sampled to inserted rows (conduit.SampleToInsertRatio, MinSize, Limits); None for no limit.
+        max_times_sampled: A row is gone once it has been delivered this many times, at most 65,535; None for no limit. It is never
+            delivered more often, even if several loaders draw it at once or one dies; a loader that is killed may use up deliveries
+            of the batch that it was making.
+        writers: Writers that are open at once. Each has a page of its own open, beside the pages that the capacity needs, so the
+            capacity holds whatever they write. None: a table that chooses its page size has pages for 64 writers, unless these took
+            more than three times the memory of the capacity and more than 64 MiB; the capacity then holds for one writer.
+        mean_episode: Mean number of steps of an episode, at least 1. An episode that ends may take one more row, for its final
+            observation, and a capacity in rows has room for these. None: room for episodes of any length if that takes at most
+            256 pages and 64 MiB, else for episodes of 20 steps.
+        within_episodes: No window will cross from one episode into the next. New writers then fill up the pages of writers that have
+            closed, so a program that opens a writer for each episode does not use a page for each, whatever max_length is. With
+            max_length=1 and without max_times_sampled this holds anyway.
     """
 
     schema: Schema
@@ -131,7 +132,7 @@ class Table:
         mean_episode: float | None = None,
         writers: int | None = None,
     ) -> Self:
-        """A table that loaders draw from; the oldest page is evicted when no page is free. Arguments are attributes of the class.
+        """A table that loaders draw from; it evicts the oldest page when no page is free. Arguments are attributes of the class.
 
         Raises:
             ConfigError, CapacityError: Bad options; names the offending one.

@@ -1,9 +1,9 @@
 """Versioned weights in shared memory: one publisher, any number of readers, never torn.
 
 A slot has three copies. The publisher fills the copy that is neither current nor previous, then stores the new version
-(release). A reader takes the version, copies that copy out, and looks again whether the copy still is of that version; it
-would have to sleep through two whole publications to be disturbed, and then it reads again. A publisher that is killed
-anywhere leaves the last version in place. That there is one publishing process is the kernel's lock again; its threads take
+(release). A reader loads the version, copies that copy out, and checks that the copy still is of that version. Only a reader that
+sleeps through two whole publications is disturbed; it notices, and reads again. A publisher that is killed
+anywhere leaves the last version in place. A lock of the kernel allows one publishing process at a time; the process's threads take
 turns.
 """
 
@@ -157,7 +157,7 @@ class PolicySlot(StaysHere):
 
         Raises:
             FieldError: A name, dtype or shape differs; nothing is published.
-            Busy: Another process, or another client of this one, publishes into this slot; or other threads publish all the time.
+            Busy: Another process, or another client of this process, publishes into this slot; or other threads publish all the time.
             Closed: The client or engine has closed.
         """
         self._check()
@@ -234,7 +234,7 @@ class PolicySlot(StaysHere):
         return arrays
 
     def poll(self) -> Weights | None:
-        """The newest weights if they are newer than what this object last returned, else None; never waits.
+        """The newest weights if they are newer than those that this object last returned, else None; never waits.
 
         Raises:
             Closed: The client has closed.
@@ -254,7 +254,7 @@ class PolicySlot(StaysHere):
         raise WaitTimeout(f"Expected to read policy {self._layout.name!r} whole, it changed under {_ATTEMPTS} attempts")
 
     def wait(self, timeout: float | None = 30.0) -> Weights:
-        """The newest weights, as soon as they are newer than what this object last returned.
+        """The newest weights, as soon as they are newer than those that this object last returned.
 
         Args:
             timeout: Seconds to wait for a publication; None without limit.
