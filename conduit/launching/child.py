@@ -68,7 +68,7 @@ def main(plan: mmap.mmap, report_fd: int, stop_fd: int, index: int, count: int, 
 def _give_up_waiting(actor: Actor) -> None:
     """The alarm: what an actor waits for may not come any more when it is to return."""
     if actor.stopping:
-        raise Closed("The actor was told to stop, and waits no more")
+        raise Closed("The actor was told to stop, so it does not wait any longer")
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> None:

@@ -55,15 +55,15 @@ def describe(exitcode: int, report: Report | None, *, killed: bool) -> str:
     """What happened to a process; `killed` where Conduit killed it."""
     if report and report.stage == "main":
         return (
-            f"could not import the program's main module, which raised {report.error}. Every actor imports it, so what starts a job "
-            "must stand under `if __name__ == '__main__':`"
+            f"could not import the program's main module, which raised {report.error}. Every actor imports it, so put the code that starts the "
+            "job under `if __name__ == '__main__':`"
         )
     if report and report.stage == "load":
         return f"could not load its function and arguments: {report.error}"
     if report:
         return f"raised {report.error}"
     if exitcode == -SIGKILL and killed:
-        return f"was killed as it was asked for (exit code {exitcode})"
+        return f"was killed by its owner (exit code {exitcode})"
     if exitcode == -SIGKILL:
         return (
             f"was killed by SIGKILL (exit code {exitcode}), which Conduit did not send: as the kernel does when memory runs out "

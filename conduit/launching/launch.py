@@ -81,7 +81,7 @@ def launch(
     if getattr(process.current_process(), "_inheriting", False):
         raise ConfigError(
             "Expected launch to be called by the program, got a call while a new process imports the program's main module: "
-            "put what starts the job under `if __name__ == '__main__':`"
+            "put the code that starts the job under `if __name__ == '__main__':`"
         )
     options = Options(
         count=at_least("count", count, 1),

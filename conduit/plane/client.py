@@ -78,7 +78,7 @@ class Client(OpensLoaders):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Closed(f"Expected an attached client of engine {self.name!r}, this one was closed")
+            raise Closed(f"Expected an attached client of engine {self.name!r}, got one that was closed")
         self._participants.check()
 
     def _view(self, table: str) -> TableView:

@@ -220,7 +220,10 @@ def _opened(form: Any, *arguments: Any) -> Any:
     try:
         return form(*arguments)
     except ConfigError as error:
-        _expect("Expected no field named as what the" in str(error), f"a form's own name in the error, got: {error}")
+        _expect(
+            "Expected no field with the name of an attribute of the" in str(error),
+            f"a form's own name in the error, got: {error}",
+        )
         return None
 
 

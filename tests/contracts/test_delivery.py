@@ -47,7 +47,7 @@ class Newest(Delivery):
     def next(self, timeout=None):
         deadline = Deadline(5.0 if timeout is None else timeout)
         if not self.is_open:
-            raise Closed("Expected an open delivery, this one was closed")
+            raise Closed("Expected an open delivery, got one that was closed")
         while (batch := self.attempt()) is None:
             if deadline.passed():
                 raise DataTimeout(f"Expected {self.least} rows within {timeout} s")

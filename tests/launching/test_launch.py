@@ -143,7 +143,7 @@ def test_actors_that_die_are_started_again_and_each_death_says_what_it_was(tmp_p
     assert (how[1].exitcode, how[1].traceback, how[1].__cause__) == (-9, "", None)
     assert "ended with exit code 7 and no exception" in str(how[2])
     assert "raised SystemExit: enough" in str(how[3])
-    assert "was killed as it was asked for" in str(how[4])
+    assert "was killed by its owner" in str(how[4])
 
 
 def test_an_actor_that_dies_too_often_has_failed_while_the_others_go_on(tmp_path, caplog):

@@ -439,7 +439,7 @@ def test_one_checkpoint_at_a_time_in_a_folder(engine, tmp_path):
     thread.start()
     try:
         assert inside.wait(30)
-        with pytest.raises(Busy, match="somebody else is"):
+        with pytest.raises(Busy, match="another process is"):
             engine.checkpoint(tmp_path)
     finally:
         go_on.set()

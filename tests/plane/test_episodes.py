@@ -185,7 +185,7 @@ def test_a_table_without_reward_has_lengths_and_refuses_returns_by_name(make):
     assert (episodes.lengths.tolist(), episodes.mean_length, episodes.truncated.tolist()) == ([4], 4.0, [True])
     for ask in (lambda: episodes.returns, lambda: episodes.mean_return):
         with pytest.raises(
-            ConfigError, match="Expected a reward in table 'replay' to sum up, it has none: name it by reward="
+            ConfigError, match="Expected a reward in table 'replay' to sum up, got none: declare it by reward="
         ):
             ask()
     assert "mean length 4" in repr(episodes)

@@ -275,7 +275,7 @@ def test_a_step_refuses_a_field_named_like_what_it_has_itself(make, name):
     engine = make(schema_with(name), rows=1)
     with (
         engine.writer("t") as writer,
-        pytest.raises(ConfigError, match=f"the step has itself, got `{name}`.*writer.append"),
+        pytest.raises(ConfigError, match=f"an attribute of the step, got `{name}`.*writer.append"),
     ):
         writer.step()
 
@@ -283,7 +283,7 @@ def test_a_step_refuses_a_field_named_like_what_it_has_itself(make, name):
 @pytest.mark.parametrize("name", ["commit", "abort", "ticks", "bootstrap", "set_final"])
 def test_a_rollout_refuses_a_field_named_like_what_it_has_itself(make, name):
     engine = make(schema_with(name), rows=1)
-    with engine.writer("t") as writer, pytest.raises(ConfigError, match=f"the rollout has itself, got `{name}`"):
+    with engine.writer("t") as writer, pytest.raises(ConfigError, match=f"an attribute of the rollout, got `{name}`"):
         writer.rollout(2)
 
 
@@ -292,7 +292,7 @@ def test_an_unchecked_handle_refuses_a_field_named_like_what_it_has_itself(make,
     engine = make(schema_with(name), rows=1)
     with (
         engine.writer("t") as writer,
-        pytest.raises(ConfigError, match=f"the unchecked handle has itself, got `{name}`"),
+        pytest.raises(ConfigError, match=f"an attribute of the unchecked handle, got `{name}`"),
     ):
         writer.unchecked()
 

@@ -140,7 +140,7 @@ def test_a_closed_client_says_so_whatever_is_asked_of_it(make):
         lambda: client.table("replay").schema,
         client.recover,
     ):
-        with pytest.raises(Closed, match=rf"an attached client of engine '{engine.name}', this one was closed"):
+        with pytest.raises(Closed, match=rf"an attached client of engine '{engine.name}', got one that was closed"):
             call()
 
 

@@ -268,7 +268,7 @@ def test_closing_a_consumer_gives_back_what_it_holds(queue):
     held[0].ack()
     consumer.close()
     consumer.close()
-    with pytest.raises(Closed, match="this one was closed"):
+    with pytest.raises(Closed, match="got one that was closed"):
         consumer.poll()
     again = engine.consumer("replay", format="numpy").next()
     assert ticks(again) == [2, 3]

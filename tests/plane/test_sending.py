@@ -189,7 +189,7 @@ def delete_attribute(batch):
 @pytest.mark.parametrize("change", [assign, delete, assign_attribute, assign_ids, delete_attribute])
 def test_a_batch_takes_no_assignment_and_says_what_does(loader, change):
     batch = loader.next()
-    with pytest.raises(ReadOnly, match=r"what was delivered") as told:
+    with pytest.raises(ReadOnly, match=r"the loader owns the batch") as told:
         change(batch)
     assert isinstance(told.value, TypeError)
     if change is not delete_attribute:

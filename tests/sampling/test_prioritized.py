@@ -767,9 +767,9 @@ def test_beta_is_read_and_set_by_the_loader_and_only_where_rows_are_drawn_by_pri
         loader.beta = 0.5
         assert loader.sampler.beta == loader.beta == 0.5
     with engine.loader("replay", batch_size=4, format="numpy") as uniform:
-        with pytest.raises(ConfigError, match="this one draws uniformly"):
+        with pytest.raises(ConfigError, match="got one that draws uniformly"):
             _ = uniform.beta
-        with pytest.raises(ConfigError, match="this one draws uniformly"):
+        with pytest.raises(ConfigError, match="got one that draws uniformly"):
             uniform.beta = 0.5
 
 

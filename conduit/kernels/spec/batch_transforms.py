@@ -131,7 +131,7 @@ class BatchTransform(ABC):
             ConfigError: It cannot, which is so unless a step says otherwise.
         """
         raise ConfigError(
-            f"Expected batch_transforms that work on {place}, this one runs on the host: use device='cpu', or leave it out - "
+            f"Expected batch_transforms that work on {place}, got one that runs on the host: use device='cpu', or leave it out - "
             f"at batch_transforms, {self}"
         )
 
@@ -155,7 +155,7 @@ class Apply(BatchTransform):
         name = getattr(self.function, "__qualname__", "")
         if not callable(self.function) or not name or "<lambda>" in name:
             raise ConfigError(
-                f"Expected a function or method with a name of its own, got {self.function!r}: plans are told apart by it, "
+                f"Expected a function or method with a qualified name, got {self.function!r}: the name distinguishes plans, "
                 "so write `def`"
             )
 

@@ -103,23 +103,25 @@ class Batch(_InMaking):
 
     def __setitem__(self, name: str, value: object) -> None:
         raise ReadOnly(
-            f"Expected no assignment to batch[{name!r}], a batch is what was delivered: own = dict(batch) takes assignments "
-            f"and shares its tensors, own = batch.clone() has tensors of its own too, batch[{name!r}][...] = value writes into these"
+            f"Expected no assignment to batch[{name!r}], since the loader owns the batch: own = dict(batch) takes assignments and "
+            f"shares its tensors, own = batch.clone() takes them and copies the tensors, batch[{name!r}][...] = value writes into a tensor"
         )
 
     def __delitem__(self, name: str) -> None:
         raise ReadOnly(
-            f"Expected batch[{name!r}] to stay, a batch is what was delivered: own = dict(batch) lets names go, fields=[...] of the "
-            "loader delivers what is needed only"
+            f"Expected no deletion of batch[{name!r}], since the loader owns the batch: own = dict(batch) takes deletions, and the "
+            "loader's fields=[...] delivers only the fields that you need"
         )
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise ReadOnly(
-            f"Expected no assignment to batch.{name}, a batch is what was delivered: own = dict(batch) takes entries of your own"
+            f"Expected no assignment to batch.{name}, since the loader owns the batch: own = dict(batch) takes entries of your own"
         )
 
     def __delattr__(self, name: str) -> NoReturn:
-        raise ReadOnly(f"Expected batch.{name} to stay, a batch is what was delivered")
+        raise ReadOnly(
+            f"Expected no deletion of batch.{name}, since the loader owns the batch: own = dict(batch) takes deletions"
+        )
 
     def _transform(self, transforming: Transforming, number: int) -> None:
         """Run a loader's steps on the whole batch; called once, before it is handed out."""
@@ -153,7 +155,7 @@ class Batch(_InMaking):
         """
         if any(isinstance(value, np.ndarray) for value in self._values.values()):
             raise ConfigError(
-                f"Expected a batch of torch tensors to move to {device!r}, this one has numpy arrays: open the loader with "
+                f"Expected a batch of torch tensors to move to {device!r}, got one that has numpy arrays: open the loader with "
                 'format="torch"'
             )
         moved = {

@@ -38,7 +38,7 @@ def _holders(buffers: Sequence[Buffer]) -> str:
 def refused(buffers: Sequence[Buffer]) -> BuffersBusy:
     """The error of a loader that hands out no more."""
     return BuffersBusy(
-        f"Expected at most {len(buffers) - 1} batches of this loader to be in use, all {len(buffers)} buffers are (what is held: "
+        f"Expected at most {len(buffers) - 1} batches of this loader to be in use, got all {len(buffers)} buffers in use (held: "
         f"{_holders(buffers)}): {_REMEDY}"
     )
 
@@ -50,9 +50,9 @@ def warn_of_copies(table: str, buffers: Sequence[Buffer]) -> None:
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("conduit."):
         level, frame = level + 1, frame.f_back
     warnings.warn(
-        f"All {len(buffers)} buffers of a loader of table {table!r} are in use (what is held: {_holders(buffers)}), so batches get "
-        f"memory of their own, which costs time and is bounded by nothing but memory. To have it used again, {_REMEDY}; a notebook "
-        "keeps what it displayed, in Out. This loader does not say it again; on_busy='error' refuses instead",
+        f"All {len(buffers)} buffers of a loader of table {table!r} are in use (held: {_holders(buffers)}), so each batch gets "
+        f"memory of its own. That costs time, and only the machine's memory limits it. To reuse the buffers, {_REMEDY}; a notebook "
+        "keeps everything that it displayed, in Out. This loader warns only once; on_busy='error' raises an error instead",
         RuntimeWarning,
         stacklevel=level,
     )

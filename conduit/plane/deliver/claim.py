@@ -80,7 +80,7 @@ class Record:
         """
         self._table.check_open()
         if entry(queue.end)(self.array, self._seat, self._counts, queue.ACKNOWLEDGED) != queue.ACKNOWLEDGED:
-            raise Closed(f"Expected a claim that is held, this one was {self.ended}: its rows are delivered again")
+            raise Closed(f"Expected a claim that is held, got one that was {self.ended}: its rows are delivered again")
 
     def give_back(self) -> None:
         """Let the rows be delivered again, to anybody.
@@ -89,7 +89,7 @@ class Record:
             Closed: They have been acknowledged.
         """
         if entry(queue.end)(self.array, self._seat, self._counts, queue.GIVEN_BACK) == queue.ACKNOWLEDGED:
-            raise Closed("Expected a claim that is not acknowledged, this one is: its rows are done")
+            raise Closed("Expected a claim that is not acknowledged, got one that is: its rows are done")
 
 
 class RolloutBatch(dict[str, Any]):
@@ -165,7 +165,7 @@ class Claim(StaysHere, Arrays):
     def _check(self) -> None:
         if self._record.ended == "given back":
             raise Closed(
-                "Expected a claim that is held or acknowledged, this one was given back: others may work on its rows"
+                "Expected a claim that is held or acknowledged, got one that was given back: others may work on its rows"
             )
 
     def __getitem__(self, name: str) -> Any:

@@ -154,7 +154,7 @@ class Consumer(StaysHere):
             BufferError, ConfigError, Closed, OwnerGone: As `next`.
         """
         if self._closed:
-            raise Closed("Expected an open consumer, this one was closed")
+            raise Closed("Expected an open consumer, got one that was closed")
         most = 0
         if max_ticks is not None:
             most = self._checked_ticks(max_ticks)

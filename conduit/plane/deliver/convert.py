@@ -68,7 +68,7 @@ class Converting:
                 what = "a ragged field, whose values a claim gives one by one" if field.ragged else "random_shift"
                 raise ConfigError(
                     f"Expected conduit.scale, cast, clip, one_hot or normalize of fields of a fixed shape in a consumer, got {what}: "
-                    f"leave it out, and do it to what the claim gives - at transform[{name!r}]"
+                    f"leave it out, and apply it to the claim's arrays - at transform[{name!r}]"
                 )
             if done.normalize is not None and name not in table.layout.statistics:
                 raise ConfigError(

@@ -83,8 +83,8 @@ class Dataset(IterableDataset[Batch]):
 
 def _collated(batches: list[Batch], *, collate_fn_map: object = None) -> None:  # noqa: ARG001 - torch's signature
     raise ConfigError(
-        f"Expected DataLoader(dataset, batch_size=None), got {len(batches)} batches to put together: each is a batch already, of the "
-        "size that client.dataset(..., batch_size=...) was told"
+        f"Expected DataLoader(dataset, batch_size=None), got {len(batches)} batches to collate: each is a batch already, of the "
+        "size given by client.dataset(..., batch_size=...)"
     )
 
 

@@ -62,8 +62,8 @@ class Episodes:
         """
         if not self.reward_names:
             raise ConfigError(
-                f"Expected a reward in table {self._table_name!r} to sum up, it has none: name it by reward= in conduit.Field or "
-                "Schema.from_example; lengths are there"
+                f"Expected a reward in table {self._table_name!r} to sum up, got none: declare it by reward= in conduit.Field or "
+                "Schema.from_example; lengths are available"
             )
         return self._returns[:, 0] if len(self.reward_names) == 1 else self._returns
 

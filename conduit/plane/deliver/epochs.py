@@ -176,7 +176,7 @@ class EpochLoader(Loader):
             if self.sampler.stock != self._stock:
                 raise ConfigError(
                     f"Expected table {self._table.layout.name!r} to hold the rows that it held when epoch {self.epoch} of this loader "
-                    "began, it has been written, deleted from or reset since: an epoch goes on over the same rows only. Take another "
+                    "began, but it has been written, deleted from or reset since: an epoch continues only over the same rows. Use another "
                     "name, or no state, to begin anew"
                 )
         elif deadline is not None and self.sampler.candidates < self._least:
@@ -203,7 +203,7 @@ class EpochLoader(Loader):
     def _deliver(self, deadline: Deadline) -> Batch | None:
         """The present epoch's next batch; None when it has no more."""
         if self._closed:
-            raise Closed("Expected an open loader, this one was closed")
+            raise Closed("Expected an open loader, got one that was closed")
         self._table.check_open()
         if not self._begun:
             self._begin(deadline)

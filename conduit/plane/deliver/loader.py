@@ -191,7 +191,7 @@ class Loader(StaysHere, Delivery[Batch]):
             OwnerGone: The engine's owner is gone.
         """
         if self._closed:
-            raise Closed("Expected an open loader, this one was closed")
+            raise Closed("Expected an open loader, got one that was closed")
         self._table.check_open()
         maker = self._maker
         buffer = self._ring.take(self._timeout if timeout is None else timeout)
@@ -278,7 +278,7 @@ class Loader(StaysHere, Delivery[Batch]):
     def _prioritized(self) -> PrioritizedSampler:
         if not isinstance(self.sampler, PrioritizedSampler):
             raise ConfigError(
-                "Expected a loader opened with sampling=conduit.Prioritized(...), this one draws uniformly"
+                "Expected a loader opened with sampling=conduit.Prioritized(...), got one that draws uniformly"
             )
         return self.sampler
 
@@ -301,7 +301,7 @@ class Loader(StaysHere, Delivery[Batch]):
         """
         sampler = self._prioritized()
         if self._closed:
-            raise Closed("Expected an open loader, this one was closed")
+            raise Closed("Expected an open loader, got one that was closed")
         self._table.check_open()
         return sampler.update(ids, priorities)
 

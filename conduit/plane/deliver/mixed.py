@@ -240,7 +240,7 @@ class MixedLoader(StaysHere, Delivery[Batch]):
             BuffersBusy, FieldError, Closed: As `Loader.next`.
         """
         if self._closed:
-            raise Closed("Expected an open loader, this one was closed")
+            raise Closed("Expected an open loader, got one that was closed")
         for view in self._views:
             view.check_open()
         allowed = self._timeout if timeout is None else timeout

@@ -26,7 +26,7 @@ def _guarded(place: str) -> Iterator[None]:
             raise
         if "out of memory" in str(error):
             raise DeviceError(
-                f"Expected {place} to have memory for what was asked of it, it reported: {error}. The device goes on working: lower "
+                f"Expected {place} to have enough free memory, it reported: {error}. The device goes on working: lower "
                 "batch_size, buffers or pool, or let other programs on it end"
             ) from error
         raise LostDevice(

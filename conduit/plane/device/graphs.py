@@ -121,7 +121,7 @@ class Draws:
     def _check_open(self) -> None:
         if self._mirror.closed:
             raise Closed(
-                "Expected draws of an open loader, this one was closed, and the pool is gone: open another one"
+                "Expected draws of an open loader, got one that was closed, and the pool is gone: open another one"
             )
 
     def seek(self, seed: int, number: int) -> None:

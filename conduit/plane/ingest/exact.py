@@ -103,7 +103,7 @@ class ExactAppend:
         rule = self._stream.table.layout.table.priorities
         if rule is None:
             raise FieldError(
-                "Expected no priority: the table has none, create it with priorities=conduit.Priorities(...)",
+                "Expected no priority, since the table has no priorities: create it with priorities=conduit.Priorities(...)",
                 at="priority",
             )
         table, envs = self._stream.table, self._stream.envs

@@ -59,7 +59,7 @@ def check_names(form: type, schema: Schema, what: str) -> None:
         first = name.partition(".")[0]
         if hasattr(form, first):
             raise ConfigError(
-                f"Expected no field named as what the {what} has itself, got `{name}` beside its `{first}`: use writer.append, or "
+                f"Expected no field with the name of an attribute of the {what}, got `{name}` beside its `{first}`: use writer.append, or "
                 "rename the field"
             )
 

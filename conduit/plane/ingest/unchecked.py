@@ -87,7 +87,7 @@ class UncheckedView(Views):
         stream = self._stream
         if stream.words[w.WRITER_BUSY // 8] != self._number:
             stream.table.check_open()
-            raise Closed("Expected an unchecked handle that is open, this one was closed, or its writer")
+            raise Closed("Expected an open unchecked handle of an open writer, got one that was closed")
         place = stream.take_refusal()
         if place >= 0:
             stream.refuse(place)

@@ -116,7 +116,7 @@ class WriterPages:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Closed("Expected an open writer, this one was closed")
+            raise Closed("Expected an open writer, got one that was closed")
         self.table.check_open()
 
     @property

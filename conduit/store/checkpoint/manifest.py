@@ -245,7 +245,7 @@ def _alone(folder: Path) -> Iterator[None]:
             fcntl.flock(lock.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise Busy(
-                f"Expected to be the only one who makes a checkpoint in {folder}, somebody else is: wait for it, or "
+                f"Expected to be the only process that makes a checkpoint in {folder}, but another process is: wait for it, or "
                 "name another folder"
             ) from error
         yield

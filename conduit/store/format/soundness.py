@@ -28,8 +28,8 @@ _STREAMS = 1 << 31
 def damaged(where: str, what: str) -> BadSegment:
     """The error for words that cannot be, in some part of an engine."""
     return BadSegment(
-        f"Expected words that Conduit wrote in {where}, got {what}: the segment is damaged, and what it holds must not be "
-        "trusted; restore a checkpoint (conduit.Engine.restore), and remove this one by `conduit clean` once nobody works in it"
+        f"Expected words that Conduit wrote in {where}, got {what}: the segment is damaged, and its contents must not be "
+        "trusted; restore a checkpoint (conduit.Engine.restore), and remove this segment by `conduit clean` when no process is attached"
     )
 
 

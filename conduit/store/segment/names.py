@@ -121,8 +121,8 @@ def _check_private(status: os.stat_result, path: Path, what: str, closed: int) -
         )
     if status.st_mode & closed:
         raise AccessDenied(
-            f"Expected {path} of {what} to be closed to other users (mode 0600), got {status.st_mode & 0o777:04o}: whoever may "
-            f"open it may have written into it; remove it, or `chmod 600 {path}` if you know that nobody has"
+            f"Expected {path} of {what} to be closed to other users (mode 0600), got {status.st_mode & 0o777:04o}: another user "
+            f"may have written into it; remove it, or `chmod 600 {path}` if you know that nobody has"
         )
 
 

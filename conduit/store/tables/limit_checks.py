@@ -265,7 +265,9 @@ class RateLimiter(StaysHere):
             try:
                 while not lock.take(LOCK_LIMITS):
                     if deadline.passed():
-                        raise Busy(f"Expected nobody else to change limits for {_CHANGE_TIMEOUT:g} s: try again")
+                        raise Busy(
+                            f"Expected no other process to change limits for {_CHANGE_TIMEOUT:g} s, got other changes all the time: try again"
+                        )
                     time.sleep(0.001)
                 entry(kernels.change_limits)(table.address, numbers.ctypes.data)
             finally:

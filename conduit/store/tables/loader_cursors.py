@@ -167,7 +167,7 @@ def take_name(segment: Segment, participants: Participants, name: str, table: st
             while not lock.take(LOCK_LOADERS):
                 if deadline.passed():
                     raise WaitTimeout(
-                        f"Expected to register loader {name!r} within {_PATIENCE} s, others were at it all the time"
+                        f"Expected to register loader {name!r} within {_PATIENCE} s, other processes did so all the time: try again"
                     )
                 time.sleep(0.001)
             return _take(segment, participants, name, table, seed)

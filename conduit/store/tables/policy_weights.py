@@ -144,7 +144,7 @@ class PolicySlot(StaysHere):
     def _check(self) -> None:
         self._participants.check()
         if self._participants.number < 0:
-            raise Closed(f"Expected an attached client of engine {self._segment.name!r}, this one was closed")
+            raise Closed(f"Expected an attached client of engine {self._segment.name!r}, got one that was closed")
 
     def publish(self, state_dict: Mapping[str, Any]) -> int:
         """Make a state dict the current weights; threads of one process take turns.
@@ -175,8 +175,8 @@ class PolicySlot(StaysHere):
         while self._turn.locked():
             if deadline.passed():
                 raise Busy(
-                    f"Expected a turn to publish policy {self._layout.name!r} within {_PATIENCE:g} s, other threads of this process "
-                    "are at it, or this one was interrupted in it: publish from one thread"
+                    f"Expected a turn to publish policy {self._layout.name!r} within {_PATIENCE:g} s, but other threads of this process "
+                    "publish, or this thread was interrupted while it did: publish from one thread"
                 )
             time.sleep(_TURN_SLEEP)
 
@@ -185,7 +185,7 @@ class PolicySlot(StaysHere):
             if not try_lock(self._segment.lock_fd, self._lock_byte):
                 raise Busy(
                     f"Expected to be the only publisher of policy {self._layout.name!r}, but another process, or another client "
-                    "of this one, is: publish through one client, or close that one first"
+                    "of this process, is: publish through one client, or close that one first"
                 )
             self._publishing = True
         version = self._sound(self.version) + 1

@@ -184,7 +184,7 @@ class TableView:
             OwnerGone: The engine's owner is gone.
         """
         if self.participants is None:
-            raise Closed(f"Expected an attached client of engine {self.segment.name!r}, this one was closed")
+            raise Closed(f"Expected an attached client of engine {self.segment.name!r}, got one that was closed")
         self.participants.check()
         if self.segment.closed:
             raise Closed(f"Expected engine {self.segment.name!r} to be running, it has been closed by its owner")
@@ -197,7 +197,7 @@ class TableView:
             Closed: This client has closed.
         """
         if self.participants is None:
-            raise Closed(f"Expected an attached client of engine {self.segment.name!r}, this one was closed")
+            raise Closed(f"Expected an attached client of engine {self.segment.name!r}, got one that was closed")
         return self.participants
 
     def check_thawed(self) -> None:
@@ -359,7 +359,7 @@ class Lease:
     def _check(self) -> TableView:
         table = self._table
         if self._words[w.HOLD_SLOT // 8] == 0 or table.participants is None:
-            raise Closed("Expected a lease that holds its page, this one has ended")
+            raise Closed("Expected a lease that holds its page, got one that has ended")
         table.participants.check()
         return table
 

@@ -92,7 +92,7 @@ def test_a_step_that_only_the_host_can_do_is_refused_when_the_loader_is_opened(m
     )
     engine = make(schema, max_length=8)
     steps = (conduit.hindsight(reward_of),)
-    with pytest.raises(ConfigError, match="this one runs on the host: use device='cpu'"):
+    with pytest.raises(ConfigError, match="got one that runs on the host: use device='cpu'"):
         engine.loader("replay", batch_size=4, window=conduit.Episode(6), device=device, batch_transforms=steps)
 
 

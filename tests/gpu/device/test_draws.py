@@ -268,6 +268,6 @@ def test_draws_of_a_closed_loader_are_closed(make, device):
     before = {name: tensor.clone() for name, tensor in draws.outputs.items()}
     loader.close()
     for call in (draws.replay, draws.refresh, draws.launch, draws.launched, lambda: draws.seek(0, 1), loader.draws):
-        with pytest.raises(Closed, match="open loader, this one was closed"):
+        with pytest.raises(Closed, match="open loader, got one that was closed"):
             call()
     assert all(torch.equal(tensor, before[name]) for name, tensor in draws.outputs.items())
