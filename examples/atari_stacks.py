@@ -1,9 +1,9 @@
-"""Actors of an Atari-like game write each 84x84 frame once; stacks of four are made in the batch, and equal Gymnasium's wrapper.
+"""Actors of an Atari-like game write each 84x84 frame once; the loader makes stacks of four, equal to those of Gymnasium's wrapper.
 
-Run it with `python examples/atari_stacks.py`; it takes a few seconds. The game is a small stand-in for ALE, which needs a package of its
-own: with it, the actor's environment is `AtariPreprocessing(gym.make("ALE/Pong-v5", frameskip=1))`, and nothing else changes.
+Run it with `python examples/atari_stacks.py`; it takes a few seconds. The game is a small stand-in for ALE, which is a separate
+package. With ALE, the actor's environment is `AtariPreprocessing(gym.make("ALE/Pong-v5", frameskip=1))`, and nothing else changes.
 
-Which padding is which, before an episode's fourth frame:
+These paddings correspond, before an episode's fourth frame:
     padding="repeat", the default   gymnasium.wrappers.FrameStackObservation(env, 4), its padding_type="reset": the first frame again
     padding="zero"                  FrameStackObservation(env, 4, padding_type="zero"), and ale-py's own vector environment: black frames
 So an agent acts and learns on the same stacks, while the table holds a frame once instead of eight times (4 in obs, 4 in next_obs).
@@ -67,7 +67,7 @@ def play(env: gymnasium.Env, seed: int) -> Iterator[tuple]:
 
 
 def act(actor: conduit.Actor, engine: str) -> None:
-    """An actor: single frames go in."""
+    """An actor: it writes single frames."""
     with conduit.attach(engine, timeout=10.0) as client, client.writer("replay") as writer:
         for seed in range(actor.index * 1000, actor.index * 1000 + EPISODES):
             for obs, action, reward, terminated, truncated, after in play(make(seed), seed):
@@ -83,7 +83,7 @@ def act(actor: conduit.Actor, engine: str) -> None:
 
 
 def main() -> None:
-    """Two actors fill a table; batches with either padding are compared with what the wrapper shows."""
+    """Two actors fill a table; batches with either padding are compared with the wrapper's stacks."""
     schema = conduit.Schema.from_example({"obs": np.zeros((84, 84), np.uint8), "action": 0, "reward": 0.0, "seed": 0})
     table = conduit.Table.replay(schema, capacity=4_000, max_stack=STACK)
     with conduit.Engine.create("atari-stacks", {"replay": table}) as engine:
@@ -98,7 +98,7 @@ def main() -> None:
 
 
 def compare(loader: conduit.Loader, padding_type: str) -> tuple[int, int]:
-    """Play the episodes of a few batches again, behind the wrapper; returns padded samples and samples."""
+    """Play the episodes of a few batches again through the wrapper; returns the numbers of padded samples and of samples."""
     shown, starts, rows = {}, 0, 0
     for _ in range(4):
         batch = loader.next()

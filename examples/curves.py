@@ -2,9 +2,10 @@
 
 `python examples/curves.py` writes what docs/learning.md shows: per example a JSON file with every evaluation, and a picture
 of mean and spread. `--redraw` makes pictures and verdicts from the files. The criterion was chosen before the runs: learning
-is the same within noise when neither of two numbers per run differs between the buffers beyond chance, by an exact two-sided
-permutation test over all ways to part the runs (p > 0.05): the mean of all evaluations of a run, and of its last five. Where
-runs are also killed half-way and resumed from their checkpoints, these are held to the numpy buffers in the same way.
+is the same within noise when neither of two numbers per run differs between the buffers beyond chance: the mean of all
+evaluations of a run, and the mean of its last five. The test is an exact two-sided permutation test over all ways to divide the
+runs into two groups (p > 0.05). Runs that are killed half-way and resumed from their checkpoints are compared with the numpy
+buffers in the same way.
 """
 
 import argparse
@@ -51,7 +52,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "docs" / "learning"
 
 
 def machine() -> dict[str, Any]:
-    """What the runs were made on."""
+    """The machine of the runs."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown CPU")
     versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}

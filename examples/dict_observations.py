@@ -1,4 +1,4 @@
-"""Dict observations: a robot with a camera and joints. What the environment hands out goes in as it is and comes out nested.
+"""Dict observations: a robot with a camera and joints. The environment's observations are written as they are, and batches are nested.
 
 Run it with `python examples/dict_observations.py`; it takes a second or two.
 """

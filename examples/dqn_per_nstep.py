@@ -1,7 +1,7 @@
 """DQN on CartPole-v1 with n-step returns and prioritized replay (Rainbow's two most useful parts), on a double Q target.
 
-One process acts and learns in turns, on one core: `python examples/dqn_per_nstep.py`. What the loader makes in its one pass:
-n-step returns with the discount that belongs to each, true final observations, importance weights. The same algorithm over
+One process acts and learns in turns, on one core: `python examples/dqn_per_nstep.py`. The loader makes, in one pass,
+n-step returns with their discounts, true final observations, and importance weights. The same algorithm over
 plain numpy buffers is examples/reference/dqn_per_nstep_numpy.py; docs/learning.md compares the two.
 """
 
@@ -42,7 +42,7 @@ class Settings:
 
 
 class Agent:
-    """Online and target network. Acts, learns from a batch, evaluates itself; knows of no buffer."""
+    """Online and target network. Acts, learns from a batch, evaluates itself; does not know the buffer."""
 
     def __init__(self, seed: int, settings: Settings) -> None:
         torch.manual_seed(seed)

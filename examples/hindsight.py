@@ -1,4 +1,4 @@
-"""Hindsight: flip bits until they are as wished. The reward is so sparse that Q-learning needs goals relabelled by what was achieved.
+"""Hindsight: flip bits until they equal a goal. The reward is so sparse that Q-learning needs goals replaced by what was achieved.
 
 Run it with `python examples/hindsight.py`; it takes a few seconds. It learns twice from the same kind of experience, with
 `conduit.hindsight` in the loader and without.
@@ -45,13 +45,13 @@ class BitFlip(gymnasium.Env):
 
 
 def reached(achieved: np.ndarray, goals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The reward and the end that a step would have had with another goal; this is what hindsight calls."""
+    """The reward and the end that a step would have had with another goal; `conduit.hindsight` calls this."""
     there = (achieved == goals).all(axis=-1)
     return there.astype(np.float32), there
 
 
 def learn(name: str, ratio: float, episodes: int = 800) -> float:
-    """Tabular Q-learning over (bits, goal), with a share of the goals relabelled; returns the greedy success rate."""
+    """Tabular Q-learning over (bits, goal), with a share of the goals relabeled; returns the greedy success rate."""
     rng, env = np.random.default_rng(0), BitFlip()
     env.reset(seed=0)
     q = np.zeros((2**BITS, 2**BITS, BITS), np.float32)
@@ -100,7 +100,7 @@ def play(
 
 
 def improve(q: np.ndarray, batch: conduit.Batch) -> None:
-    """One update; the batch's goals, rewards and ends are relabelled already."""
+    """One update; the loader has already relabeled the batch's goals, rewards and ends."""
     bits, goal = (batch[f"obs.{part}"] @ POWERS for part in ("observation", "desired_goal"))
     after, wanted = (batch[f"next_obs.{part}"] @ POWERS for part in ("observation", "desired_goal"))
     bits, goal, after, wanted = (one.astype(int) for one in (bits, goal, after, wanted))

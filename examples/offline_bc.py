@@ -1,7 +1,7 @@
-"""Behaviour cloning from files: an expert's episodes are saved, loaded into a frozen table, and learnt from in shuffled epochs.
+"""Behavior cloning from files: save an expert's episodes, load them into a frozen table, and learn from them in shuffled epochs.
 
-Run it with `python examples/offline_bc.py`; it takes a few seconds. The same files can be read by anything (docs/offline.md); a Minari
-dataset, Parquet or D4RL's HDF5 is loaded by the same call.
+Run it with `python examples/offline_bc.py`; it takes a few seconds. Other programs can read the same files (docs/offline.md). The
+same call loads a Minari dataset, Parquet or D4RL's HDF5.
 """
 
 import tempfile
@@ -18,12 +18,12 @@ EPISODES, EPOCHS, BATCH = 20, 5, 256
 
 
 def expert(obs: np.ndarray) -> int:
-    """Push to the side to which the pole falls; it balances to the end."""
+    """The expert: push to the side to which the pole falls; it balances to the end."""
     return int(obs[2] + 0.3 * obs[3] + 0.05 * obs[0] + 0.1 * obs[1] > 0)
 
 
 def record(folder: Path) -> offline.Saved:
-    """Play the expert, a fifth of its moves at random, and save what it meant to do."""
+    """Play the expert, with a fifth of its moves replaced by random ones, and save the actions that it chose."""
     env, rng = gymnasium.make("CartPole-v1"), np.random.default_rng(0)
     schema = conduit.Schema.from_spaces(env.observation_space, env.action_space)
     with conduit.Engine.create("offline-record", {"expert": conduit.Table.replay(schema, 20_000)}) as engine:

@@ -1,8 +1,9 @@
 """PPO on CartPole-v1: an actor process hands whole rollouts to the learner through a queue table, without a copy.
 
 `python examples/ppo_cartpole.py`. The actor waits for a version of the weights, plays one rollout with it in eight environments,
-and writes it where the learner will read it; the learner claims the rollout as tensors over the same memory, learns, acknowledges
-and publishes. The same algorithm in one process over plain numpy arrays is examples/reference/ppo_cartpole_numpy.py.
+and writes it where the learner will read it. The learner claims the rollout as tensors that are views of the same memory, learns,
+acknowledges the claim and publishes new weights. The same algorithm in one process over plain numpy arrays is
+examples/reference/ppo_cartpole_numpy.py.
 """
 
 import os
@@ -35,7 +36,7 @@ class Settings:
 
 
 class Agent:
-    """Policy and value network. Acts, learns from one rollout, evaluates itself; knows of no buffer."""
+    """Policy and value network. Acts, learns from one rollout, evaluates itself; does not know the buffer."""
 
     def __init__(self, seed: int, settings: Settings) -> None:
         torch.manual_seed(seed)
@@ -85,7 +86,7 @@ class Agent:
 
 
 def play(_: conduit.Actor, engine: str, seed: int, settings: Settings) -> None:
-    """The actor's process: one rollout with each version of the weights, until it is told to stop where it waits."""
+    """The actor's process: one rollout with each version of the weights, until a wait ends because the actor should stop."""
     torch.set_num_threads(1)
     agent, envs = Agent(seed, settings), make_envs(settings.envs)
     obs, _ = envs.reset(seed=seed)

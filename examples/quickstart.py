@@ -22,7 +22,7 @@ def one_hot(cell: int) -> np.ndarray:
 
 
 def act(actor: conduit.Actor, engine: str) -> None:
-    """The actor: one environment, a random action in one step of three, the newest table in the others."""
+    """The actor: one environment; a random action in one step of three, else the best action by the newest Q-table."""
     rng = np.random.default_rng(actor.seed(0))
     with conduit.attach(engine, timeout=10.0) as client:
         policy = client.policy("policy")
@@ -47,7 +47,7 @@ def act(actor: conduit.Actor, engine: str) -> None:
 
 
 def main() -> None:
-    """The learner: it owns the engine, and everything is gone from memory when the block is left."""
+    """The learner: it owns the engine; leaving the block removes everything from memory."""
     q = np.zeros((CELLS, 2), np.float32)
     with conduit.Engine.create(
         "quickstart", tables={"replay": conduit.Table.replay(SCHEMA, capacity=10_000)}, policies={"policy": {"q": q}}

@@ -1,8 +1,8 @@
 """Recurrent Q-learning in the manner of R2D2 on a CartPole that hides its velocities, so that one observation is not enough.
 
 One process acts and learns in turns, on one core: `python examples/r2d2_cartpole.py`. A GRU learns from sequences within
-episodes, drawn by R2D2's priority; it starts from zeros and warms up over the burn-in. Sequences overlap by that and by the
-last step, whose successor only the next one has, so every step is learned from once. The same algorithm over plain numpy
+episodes, drawn by R2D2's priority; its state starts from zeros and warms up over the burn-in. Sequences overlap by the burn-in and
+by their last step, whose successor is only in the next sequence, so every step is learned from once. The same algorithm over plain numpy
 buffers is examples/reference/r2d2_cartpole_numpy.py; docs/learning.md compares the two.
 """
 
@@ -22,12 +22,12 @@ STEPS = 24_000
 
 
 def seen(obs: np.ndarray) -> np.ndarray:
-    """What the agent is shown, float32 [n, 2] of about -2 to 2: the cart's position and the pole's angle."""
+    """The agent's observations, float32 [n, 2] from about -2 to 2: the cart's position and the pole's angle."""
     return obs[:, [0, 2]] * np.array([1.0, 10.0], np.float32)
 
 
 def ahead(steps: torch.Tensor) -> torch.Tensor:
-    """What stands one step later, [batch, length]; 0 behind the last."""
+    """The values one step later, [batch, length]; 0 after the last."""
     return nn.functional.pad(steps[:, 1:], (0, 1))
 
 
@@ -70,7 +70,7 @@ class Network(nn.Module):
 
 
 class Agent:
-    """Online and target network. Acts, learns from a batch, evaluates itself; knows of no buffer."""
+    """Online and target network. Acts, learns from a batch, evaluates itself; does not know the buffer."""
 
     def __init__(self, seed: int, settings: Settings) -> None:
         torch.manual_seed(seed)

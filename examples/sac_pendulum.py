@@ -1,6 +1,6 @@
-"""SAC on Pendulum-v1: an actor and a learner in processes of their own, held to one update per step by a limiter; resumable.
+"""SAC on Pendulum-v1: an actor and a learner in separate processes; a limiter holds them to one update per step; resumable.
 
-`python examples/sac_pendulum.py --checkpoints runs/sac` begins, or goes on from the newest checkpoint there, after a kill too. The
+`python examples/sac_pendulum.py --checkpoints runs/sac` begins, or resumes from the newest checkpoint there, also after a kill. The
 same algorithm in one process over plain numpy arrays is examples/reference/sac_pendulum_numpy.py.
 """
 
@@ -37,7 +37,7 @@ class Settings:
 
 
 class Agent(nn.Module):
-    """Policy, two critics, their targets, and the temperature. Acts, learns from a batch, evaluates itself; knows of no buffer."""
+    """Policy, two critics, their targets, and the temperature. Acts, learns from a batch, evaluates itself; does not know the buffer."""
 
     def __init__(self, seed: int, settings: Settings) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Agent(nn.Module):
 
 
 def play(actor: conduit.Actor, engine: str, seed: int, settings: Settings) -> None:
-    """The actor's process: a step after the other with the newest weights, as fast as the limiter allows."""
+    """The actor's process: one step after the other with the newest weights, as fast as the limiter allows."""
     torch.set_num_threads(1)
     agent, env = Agent(seed, settings), gymnasium.make(NAME)
     with conduit.attach(engine) as client:

@@ -1,8 +1,8 @@
-"""Several agents: a row holds one step of all of them, so that a learner can look at the team; both learn from the team's reward.
+"""Several agents: a row holds one step of all agents, so a learner sees the team; both agents learn from the team's reward.
 
-Run it with `python examples/several_agents.py`; it takes a second or two. The game has PettingZoo's parallel form: dicts by agent go in
-and come out. Agents that come and go at different times, or have nothing to do with each other, are better off with `num_envs` (an
-agent is an environment then) or with a table each.
+Run it with `python examples/several_agents.py`; it takes a second or two. The game has PettingZoo's parallel form: it takes and returns
+dicts by agent. For agents that come and go at different times, or that are independent of each other, use `num_envs` (each agent is then
+an environment) or a table for each agent.
 """
 
 import numpy as np
@@ -25,13 +25,13 @@ class Meeting:
         return {"scout": np.int64(self.places["porter"]), "porter": np.int64(self.places["scout"])}
 
     def step(self, actions: dict[str, int]) -> tuple[dict[str, np.int64], dict[str, float]]:
-        """Each says where the other's place is, and all are told how many were right."""
+        """Each agent says where the other's place is, and both get the number of right answers as their reward."""
         right = float(actions["scout"] == self.places["porter"]) + float(actions["porter"] == self.places["scout"])
         return self.reset(), dict.fromkeys(AGENTS, right)
 
 
 def main() -> None:
-    """Value decomposition: the team's value is the sum of what each agent adds, learnt from joint rows."""
+    """Value decomposition: the team's value is the sum of the agents' values, learned from joint rows."""
     game, rng = Meeting(0), np.random.default_rng(0)
     one = {"obs": dict.fromkeys(AGENTS, 0), "action": dict.fromkeys(AGENTS, 0), "reward": dict.fromkeys(AGENTS, 0.0)}
     schema = conduit.Schema.from_example(one)  # obs.scout, obs.porter, action.scout, ..., reward.porter

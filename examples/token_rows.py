@@ -1,7 +1,7 @@
-"""Token rows: responses of varying length from a small language model, stored without padding, delivered packed, learnt from.
+"""Token rows: responses of varying length from a small language model, stored without padding and delivered packed for learning.
 
-Run it with `python examples/token_rows.py`; it takes a few seconds. The model is a table of logits, token by token, which stands for a
-transformer: what it is given, packed tokens with `cu_seqlens` and `position_ids`, is what attention kernels for varying lengths take.
+Run it with `python examples/token_rows.py`; it takes a few seconds. The model is a table of logits, token by token, and stands for a
+transformer: its input, packed tokens with `cu_seqlens` and `position_ids`, is the input of attention kernels for varying lengths.
 It learns by policy gradient with advantages within the group of one prompt (GRPO); rows that are too many versions old are refused.
 """
 
@@ -58,7 +58,7 @@ def loss_of(model: torch.Tensor, batch: conduit.Batch) -> torch.Tensor:
 
 
 def main() -> None:
-    """Sample, learn, publish; in one process here, and the sampler would be another one's `conduit.attach` as it stands."""
+    """Sample, learn, publish, in one process here; a sampler in another process would do the same through `conduit.attach`."""
     rng = np.random.default_rng(0)
     model = torch.zeros(VOCABULARY, VOCABULARY, requires_grad=True)
     optimizer = torch.optim.Adam([model], 0.1)

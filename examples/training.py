@@ -1,4 +1,4 @@
-"""What the examples that train share: environments, exploration, greedy evaluation, steps of a network and of its target, a command line."""
+"""Shared by the examples that train: environments, exploration, greedy evaluation, updates of networks and targets, a command line."""
 
 import argparse
 import io
@@ -71,14 +71,14 @@ def follow(target: nn.Module, online: nn.Module, rate: float) -> None:
 
 
 def pack(agent: Any, updates: int) -> bytes:
-    """All that an agent (a module with an `optimizer`) goes on learning from after so many updates."""
+    """Everything that an agent (a module with an `optimizer`) needs to resume learning after this many updates."""
     content = io.BytesIO()
     torch.save((agent.state_dict(), agent.optimizer.state_dict(), updates), content)
     return content.getvalue()
 
 
 def unpack(content: bytes, agent: Any) -> int:
-    """Put an agent where it was when it was packed; returns the updates it had done."""
+    """Restore an agent as it was when it was packed; returns the number of updates it had done."""
     network, optimizer, updates = torch.load(io.BytesIO(content))
     agent.load_state_dict(network)
     agent.optimizer.load_state_dict(optimizer)

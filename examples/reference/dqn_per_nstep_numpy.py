@@ -1,4 +1,4 @@
-"""The algorithm of examples/dqn_per_nstep.py over plain numpy arrays in the learner's own memory: what Conduit is held to.
+"""The algorithm of examples/dqn_per_nstep.py over plain numpy arrays in the learner's own memory: the reference for Conduit.
 
 Run it in examples/ with `python -m reference.dqn_per_nstep_numpy`. Agent and settings are the
 example's own; n-step returns, priorities and batches are made here, in the plainest way. The same seed gives the same first

@@ -1,4 +1,4 @@
-"""The algorithm of examples/ppo_cartpole.py in one process over plain numpy arrays: what Conduit is held to.
+"""The algorithm of examples/ppo_cartpole.py in one process over plain numpy arrays: the reference for Conduit.
 
 Run it in examples/ with `python -m reference.ppo_cartpole_numpy`. Agent and settings are the example's own; rollouts are
 kept in arrays and advantages worked out here, in the plainest way. An agent that acts has its own random numbers, as the actor

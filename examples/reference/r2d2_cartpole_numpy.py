@@ -1,4 +1,4 @@
-"""The algorithm of examples/r2d2_cartpole.py over plain numpy arrays in the learner's own memory: what Conduit is held to.
+"""The algorithm of examples/r2d2_cartpole.py over plain numpy arrays in the learner's own memory: the reference for Conduit.
 
 Run it in examples/ with `python -m reference.r2d2_cartpole_numpy`. Agent and settings are the example's own; sequences,
 masks, priorities and batches are made here, in the plainest way. The same seed gives the same first weights, environments

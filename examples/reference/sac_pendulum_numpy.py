@@ -1,4 +1,4 @@
-"""The algorithm of examples/sac_pendulum.py in one process over plain numpy arrays: what Conduit is held to.
+"""The algorithm of examples/sac_pendulum.py in one process over plain numpy arrays: the reference for Conduit.
 
 Run it in examples/ with `python -m reference.sac_pendulum_numpy`. Agent and settings are the example's own. One step, one
 update: what the limiter holds the example's two processes to.
