@@ -58,6 +58,7 @@ check: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 # Kernels are compiled once for all tests; without a linker each process compiles what it needs.
 kernels: $(VENV)/installed

@@ -430,7 +430,7 @@ def _fields_of_space(path: str, space: object, observation: bool) -> list[Field]
     return [item for name, part in parts for item in _fields_of_space(name, part, observation)]
 
 
-def _fields_of_value(path: str, value: object) -> list[Field]:
+def _fields_of_value(path: str, value: Any) -> list[Field]:
     if isinstance(value, bool | int | float) and not isinstance(value, np.generic):
         dtype = "bool" if isinstance(value, bool) else "int64" if isinstance(value, int) else "float32"
         return [Field(path, dtype, (), casting="same_kind")]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import conduit
+from conduit.store.format import table_spec
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -102,13 +103,13 @@ MEMBERS = {
         "adopt checkpoint close consumer create dataset loader mixed_loader name policy recover restore restored table tables "
         "writer"
     ),
-    "EpochLoader": "beta close epoch load_state_dict next state_dict stats update_priorities valid",
+    "EpochLoader": "beta close epoch load_state_dict next sampler state_dict stats update_priorities valid",
     "Episode": "max_length next_obs",
     "Episodes": "mean_length mean_return returns",
     "Field": "casting dtype item_bytes itemsize max_length name numpy_dtype observation ragged reward row_bytes shape",
     "Ingestion": "publish_every",
     "Limits": "max_diff min_diff min_size samples_per_insert",
-    "Loader": "beta close next stats update_priorities valid",
+    "Loader": "beta close next sampler stats update_priorities valid",
     "MinSize": "limits min_size",
     "MixedLoader": "batch beta bounds close next stats update_priorities valid",
     "Moments": "count mean variance",
@@ -164,13 +165,13 @@ CALLS = {
         "writers=None mean_episode=None within_episodes=False"
     ),
     "Table.queue": (
-        "schema capacity *rollout_length=None *num_envs=1 *statistics=() *page_rows=None *mean_lengths=None "
-        "*mean_episode=None *writers=None"
+        "schema capacity *rollout_length=None *page_rows=None *num_envs=1 *statistics=() *mean_lengths=None "
+        "*writers=None *mean_episode=None"
     ),
     "Table.replay": (
-        "schema capacity *max_stack=1 *max_n_step=1 *max_length=1 *within_episodes=False *num_envs=1 *priorities=None "
-        "*limiter=None *max_times_sampled=None *statistics=() *page_rows=None *mean_lengths=None *mean_episode=None "
-        "*writers=None"
+        "schema capacity *max_stack=1 *max_n_step=1 *max_length=1 *priorities=None *limiter=None "
+        "*max_times_sampled=None *within_episodes=False *page_rows=None *num_envs=1 *statistics=() *mean_lengths=None "
+        "*writers=None *mean_episode=None"
     ),
     "Engine.create": "name tables *policies=None *backing='shm' *max_participants=128 *exist_ok=False *replace=False",
     "Engine.adopt": "name",
@@ -302,6 +303,23 @@ def test_a_public_call_takes_these_arguments(path):
         default = "" if parameter.default is parameter.empty else f"={parameter.default!r}"
         found.append(f"{mark}{parameter.name}{default}")
     assert found == CALLS[path].split()
+
+
+@pytest.mark.parametrize(
+    ("call", "options"),
+    [(conduit.Table.replay, table_spec.ReplayOptions), (conduit.Table.queue, table_spec.QueueOptions)],
+    ids=["replay", "queue"],
+)
+def test_a_kind_of_table_takes_its_options_as_the_class_types_them_and_no_others(call, options):
+    taken = inspect.signature(call).parameters
+    assert taken.keys() == {"schema", "capacity", *options.__annotations__}
+    for name, kind in options.__annotations__.items():
+        assert kind.__forward_arg__ == conduit.Table.__annotations__[name] == taken[name].annotation
+    schema = conduit.Schema([conduit.Field("obs", "float32")])
+    other = "rollout_length" if options is table_spec.ReplayOptions else "within_episodes"
+    for name in ("kind", other):
+        with pytest.raises(TypeError, match=rf"unexpected keyword argument '{name}'"):
+            call(schema, 100, **{name: getattr(conduit.Table.replay(schema, 100), name)})
 
 
 @pytest.mark.parametrize("name", sorted((NAMES | TYPES) - {"__version__", "errors", "typing"}))

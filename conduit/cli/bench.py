@@ -11,7 +11,7 @@ import contextlib
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,7 +125,7 @@ def _calls(work: Burst) -> int:
 
 
 @contextlib.contextmanager
-def progress() -> Iterator[Callable[[str, float], None]]:
+def progress() -> Generator[Callable[[str, float], None]]:
     """A progress bar on standard error; nothing where that is no terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 
 
 @contextlib.contextmanager
-def bar(what: str, *, shown: bool = True) -> Iterator[Callable[[int, int], None]]:
+def bar(what: str, *, shown: bool = True) -> Generator[Callable[[int, int], None]]:
     """Show how far something is: call what it yields with what is done and what there is in all.
 
     Args:

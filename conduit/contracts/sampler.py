@@ -7,6 +7,7 @@ completes what was drawn.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, Protocol
 
 import numpy as np
@@ -48,10 +49,12 @@ class Sampler(Protocol):
     state: int
 
     @property
+    @abstractmethod
     def batch_at(self) -> int:
         """Address of `batch`."""
 
     @property
+    @abstractmethod
     def batch(self) -> int:
         """Number of the batch that is drawn next."""
 
@@ -59,10 +62,12 @@ class Sampler(Protocol):
     def batch(self, number: int) -> None: ...
 
     @property
+    @abstractmethod
     def candidates(self) -> int:
         """Rows that the last draw chose among."""
 
     @property
+    @abstractmethod
     def offered(self) -> int:
         """Rows that the last draw looked at."""
 

@@ -6,7 +6,7 @@ next observation is the true final one, which the loader delivers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +19,7 @@ Array = np.ndarray[Any, Any]
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
+def one_thread() -> Generator[None]:
     """Have torch compute on one thread meanwhile: this network gains nothing from more, and actors need the cores."""
     import torch
 
@@ -89,7 +89,10 @@ class Agent:
         utils.clip_grad_norm_(self._parameters, settings.max_grad_norm)
         self._optimizer.step()
         with torch.no_grad():
-            torch._foreach_lerp_(self._target_parameters, self._parameters, settings.target_rate)
+            # torch exports no call that moves a list of tensors at once
+            torch._foreach_lerp_(  # pyright: ignore[reportPrivateImportUsage]
+                self._target_parameters, self._parameters, settings.target_rate
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """The online weights, torch tensors that later updates change in place: publish or copy them."""

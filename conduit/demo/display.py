@@ -231,11 +231,11 @@ def choose(*, shown: bool, stream: TextIO | None = None) -> Display:
     """
     if not shown:
         return Silent()
-    stream = stream or sys.stdout
-    if stream.isatty():
+    out = stream or sys.stdout
+    if out.isatty():
         from rich.console import Console
 
-        console = Console(file=stream)
+        console = Console(file=out)
         if console.is_terminal and not console.is_dumb_terminal:
             return Live(console)
-    return Lines(stream)
+    return Lines(out)

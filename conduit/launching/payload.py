@@ -155,7 +155,7 @@ def _preparation() -> dict[str, Any]:
         "authkey": process.current_process().authkey,
     }
     with contextlib.suppress(ValueError):
-        if (method := get_start_method(allow_none=True)) is not None:
+        if method := get_start_method(allow_none=True):
             found["start_method"] = method
     return found | _main()
 

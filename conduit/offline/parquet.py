@@ -151,9 +151,9 @@ class ParquetPart(Part):
         for group in range(self._file.metadata.num_row_groups):
             for place in range(self._file.metadata.num_columns):
                 column = self._file.metadata.row_group(group).column(place)
-                known = column.path_in_schema == name and column.statistics is not None
-                if known and column.statistics.null_count:
-                    raise self.refuse(name, "a value in every row", f"{column.statistics.null_count} nulls")
+                known = column.statistics if column.path_in_schema == name else None
+                if known is not None and known.null_count:
+                    raise self.refuse(name, "a value in every row", f"{known.null_count} nulls")
 
     def _measured(self, name: str, wanted: tuple[int, ...] | None) -> list[_Lengths]:
         """Lengths of the lists of each level; `row` is where they first differ from `wanted`, or from the first one."""

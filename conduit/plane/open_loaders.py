@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Required, TypedDict, Unpack, overload
 
 from conduit.arrays import import_torch
@@ -47,6 +47,17 @@ def _device_loader(device: str | Device, pool: str | int | None) -> Callable[...
         raise ConfigError(f"Expected device 'cpu', 'cuda' or 'cuda:0' and so on, got {device!r}")
     place = CudaDevice(device) if isinstance(device, str) else device
     return functools.partial(DeviceLoader, device=place, pool=pool)
+
+
+def _opener(sampling: object, device: str | Device, pool: str | int | None) -> Callable[..., Loader]:
+    """What opens a loader with these options."""
+    if device != "cpu":
+        if isinstance(sampling, Shuffled):
+            raise ConfigError(f"Expected sampling=conduit.Shuffled(...) with device='cpu', got {device!r}")
+        return _device_loader(device, pool)
+    if pool is not None:
+        raise ConfigError(f"Expected pool only with a device such as 'cuda', got {pool!r} with device='cpu'")
+    return EpochLoader if isinstance(sampling, Shuffled) else Loader
 
 
 class _LoaderOptions(TypedDict, total=False):
@@ -185,15 +196,7 @@ class OpensLoaders(ABC):
                 f"Expected a replay table for a loader, {table!r} is a queue, whose rows are delivered once: use "
                 f"client.consumer({table!r})"
             )
-        make: Callable[..., Loader] = Loader
-        if isinstance(sampling, Shuffled):
-            make = EpochLoader
-            if device != "cpu":
-                raise ConfigError(f"Expected sampling=conduit.Shuffled(...) with device='cpu', got {device!r}")
-        if device != "cpu":
-            make = _device_loader(device, pool)
-        elif pool is not None:
-            raise ConfigError(f"Expected pool only with a device such as 'cuda', got {pool!r} with device='cpu'")
+        make = _opener(sampling, device, pool)
         with self._named(name, view, seed) as (place, start):
             if place is not None and place.stock and not isinstance(sampling, Shuffled):
                 raise ConfigError(
@@ -351,7 +354,7 @@ class OpensLoaders(ABC):
         return Dataset(self.name, self._again, table, seed=seed, shard=shard, policy=policy, options=options)
 
     @contextlib.contextmanager
-    def _named(self, name: str | None, view: TableView, seed: int | None) -> Iterator[tuple[NamedLoader | None, int]]:
+    def _named(self, name: str | None, view: TableView, seed: int | None) -> Generator[tuple[NamedLoader | None, int]]:
         """A loader's name, or None, and the seed that it begins with; the name is let go if the loader cannot be opened."""
         start = whole(seed)
         if start is None and seed is not None:

@@ -170,13 +170,14 @@ def _tables(name: str, width: int) -> dict[str, Any]:
         conduit.Field("reward" if root != "reward" else "gain", "float32", reward=True),
     ]
     options: dict[str, Any] = {"max_n_step": 2, "max_length": 4, "max_stack": 2, "priorities": conduit.Priorities()}
+    unstacked: dict[str, Any] = {**options, "max_stack": 1}
     plain = conduit.Schema([conduit.Field(name, "float32", (width,)), *beside])
     seen = conduit.Schema([conduit.Field(name, "float32", (width,), observation=True), *beside])
     ragged = conduit.Schema([conduit.Field(name, "int32", (5,), ragged=True), *beside])
     return {
         "plain": conduit.Table(plain, 100, statistics=(name,), **options),
         "seen": conduit.Table(seen, 100, statistics=(name,), **options),
-        "ragged": conduit.Table(ragged, 100, **{**options, "max_stack": 1}),
+        "ragged": conduit.Table(ragged, 100, **unstacked),
         "queue": conduit.Table.queue(seen, 100, rollout_length=4, num_envs=1),
     }
 
@@ -243,7 +244,7 @@ def _loaders(kind: str, name: str) -> Iterator[dict[str, Any]]:
 
 def _read(engine: conduit.Engine, table: str, name: str, width: int, options: dict[str, Any]) -> bool:
     """Compare batches of a loader with what was written; True where the name had to be another one in the batch."""
-    given = {"batch_size": 6, "min_rows": 1, "format": "numpy", "seed": 1, "timeout": 5.0, **options}
+    given: dict[str, Any] = {"batch_size": 6, "min_rows": 1, "format": "numpy", "seed": 1, "timeout": 5.0, **options}
     shown, renamed = name, False
     try:
         loader = engine.loader(table, **given)
@@ -260,6 +261,7 @@ def _read(engine: conduit.Engine, table: str, name: str, width: int, options: di
 
 def _check(batch: Any, field: conduit.Field, name: str, width: int, options: dict[str, Any]) -> None:
     window = options.get("window", conduit.Transition())
+    ahead = window.n_step if isinstance(window, conduit.Transition) else 0
     steps = batch.steps
     assert ((steps >= 0) & (steps < ROWS)).all(), f"steps {steps}"
     assert (batch.versions == 0).all()
@@ -284,9 +286,8 @@ def _check(batch: Any, field: conduit.Field, name: str, width: int, options: dic
         else:
             assert np.array_equal(batch[name][slot], _value(step, width)), f"row {step}: {batch[name][slot]}"
             if field.observation:
-                after = step + window.n_step
-                assert np.array_equal(batch[f"next_{name}"][slot], _value(after, width)), f"row behind {step}"
-    if isinstance(window, conduit.Transition) and window.n_step == 2:
+                assert np.array_equal(batch[f"next_{name}"][slot], _value(step + ahead, width)), f"row behind {step}"
+    if ahead == 2:
         assert (batch["discount"] == np.float32(0.25)).all()
         assert (batch["n_steps"] == 2).all()
         assert np.array_equal(batch[batch.reward_names[0]], (steps + 0.5 * (steps + 1)).astype(np.float32))

@@ -144,15 +144,17 @@ _LOADERS: dict[str, dict[str, dict[str, Any]]] = {
 
 def _load(client: Client, table: str, options: dict[str, Any]) -> None:
     with client.loader(table, batch_size=24, min_rows=1, format="numpy", timeout=0, **options) as loader:
+        ids = np.zeros(0, np.int64)
         for seed in range(2):
             loader.sampler.batch = seed
             batch = loader.next()
             for name in batch:
                 np.asarray(batch[name]).sum()
-            loader.valid(batch.ids)
+            ids = batch.ids
+            loader.valid(ids)
             if "sampling" in options:
-                loader.update_priorities(batch.ids, np.arange(24.0))
-    client.table(table).delete(batch.ids[:3])
+                loader.update_priorities(ids, np.arange(24.0))
+    client.table(table).delete(ids[:3])
 
 
 def _consume(client: Client) -> None:

@@ -1,6 +1,6 @@
-"""What type checkers make of the public API; read by mypy in test_typing.py, and never run.
+"""What type checkers make of the public API; read by mypy and pyright in test_typing.py, and never run.
 
-`# is T`: the type that mypy reveals. `# error: code`: an error that mypy must report on that line.
+`# is T`: the type that both reveal. `# error: code`: an error that both must report on that line; the code is mypy's.
 """
 
 from collections.abc import Sequence
@@ -20,6 +20,11 @@ reveal_type(conduit.Schema.from_example({"obs": 1.0}))  # is conduit.schema.Sche
 table = conduit.Table(schema, "2 GiB", num_envs=8)
 conduit.Table(schema, capacity=1.5)  # error: arg-type
 conduit.Table(schema, 100, kind="stack")  # error: arg-type
+reveal_type(conduit.Table.replay(schema, 100, max_n_step=3))  # is conduit.store.format.table_spec.Table
+reveal_type(conduit.Table.queue(schema, "1 GiB", rollout_length=16))  # is conduit.store.format.table_spec.Table
+conduit.Table.queue(schema, 100, max_n_step=3)  # error: call-arg
+conduit.Table.replay(schema, 100, rollout_length=16)  # error: call-arg
+conduit.Table.replay(schema, 100, max_n_step="3")  # error: arg-type
 
 with conduit.Engine.create("name", tables={"replay": table}, policies={"policy": {"w": np.zeros(3)}}) as engine:
     reveal_type(engine)  # is conduit.plane.engine.Engine
@@ -70,12 +75,16 @@ prioritized = client.loader("replay", batch_size=256, sampling=conduit.Prioritiz
 for step in range(100):
     prioritized.beta = min(1.0, 0.4 + 0.6 * step / 100)
 reveal_type(prioritized.beta)  # is float
-reveal_type(prioritized.sampler.batch)  # is int
+sampler = prioritized.sampler
+reveal_type(sampler)  # is conduit.sampling.uniform.Uniform | conduit.sampling.prioritized.PrioritizedSampler
+reveal_type(sampler.batch)  # is int
+sampler.beta = 0.5
 prioritized.beta = "1"  # error: assignment
 epochs = client.loader("replay", batch_size=256, sampling=conduit.Shuffled(epochs=3))
 reveal_type(epochs)  # is conduit.plane.deliver.epochs.EpochLoader
 reveal_type(len(epochs))  # is int
 reveal_type(epochs.epoch)  # is int
+reveal_type(epochs.sampler)  # is conduit.sampling.shuffled.ShuffledSampler
 reveal_type(prioritized)  # is conduit.plane.deliver.loader.Loader
 len(prioritized)  # error: arg-type
 client.loader("replay", batch_size=256, sampling="shuffled")  # error: call-overload

@@ -7,7 +7,7 @@ that lie on the device (row numbers, lengths) are bounded inside the kernels ins
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,7 +129,7 @@ _records: list[list[Launch]] = []
 
 
 @contextlib.contextmanager
-def recorded() -> Iterator[list[Launch]]:
+def recorded() -> Generator[list[Launch]]:
     """Collect what wrappers would launch in this block instead of launching it; tensors may then be on any device."""
     _records.append([])
     try:

@@ -295,13 +295,13 @@ def _resum(tree: Tree, rows: Any) -> None:
     lower, span = tree.leaves, FAN_OUT
     for upper in tree.sums:
         blocks = len(lower) // FAN_OUT
-        touched = rows is not None and len(rows) < blocks
+        touched = None if rows is None or len(rows) >= blocks else rows
         launch(
             _sum,
-            len(rows) if touched else blocks,
+            blocks if touched is None else len(touched),
             lower,
             upper,
-            rows if touched else None,
+            touched,
             tree.ticket,
             tree.refused,
             tree.clipped,

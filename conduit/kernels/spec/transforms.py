@@ -247,7 +247,7 @@ def _clipped(first: Transform, low: float, high: float) -> Transform:
     return replace(first, low=min(max(first.low, low), high), high=min(max(first.high, low), high))
 
 
-def as_steps(pipeline: object, name: str) -> tuple[Step, ...]:
+def as_steps(pipeline: Any, name: str) -> tuple[Step, ...]:
     """A pipeline as a tuple of steps; a single step may stand for itself.
 
     Raises:

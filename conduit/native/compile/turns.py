@@ -17,7 +17,7 @@ import struct
 import sys
 import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from pathlib import Path
 
 from conduit.clock import Deadline
@@ -59,7 +59,7 @@ def _kept(folder: str) -> str:
 
 
 @contextlib.contextmanager
-def _timed(folder: str) -> Iterator[None]:
+def _timed(folder: str) -> Generator[None]:
     if _Patience.seconds > _SILENT:
         _say(
             f"compiling kernels for this machine, a second or so each, which may take a minute the first time; {_kept(folder)}; "
@@ -73,14 +73,14 @@ def _timed(folder: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def alone() -> Iterator[None]:
+def alone() -> Generator[None]:
     """A turn that no other process has to know of, since what is compiled cannot be kept."""
     with _timed(""):
         yield
 
 
 @contextlib.contextmanager
-def turn(folder: str, name: str, patience: float = _PATIENCE) -> Iterator[None]:
+def turn(folder: str, name: str, patience: float = _PATIENCE) -> Generator[None]:
     """A turn at compiling one kernel, which begins when no other process has it. The kernel may have been kept by then.
 
     Args:

@@ -42,7 +42,7 @@ class _InMaking(Arrays):
             self._values[name] = as_bfloat16(self._values[name])
         self._keys: dict[str, Any] = {}
         # costs a tenth of six calls of object.__setattr__
-        self.__class__ = Batch
+        self.__class__ = _BATCH
 
     def __getitem__(self, name: str) -> Any:
         value = self._values.get(name)
@@ -189,6 +189,10 @@ class Batch(_InMaking):
     def __repr__(self) -> str:
         inner = ", ".join(f"{name}: {tuple(value.shape)} {value.dtype}" for name, value in self._values.items())
         return f"Batch({inner})"
+
+
+_BATCH: Any = Batch
+"""What a batch in making becomes; type checkers know no object that changes its class."""
 
 
 class OwnedBatch(Batch, MutableMapping[str, Any]):

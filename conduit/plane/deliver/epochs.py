@@ -29,12 +29,7 @@ class EpochLoader(Loader):
 
     `next` continues with the next epoch by itself. The last batch of an epoch may be shorter than the others. Rows written during an epoch
     come in the next one; rows overwritten or deleted before their turn are left out, and counted in `sampler.skipped`.
-
-    Attributes:
-        sampler: Has `epoch`, `place` (windows behind), `windows` (of this epoch) and `skipped`.
     """
-
-    sampler: ShuffledSampler
 
     def __init__(
         self,
@@ -62,7 +57,7 @@ class EpochLoader(Loader):
             if given is not None:
                 raise ConfigError(f"Expected sampling=conduit.Shuffled(...) without {what}")
         size = at_least("batch_size", batch_size, 1)
-        made = ShuffledSampler(
+        self._shuffled = ShuffledSampler(
             table, window or Transition(), seed, size, (0, 1) if shard is None else checked_shard(shard)
         )
         least = min_rows if min_rows is not None else size if sampling.drop_last else 1
@@ -79,7 +74,7 @@ class EpochLoader(Loader):
             table,
             batch_size=size,
             window=window,
-            sampling=made,
+            sampling=self._shuffled,
             seed=seed,
             place=place,
             min_rows=least,
@@ -90,7 +85,12 @@ class EpochLoader(Loader):
     @property
     def epoch(self) -> int:
         """The epoch that the next batch belongs to, from 0."""
-        return self.sampler.epoch
+        return self._shuffled.epoch
+
+    @property
+    def sampler(self) -> ShuffledSampler:
+        """Has `epoch`, `place` (windows behind), `windows` (of this epoch) and `skipped`."""
+        return self._shuffled
 
     def next(self, timeout: float | None = None) -> Batch:
         """The next batch; it belongs to the next epoch if this one is over.
@@ -128,7 +128,7 @@ class EpochLoader(Loader):
         """Batches of an epoch of the rows that there are; of the present one, once it has begun."""
         if not self._begun and not self._over:
             self._begin(None)
-        count, size = self.sampler.windows, self.plan.batch_size
+        count, size = self._shuffled.windows, self.plan.batch_size
         return count // size if self._rule.drop_last else -(-count // size)
 
     def __bool__(self) -> bool:
@@ -136,8 +136,8 @@ class EpochLoader(Loader):
 
     def state_dict(self) -> dict[str, int]:
         """Where it is: what `load_state_dict` goes on from, in this or another process, over the same rows."""
-        stock = self.sampler.stock if self._begun else self._stock
-        return {"seed": self._seed, "epoch": self.epoch, "place": self.sampler.place, "stock": stock}
+        stock = self._shuffled.stock if self._begun else self._stock
+        return {"seed": self._seed, "epoch": self.epoch, "place": self._shuffled.place, "stock": stock}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on where another loader of the same seed was.
@@ -160,9 +160,9 @@ class EpochLoader(Loader):
         return self._rule.epochs is not None and self.epoch >= self._rule.epochs
 
     def _go_to(self, epoch: int, place: int) -> None:
-        self.sampler.batch = epoch << PLACE_BITS | place
+        self._shuffled.batch = epoch << PLACE_BITS | place
         if self._place is not None:
-            self._place.batch = self.sampler.batch
+            self._place.batch = self._shuffled.batch
 
     def _end_epoch(self) -> None:
         self._go_to(self.epoch + 1, 0)
@@ -171,34 +171,34 @@ class EpochLoader(Loader):
     def _begin(self, deadline: Deadline | None) -> None:
         """List the epoch's windows; with a deadline, once there are enough of them."""
         self._table.check_open()
-        self.sampler.begin()
-        if self.sampler.place:
-            if self.sampler.stock != self._stock:
+        self._shuffled.begin()
+        if self._shuffled.place:
+            if self._shuffled.stock != self._stock:
                 raise ConfigError(
                     f"Expected table {self._table.layout.name!r} to hold the rows that it held when epoch {self.epoch} of this loader "
                     "began, but it has been written, deleted from or reset since: an epoch continues only over the same rows. Use another "
                     "name, or no state, to begin anew"
                 )
-        elif deadline is not None and self.sampler.candidates < self._least:
+        elif deadline is not None and self._shuffled.candidates < self._least:
             enough = self._table.wait(
                 self._has_enough,
                 for_space=False,
                 deadline=deadline,
             )
             if enough is None:
-                found = self.sampler.candidates
+                found = self._shuffled.candidates
                 raise DataTimeout(
                     f"Expected at least {self._least} rows that begin a {type(self.plan.window).__name__} in table "
                     f"{self._table.layout.name!r}, got {found} within {deadline.timeout:g} s: "
                     f"{what_is_there(self._table, self.plan.window)}"
                 )
-        self._begun, self._stock = True, self.sampler.stock
+        self._begun, self._stock = True, self._shuffled.stock
         if self._place is not None:
             self._place.stock = self._stock
 
     def _has_enough(self) -> bool | None:
-        self.sampler.begin()
-        return True if self.sampler.candidates >= self._least else None
+        self._shuffled.begin()
+        return True if self._shuffled.candidates >= self._least else None
 
     def _deliver(self, deadline: Deadline) -> Batch | None:
         """The present epoch's next batch; None when it has no more."""
@@ -207,7 +207,7 @@ class EpochLoader(Loader):
         self._table.check_open()
         if not self._begun:
             self._begin(deadline)
-        sampler, size, place, number = self.sampler, self.plan.batch_size, self.sampler.place, self.sampler.batch
+        sampler, size, place, number = self._shuffled, self.plan.batch_size, self._shuffled.place, self._shuffled.batch
         if place >= sampler.windows:
             return None
         spare = self._ring.take(deadline.left())

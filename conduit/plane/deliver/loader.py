@@ -75,7 +75,6 @@ class Loader(StaysHere, Delivery[Batch]):
 
     Attributes:
         plan: What a batch is made of.
-        sampler: The sampler; `sampler.batch` is the number of the next batch.
     """
 
     _elsewhere = "open a loader there, client.loader(table, ...); shard=(rank, world) parts its batches"
@@ -142,18 +141,18 @@ class Loader(StaysHere, Delivery[Batch]):
         if least is None or not 1 <= least <= table.layout.rows:
             given = least if min_rows is None else min_rows
             raise ConfigError(f"Expected min_rows from 1 to the table's {table.layout.rows} rows, got {given!r}")
-        self.sampler = _sampler(table, sampling, batch_size, seed, least)
+        self._sampler = _sampler_of(table, sampling, batch_size, seed, least)
         self._place = place
-        self.sampler.batch = rank
+        self._sampler.batch = rank
         self._world = world
         if place is not None:
-            self.sampler.batch = place.batch or rank
+            self._sampler.batch = place.batch or rank
         self._table = table
         self._timeout = timeout
         self._on_busy = on_busy
         self._least = least
         sampler, names, wrap = (
-            self.sampler,
+            self._sampler,
             shown(schema, rename),
             torch_wrap() if format == "torch" else np.ndarray.view,
         )
@@ -195,7 +194,7 @@ class Loader(StaysHere, Delivery[Batch]):
         self._table.check_open()
         maker = self._maker
         buffer = self._ring.take(self._timeout if timeout is None else timeout)
-        number = self.sampler.batch
+        number = self._sampler.batch
         if maker.prepares:
             maker.prepare(number)
         drawn = False
@@ -208,7 +207,7 @@ class Loader(StaysHere, Delivery[Batch]):
             if maker.settles:
                 maker.hand_out(buffer)
             if self._gate is not None:
-                self._gate.deliver(self.sampler.batch_at, number + self._world)
+                self._gate.deliver(self._sampler.batch_at, number + self._world)
         except BaseException as error:
             maker.give_back(buffer)
             if self._gate is not None:
@@ -219,16 +218,16 @@ class Loader(StaysHere, Delivery[Batch]):
                 self._go_on(number)
             raise
         self._batches += 1
-        self.sampler.batch = number + self._world
+        self._sampler.batch = number + self._world
         if self._place is not None:
             self._place.batch = number + self._world
         return batch
 
     def _go_on(self, number: int) -> None:
         """Leave batch `number` behind."""
-        self.sampler.batch = number + self._world
+        self._sampler.batch = number + self._world
         if self._place is not None:
-            self._place.batch = self.sampler.batch
+            self._place.batch = self._sampler.batch
 
     def _attempt(self, buffer: Buffer) -> bool:
         """Draw a batch, reserved in the table's limiter; False when it is against it or there is nothing to draw."""
@@ -257,10 +256,15 @@ class Loader(StaysHere, Delivery[Batch]):
         if filled is None:
             blocked = None if self._gate is None else self._gate.explain(self._wanted)
             stale = None if self._policy is None else (self._max_staleness, self.stats.stale)
-            found = self.sampler.offered
+            found = self._sampler.offered
             raise too_few_rows(
                 self._table, self.plan.window, (found, self._least), self._wanted, timeout, blocked, stale
             )
+
+    @property
+    def sampler(self) -> Uniform | PrioritizedSampler:
+        """What draws the rows; `sampler.batch` is the number of the next batch, and setting it repeats or skips batches."""
+        return self._sampler
 
     @property
     def beta(self) -> float:
@@ -276,11 +280,11 @@ class Loader(StaysHere, Delivery[Batch]):
         self._prioritized().beta = value
 
     def _prioritized(self) -> PrioritizedSampler:
-        if not isinstance(self.sampler, PrioritizedSampler):
+        if not isinstance(self._sampler, PrioritizedSampler):
             raise ConfigError(
                 "Expected a loader opened with sampling=conduit.Prioritized(...), got one that draws uniformly"
             )
-        return self.sampler
+        return self._sampler
 
     def update_priorities(self, ids: Any, priorities: Any) -> int:
         """Give rows new priorities, such as the absolute TD errors of a batch.
@@ -371,7 +375,7 @@ def checked_shard(shard: object) -> tuple[int, int]:
     return rank, world
 
 
-def _sampler(
+def _sampler_of(
     table: TableView, sampling: Prioritized | ShuffledSampler | None, size: int, seed: int, least: int
 ) -> Uniform | PrioritizedSampler:
     if isinstance(sampling, ShuffledSampler):

@@ -48,7 +48,7 @@ class Part(Loader):
         super().__init__(table, share=share, **options)
         self._rows = 0
         self._drawable: Drawable | None = None
-        if isinstance(self.sampler, Uniform) and WEIGHTS[0] in share.extra:
+        if isinstance(self._sampler, Uniform) and WEIGHTS[0] in share.extra:
             self._drawable = Drawable(table)
         if not share.buffers:
             share.buffers = self._ring.buffers
@@ -80,7 +80,7 @@ class Part(Loader):
         """
         buffer.narrow(first, end)
         if self._maker.prepares:
-            self._maker.prepare(self.sampler.batch)
+            self._maker.prepare(self._sampler.batch)
         self._wanted = end - first
         if not self._attempt(buffer):
             self._wait_for_rows(buffer, timeout)
@@ -94,7 +94,7 @@ class Part(Loader):
 
     def batch_of(self, buffer: Buffer) -> Batch:
         """The batch whose slots have all been filled."""
-        return self._maker.batch(buffer, self.sampler.batch)
+        return self._maker.batch(buffer, self._sampler.batch)
 
     def cancel(self, buffer: Buffer) -> None:
         """What it has drawn into a buffer is not handed out: neither its table's limiter nor its rows' deliveries count it."""
@@ -104,13 +104,13 @@ class Part(Loader):
 
     def advance(self, buffer: Buffer, rows: int) -> None:
         """Go on to the next batch; of the one in a buffer it gave `rows`."""
-        number = self.sampler.batch + 1
+        number = self._sampler.batch + 1
         self._maker.hand_out(buffer)
         if self._gate is not None:
-            self._gate.deliver(self.sampler.batch_at, number)
+            self._gate.deliver(self._sampler.batch_at, number)
         self._batches += 1
         self._rows += rows
-        self.sampler.batch = number
+        self._sampler.batch = number
 
     @property
     def stats(self) -> LoaderStats:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from conduit.arrays import import_torch
@@ -15,7 +15,7 @@ _ALREADY_REGISTERED = 712
 
 
 @contextlib.contextmanager
-def _guarded(place: str) -> Iterator[None]:
+def _guarded(place: str) -> Generator[None]:
     """What torch says of a device that does not work any more, in this package's words."""
     import torch
 

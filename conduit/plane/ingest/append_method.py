@@ -56,7 +56,7 @@ def generate_append(schema: Schema, *, rollouts: bool, vector: bool) -> Callable
         f"if {test}_self._append(_self._words, _values) < -1:",
         f"    _self._exactly.append(_values, {given})",
     ]
-    scope = {"_missing": MISSING, "_FieldError": FieldError, "_explained": _explainer(schema)}
+    scope: dict[str, Any] = {"_missing": MISSING, "_FieldError": FieldError, "_explained": _explainer(schema)}
     exec("\n    ".join(lines), scope)  # noqa: S102 - made of the schema's checked names only
     method: Callable[..., None] = scope["append"]
     options = ["terminated", "truncated", "final", *(item.partition("=")[0] for item in option.split(", ") if item)]

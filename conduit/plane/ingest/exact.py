@@ -49,20 +49,19 @@ class ExactAppend:
             self._append_ragged(values, leaves, behind)
             return
         try:
-            code = self._store_row(stream.array, values)
-            if code == append_objects.NEED_PAGE:
+            row = self._store_row(stream.array, values)
+            if row == append_objects.NEED_PAGE:
                 self._checked_finals(self._ended(values), final)
                 stream.here()
-                code = self._store_row(stream.array, values)
-            stored = code >= 0
-            if stored:
+                row = self._store_row(stream.array, values)
+            arrays: list[Array] = []
+            if row >= 0:
                 stream.admit(envs)
-                row = code
                 ends = [table.terminated[row : row + envs], table.truncated[row : row + envs]]
             else:
                 arrays, ends = self._checked(values)
             finals = self._checked_finals(np.flatnonzero(ends[0] | ends[1]).tolist(), final)
-            if not stored:
+            if row < 0:
                 row = stream.here()
                 stream.mark()
                 for field, array in zip(self._schema.fields, arrays, strict=True):

@@ -7,6 +7,7 @@ observations, and the observations behind a rollout.
 from __future__ import annotations
 
 import weakref
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -36,6 +37,7 @@ class Form(Protocol):
     """A form of writing that can be in progress: a step, a rollout, the unchecked handle."""
 
     @property
+    @abstractmethod
     def number(self) -> int:
         """Its number in the stream."""
 

@@ -131,10 +131,10 @@ def compiles() -> Outcome:
     """Compile a kernel, or load it from the cache."""
     import numba
 
-    if numba.config.DISABLE_JIT:
-        return Outcome(False, "the compiler is switched off by NUMBA_DISABLE_JIT")
     try:
         entry(protocol.load)
+    except ConfigError as error:
+        return Outcome(False, str(error))
     except Exception as error:  # noqa: BLE001 - numba and LLVM fail in many ways; each is what was found
         return Outcome(False, f"{type(error).__name__}: {str(error).splitlines()[0]}")
     return Outcome(True, f"numba {numba.__version__} compiles")

@@ -17,7 +17,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -233,7 +233,7 @@ def _sync_folder(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _alone(folder: Path) -> Generator[None]:
     """Keep other processes, and threads, from making checkpoints in a folder.
 
     Raises:
@@ -266,7 +266,7 @@ def _make_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def new_checkpoint(folder: Path, keep: int) -> Iterator[tuple[Path, Path]]:
+def new_checkpoint(folder: Path, keep: int) -> Generator[tuple[Path, Path]]:
     """Make the next checkpoint in a folder: it appears when the block ends well, and older ones beyond `keep` go.
 
     Yields:

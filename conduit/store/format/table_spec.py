@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Any, Literal, Self, TypedDict, Unpack
 
 from conduit.errors import CapacityError, ConfigError
+from conduit.nesting import hint
 from conduit.numbers import MOST, at_least, flag, whole, within
 from conduit.schema import Schema
 from conduit.store.format import words as w
@@ -49,6 +51,35 @@ class Priorities:
     def unit(self) -> float:
         """Steps of a stored p in 1."""
         return (1 << 20) / self.scale
+
+
+class TableOptions(TypedDict, total=False):
+    """The options of both kinds of table, for type checkers; `Table` documents them and holds their defaults."""
+
+    num_envs: int
+    statistics: tuple[str, ...]
+    page_rows: int | None
+    mean_lengths: Mapping[str, float] | None
+    mean_episode: float | None
+    writers: int | None
+
+
+class ReplayOptions(TableOptions, total=False):
+    """The options of `Table.replay`."""
+
+    max_stack: int
+    max_n_step: int
+    max_length: int
+    within_episodes: bool
+    priorities: Priorities | None
+    limiter: Limiter | None
+    max_times_sampled: int | None
+
+
+class QueueOptions(TableOptions, total=False):
+    """The options of `Table.queue`."""
+
+    rollout_length: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,79 +144,24 @@ class Table:
     within_episodes: bool = False
 
     @classmethod
-    def replay(
-        cls,
-        schema: Schema,
-        capacity: int | str,
-        *,
-        max_stack: int = 1,
-        max_n_step: int = 1,
-        max_length: int = 1,
-        within_episodes: bool = False,
-        num_envs: int = 1,
-        priorities: Priorities | None = None,
-        limiter: Limiter | None = None,
-        max_times_sampled: int | None = None,
-        statistics: tuple[str, ...] = (),
-        page_rows: int | None = None,
-        mean_lengths: Mapping[str, float] | None = None,
-        mean_episode: float | None = None,
-        writers: int | None = None,
-    ) -> Self:
-        """A table that loaders draw from; it evicts the oldest page when no page is free. Arguments are attributes of the class.
+    def replay(cls, schema: Schema, capacity: int | str, **options: Unpack[ReplayOptions]) -> Self:
+        """A table that loaders draw from; it evicts the oldest page when no page is free. Options are attributes of the class.
 
         Raises:
             ConfigError, CapacityError: Bad options; names the offending one.
         """
-        return cls(
-            schema,
-            capacity,
-            max_stack=max_stack,
-            max_n_step=max_n_step,
-            max_length=max_length,
-            within_episodes=within_episodes,
-            num_envs=num_envs,
-            priorities=priorities,
-            limiter=limiter,
-            max_times_sampled=max_times_sampled,
-            statistics=statistics,
-            page_rows=page_rows,
-            mean_lengths=mean_lengths,
-            mean_episode=mean_episode,
-            writers=writers,
-        )
+        _check_options(options, ReplayOptions, "Table.replay")
+        return cls(schema, capacity, kind="replay", **options)
 
     @classmethod
-    def queue(
-        cls,
-        schema: Schema,
-        capacity: int | str,
-        *,
-        rollout_length: int | None = None,
-        num_envs: int = 1,
-        statistics: tuple[str, ...] = (),
-        page_rows: int | None = None,
-        mean_lengths: Mapping[str, float] | None = None,
-        mean_episode: float | None = None,
-        writers: int | None = None,
-    ) -> Self:
-        """A table whose rows consumers take, each row once; writers wait while it is full. Arguments are attributes of the class.
+    def queue(cls, schema: Schema, capacity: int | str, **options: Unpack[QueueOptions]) -> Self:
+        """A table whose rows consumers take, each row once; writers wait while it is full. Options are attributes of the class.
 
         Raises:
             ConfigError, CapacityError: Bad options; names the offending one.
         """
-        return cls(
-            schema,
-            capacity,
-            kind="queue",
-            rollout_length=rollout_length,
-            num_envs=num_envs,
-            statistics=statistics,
-            page_rows=page_rows,
-            mean_lengths=mean_lengths,
-            mean_episode=mean_episode,
-            writers=writers,
-        )
+        _check_options(options, QueueOptions, "Table.queue")
+        return cls(schema, capacity, kind="queue", **options)
 
     def __post_init__(self) -> None:
         if not isinstance(self.schema, Schema):
@@ -250,3 +226,23 @@ class Table:
         for name in ("priorities", "max_times_sampled"):
             if getattr(self, name) is not None:
                 raise ConfigError(f"Expected no {name} for kind='queue': each row is delivered once, in order")
+
+
+def _check_options(options: Mapping[str, Any], kind: Any, call: str) -> None:
+    known = sorted(kind.__optional_keys__)
+    for name in options:
+        if name not in known:
+            raise TypeError(f"{call}() got an unexpected keyword argument {name!r}{hint(name, known)}")
+
+
+def _show(call: Any, kind: Any) -> None:
+    """Have `help` and `inspect.signature` list a kind's options, its own first, with the defaults that the class gives them."""
+    *fixed, _ = inspect.signature(call.__func__).parameters.values()
+    known = inspect.signature(Table).parameters.values()
+    shown = [one.replace(kind=one.KEYWORD_ONLY) for one in known if one.name in kind.__optional_keys__]
+    shown.sort(key=lambda one: one.name in TableOptions.__optional_keys__)
+    call.__func__.__signature__ = inspect.Signature([*fixed, *shown], return_annotation="Table")
+
+
+_show(Table.replay, ReplayOptions)
+_show(Table.queue, QueueOptions)

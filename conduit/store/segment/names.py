@@ -12,7 +12,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -209,7 +209,7 @@ def unlink_segment(name: str) -> None:
 
 
 @contextlib.contextmanager
-def alone_with_notes() -> Iterator[None]:
+def alone_with_notes() -> Generator[None]:
     """Keep other processes from making or removing the notes of memfd engines, which are made in two steps.
 
     Raises:

@@ -60,7 +60,7 @@ class Watch:
         for one in tuple(_watches):
             if one() is None:
                 _forget(one)
-        self._reference = weakref.ref(self)
+        self._reference: weakref.ref[Watch] = weakref.ref(self)
         participants.lookout = self
         _watches.append(self._reference)
         if self.is_foreign and not _running:
