@@ -34,6 +34,8 @@ _PATIENCE = 1800.0
 """Seconds for a build, and to wait for another process's."""
 _PARTS = 8
 """Processes at most; each compiles anew what its kernels share with those of others."""
+_BATCH = 8
+"""Callbacks that a process takes at a time."""
 
 
 class CannotBuild(Exception):
@@ -146,25 +148,35 @@ def _compile(folder: Path, instruction_sets: Sequence[str], facts: dict[str, str
 
 
 def _part(number: int, order: str) -> None:
-    """Compile one part: kernels share much of what they call, so they are the first parts, and callbacks the others."""
+    """Compile one part: kernels share much of what they call, so the first parts compile them, and callbacks are for whoever is free."""
     from conduit.native.compile.objects import Compiler
 
     job = json.loads(order)
-    compiler = Compiler(job["sets"], Path(job["folder"]), str(number))
+    folder = Path(job["folder"])
+    compiler = Compiler(job["sets"], folder, str(number))
     kernels, callbacks = list(catalogue.kernels()), list(catalogue.callbacks(every=job["every"]))
     with_kernels = max(1, job["parts"] // 2)
-    with_callbacks = max(1, job["parts"] - with_kernels)
     if number < with_kernels:
         each = -(-len(kernels) // with_kernels)
         for declared in kernels[number * each : (number + 1) * each]:
             compiler.kernel(declared)
-    if number >= job["parts"] - with_callbacks:
-        for function, signature in callbacks[number - job["parts"] + with_callbacks :: with_callbacks]:
-            compiler.callback(function, signature)
+    for first in range(0, len(callbacks), _BATCH):
+        if _taken(folder / f"callbacks-{first}"):
+            for function, signature in callbacks[first : first + _BATCH]:
+                compiler.callback(function, signature)
     if number == 0:
         for instructions in job["sets"]:
             told = job["facts"] | {"instructions": instructions}
             compiler.text(instructions, wrappers.facts(json.dumps(told, sort_keys=True)))
+
+
+def _taken(mark: Path) -> bool:
+    """Whether this process is the first to ask for the work that a file stands for."""
+    try:
+        mark.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
 
 
 def _run(command: list[str], what: str) -> None:
