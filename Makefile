@@ -25,12 +25,13 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constrain
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo check kernels test test-quick perf benchmarks perf-compare torture clean
+.PHONY: help install demo check kernels test test-quick test-long perf benchmarks perf-compare torture clean
 
 help:
 	@echo "make demo      train DQN on CartPole with actors in their own processes"
 	@echo "make test      run the tests"
 	@echo "make test-quick  some of every room's, under two minutes once the kernels are built"
+	@echo "make test-long  the tests of minutes each, which \`make test\` leaves out and CI runs"
 	@echo "make check     lint, formatting, types"
 	@echo "make perf      measure against the bars, then the benchmarks (perf-results.json)"
 	@echo "make benchmarks  all libraries by turns, to docs/benchmarks.md (half an hour, 14 GB of environments)"
@@ -69,6 +70,9 @@ test: kernels
 
 test-quick: kernels
 	$(BIN)/python -m pytest -n $(TESTERS) --dist worksteal $(QUICK) $(ARGS)
+
+test-long: kernels
+	$(BIN)/python -m pytest -m long -n $(TESTERS) --dist worksteal $(ARGS)
 
 perf: $(VENV)/installed-peers
 	$(BIN)/python -m perf.bars engine $(ARGS)

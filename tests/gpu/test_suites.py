@@ -16,9 +16,19 @@ pytestmark = [
 ]
 
 
-def run(folder, tmp_path, **environment):
+def run(folder, tmp_path, *options, **environment):
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", f"tests/gpu/{folder}", "-q", "-p", "no:cacheprovider", "--durations=5"],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            f"tests/gpu/{folder}",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "--durations=5",
+            *options,
+        ],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -40,5 +50,10 @@ def test_batches_on_a_device_are_those_of_the_cpu_in_the_interpreter(tmp_path):
     run("device", tmp_path, TRITON_INTERPRET="1")
 
 
-def test_every_kernel_compiles_within_its_budget_for_three_gpus(tmp_path):
+def test_every_kernel_compiles_within_its_budget_for_one_gpu(tmp_path):
+    run("aot", tmp_path, "-k", "sm_90 or catalogue", TRITON_INTERPRET="0")
+
+
+@pytest.mark.long
+def test_every_kernel_compiles_within_its_budget_for_three_gpus_and_as_documented(tmp_path):
     run("aot", tmp_path, TRITON_INTERPRET="0")
