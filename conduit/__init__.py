@@ -3,7 +3,7 @@
 Actors write steps straight into shared memory, and learners pull batches that are ready to train on. The code is divided into
 rooms; each imports only rooms that stand above it:
 
-    errors  numbers  field  arrays  nesting  schema  clock  alarms  forking    what everything shares
+    errors  numbers  field  arrays  nesting  infer_fields  schema  clock  alarms  forking    what everything shares
     contracts    what can be replaced: ingestion, placement, delivery, sampler, device
     native       what kernels stand on; native.compile: how they are declared, built ahead of time, or compiled at first use
     store        where rows are: format, pages, segment, tables, ingest, checkpoint
@@ -22,6 +22,7 @@ from conduit import errors as errors
 from conduit import typing as typing
 from conduit.contracts.delivery import Delivery as Delivery
 from conduit.contracts.ingestion import Ingestion as Ingestion
+from conduit.field import Field as Field
 from conduit.kernels.cpu.priorities import sequence_priority as sequence_priority
 from conduit.kernels.ops.hindsight import hindsight as hindsight
 from conduit.kernels.ops.returns import gae as gae
@@ -53,7 +54,6 @@ from conduit.plane.ingest.policy import CommitEvery as CommitEvery
 from conduit.plane.ingest.writer import Writer as Writer
 from conduit.sampling.prioritized import Prioritized as Prioritized
 from conduit.sampling.shuffled import Shuffled as Shuffled
-from conduit.schema import Field as Field
 from conduit.schema import Schema as Schema
 from conduit.store.format.limit_specs import Limits as Limits
 from conduit.store.format.limit_specs import MinSize as MinSize

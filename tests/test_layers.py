@@ -23,7 +23,7 @@ PACKAGE = ROOT / "conduit"
 LAYERS: tuple[frozenset[str], ...] = tuple(
     frozenset(rooms.split())
     for rooms in (
-        "errors numbers schema field arrays nesting clock alarms forking",
+        "errors numbers schema field infer_fields arrays nesting clock alarms forking",
         "contracts",
         "native.compile",
         "native",
@@ -102,7 +102,6 @@ LONG: Mapping[str, str] = {
     "conduit.kernels.spec.plan": "to be split: fields, and the plan that they make",
     "conduit.kernels.spec.transforms": "to be split: the steps, and what they become",
     "conduit.sampling.sum_tree": "to be split: the tree's words, and its kernels",
-    "conduit.schema": "to be split: the schema, and how examples become one",
 }
 """Modules that may be longer, each with the reason."""
 

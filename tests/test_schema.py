@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conduit.errors import FieldError, MissingExtra, SchemaError
-from conduit.schema import DTYPES, Field, Schema, dtype_name
+from conduit.field import DTYPES, Field, dtype_name
+from conduit.schema import Schema
 
 ROOT = Path(__file__).resolve().parents[1]
 

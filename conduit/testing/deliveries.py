@@ -26,11 +26,12 @@ import numpy as np
 
 import conduit
 from conduit.errors import DataTimeout
+from conduit.field import Field
 from conduit.native.compile.declare import declared
 from conduit.native.jit import entry
 from conduit.plane.client import Client
 from conduit.plane.engine import Engine
-from conduit.schema import Field, Schema
+from conduit.schema import Schema
 from conduit.store.format import words as w
 from conduit.store.format.table_geometry import future_ticks
 from conduit.store.format.table_spec import Priorities, Table

@@ -9,9 +9,10 @@ the final observation is handed over, it is the observation of number -1 - n for
 
 from __future__ import annotations
 
+from conduit.field import Field
 from conduit.native.jit import inner, kernel
 from conduit.native.memory import peek_f64, peek_i64, peek_u8, poke_f64, poke_i64, poke_u8
-from conduit.schema import Field, Schema
+from conduit.schema import Schema
 
 WORDS = 64
 """int64 words of an observation: 512 bytes, long enough to be torn."""

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from conduit.errors import AccessDenied, BadSegment, EngineNotFound
+from conduit.field import Field
 from conduit.plane.deliver.episodes import read_ring
 from conduit.plane.observe.engines import backing_of, clean, engines, is_there, not_found
 from conduit.plane.observe.status import (
@@ -33,7 +34,6 @@ from conduit.plane.observe.status import (
     State,
     TableStatus,
 )
-from conduit.schema import Field
 from conduit.store.format import words as w
 from conduit.store.format.episode_records import ring_bytes
 from conduit.store.format.layout import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from conduit.schema import Field
+from conduit.field import Field
 
 State = Literal["running", "orphaned", "dead", "closing", "starting", "damaged", "denied"]
 """running   its owner lives

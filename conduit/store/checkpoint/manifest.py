@@ -26,9 +26,9 @@ import numpy as np
 import xxhash
 
 from conduit.errors import Busy, CheckpointError, ConfigError
+from conduit.field import Field
 from conduit.forking import LockFile
 from conduit.numbers import at_least
-from conduit.schema import Field
 from conduit.store.checkpoint.direct_io import unreadable
 from conduit.store.checkpoint.files import DAMAGED, FileEntry
 from conduit.store.format.columns import Column

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from conduit.errors import ConfigError
+from conduit.field import Field
 from conduit.numbers import whole
-from conduit.schema import Field, Schema
+from conduit.schema import Schema
 from conduit.store.format import words as w
 from conduit.store.format.arena_sizes import ArenaLayout, check_arenas
 from conduit.store.format.episode_records import ring_bytes

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from conduit.errors import CapacityError
+from conduit.field import Field
 from conduit.native.memory import CACHE_LINE
-from conduit.schema import Field
 from conduit.store.format import words as w
 
 MOST_BYTES = 1 << 62

@@ -20,11 +20,11 @@ import numpy as np
 from conduit.arrays import as_array, import_torch
 from conduit.clock import Deadline
 from conduit.errors import Busy, Closed, ConfigError, FieldError, WaitTimeout
+from conduit.field import Field, dtype_name
 from conduit.forking import StaysHere
 from conduit.native.jit import entry
 from conduit.native.wait import wait_for
 from conduit.nesting import hint
-from conduit.schema import Field, dtype_name
 from conduit.store.format import words as w
 from conduit.store.format.layout import WEIGHT_COPIES, TensorSpec, WeightsLayout
 from conduit.store.format.soundness import LARGEST, damaged

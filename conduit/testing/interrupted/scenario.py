@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 import conduit
-from conduit.schema import Field, Schema
+from conduit.field import Field
+from conduit.schema import Schema
 from conduit.store.format import words as w
 from conduit.store.segment.locks import LOCK_LIMITS, LOCK_LOADERS, held
 from conduit.store.tables.view import TableView

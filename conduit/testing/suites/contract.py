@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from conduit.field import Field
 from conduit.plane.engine import Engine
 from conduit.plane.ingest.writer import Writer
-from conduit.schema import Field, Schema
+from conduit.schema import Schema
 from conduit.store.format.table_spec import Table
 
 Array = np.ndarray[Any, Any]
