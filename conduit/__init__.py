@@ -25,10 +25,10 @@ from conduit.contracts.ingestion import Ingestion as Ingestion
 from conduit.field import Field as Field
 from conduit.kernels.cpu.priorities import sequence_priority as sequence_priority
 from conduit.kernels.ops.hindsight import hindsight as hindsight
+from conduit.kernels.ops.normalize_advantages import normalize_advantages as normalize_advantages
 from conduit.kernels.ops.returns import gae as gae
-from conduit.kernels.ops.returns import normalize_advantages as normalize_advantages
-from conduit.kernels.ops.returns import returns_to_go as returns_to_go
 from conduit.kernels.ops.returns import vtrace as vtrace
+from conduit.kernels.ops.returns_to_go import returns_to_go as returns_to_go
 from conduit.kernels.spec.batch_transforms import BatchTransform as BatchTransform
 from conduit.kernels.spec.batch_transforms import Contents as Contents
 from conduit.kernels.spec.batch_transforms import apply as apply

@@ -1,7 +1,8 @@
-"""Advantages and returns of consecutive steps: GAE, V-trace, returns-to-go; and the normalization of advantages.
+"""Advantages and returns of consecutive steps: GAE and V-trace.
 
-All work on [B, T, N] (rollouts) or [B, T] (sequences, episodes), backwards in time. On the CPU, float64 inputs keep their precision, everything is computed in float64, and results are rounded once, to float32; on a device
-float32 is computed in float32. The same rules give the value of a step's successor in all of them:
+Both work on [B, T, N] (rollouts) or [B, T] (sequences, episodes), backwards in time. On the CPU, float64 inputs keep their precision,
+everything is computed in float64, and results are rounded once, to float32; on a device float32 is computed in float32. The same rules
+give the value of a step's successor in both:
 
 * terminated step: the value is 0, and nothing flows back over the step.
 * truncated step: the value of the true final observation, never of the reset observation after it. It is the value of the
@@ -16,14 +17,13 @@ advantage 0, `advantage_mask` False. So a rollout of T + 1 ticks with stored val
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from conduit.errors import ConfigError, FieldError
+from conduit.errors import ConfigError
 from conduit.kernels.cpu.returns import (
     TRACE_ADVANTAGES,
     TRACE_BOOTSTRAP,
@@ -33,47 +33,17 @@ from conduit.kernels.cpu.returns import (
     TRACE_USED,
     TRACE_VALUES,
     Job,
-    standardise,
-    sum_up,
-    sum_up_wide,
     trace,
     trace_wide,
 )
-from conduit.kernels.spec.batch_transforms import BatchTransform, Contents, as_numpy, checked_array
+from conduit.kernels.ops.step_arrays import needed, reward_in, taken
+from conduit.kernels.spec.batch_transforms import BatchTransform, Contents
 from conduit.kernels.spec.plan import Computed
 from conduit.kernels.spec.returns import Rates
-from conduit.kernels.spec.windows import Rollout
 from conduit.native.jit import entry
 from conduit.numbers import real, within
 
 Array = np.ndarray[Any, Any]
-
-_FLAGS = ("terminated", "truncated", "mask", "is_first")
-
-
-def _needed(contents: Contents, *names: str | None) -> tuple[str, ...]:
-    lengths = () if isinstance(contents.window, Rollout) else ("lengths",)
-    return (*(name for name in names if name is not None), *_FLAGS, *lengths)
-
-
-def reward_in(batch: Mapping[str, Any], reward: str | None) -> str:
-    """Name of the reward in a batch: as it was told, or by its role; a plain mapping knows no roles, there it is "reward".
-
-    Raises:
-        FieldError: There is none, or several, or a batch lacks what says which of its rows are steps.
-    """
-    known = getattr(batch, "reward_names", None)
-    if known is None:
-        return "reward" if reward is None else reward
-    lacking = [name for name in _FLAGS if name not in batch]
-    if lacking:
-        raise FieldError(f"Expected it in the batch, got {list(batch)}: list it in fields=...", at=lacking[0])
-    if reward is None and len(known) != 1:
-        raise FieldError(
-            f"Expected one field of the batch to be the reward, got {list(known)}: name what is to be taken, reward='...'",
-            at="reward",
-        )
-    return known[0] if reward is None else reward
 
 
 def _like(values: Mapping[str, Any], reward: str, made: dict[str, Array]) -> dict[str, Any]:
@@ -121,7 +91,7 @@ class _Advantages(BatchTransform):
         """Advantages, targets of the value function, and which steps have them."""
         axes = contents.need_steps(self)
         inputs = (self.reward, self.values, self.bootstrap, self.final_values, self._ratios())
-        contents.need(_needed(contents, *inputs), self)
+        contents.need(needed(contents, *inputs), self)
         for name in (self.reward, self.values):
             known = contents.arrays.get(name or "")
             if known is not None and known.lanes != axes:
@@ -159,7 +129,7 @@ class _Advantages(BatchTransform):
             "final_values": self.final_values,
             "log_ratios": self._ratios(),
         }
-        return {key: None if name is None else _taken(values, name) for key, name in names.items()}
+        return {key: None if name is None else taken(values, name) for key, name in names.items()}
 
     def run(self, values: dict[str, Any], arrays: Mapping[str, Array], draw: tuple[int, int]) -> None:
         """Fill the arrays from the batch's own."""
@@ -184,15 +154,9 @@ class _Advantages(BatchTransform):
     def _called(self, batch: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         """Advantages of values that are not in the batch, where the batch lies."""
         reward = reward_in(batch, self.reward)
-        if getattr(_taken(batch, reward), "is_cuda", False):
+        if getattr(taken(batch, reward), "is_cuda", False):
             return self._launch(batch, given, None)
         return _like(batch, reward, self._compute(batch, given, None))
-
-
-def _taken(values: Mapping[str, Any], name: str) -> Any:
-    if name not in values:
-        raise FieldError(f"Expected {name!r} in the batch, got {list(values)}", at=name)
-    return values[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,90 +257,6 @@ class Vtrace(_Advantages):
         return self._called(batch, given)
 
 
-@dataclass(frozen=True, slots=True)
-class ReturnsToGo(BatchTransform):
-    """Sums of the rewards to come. See `returns_to_go`."""
-
-    gamma: float
-    reward: str | None
-
-    def __post_init__(self) -> None:
-        _keep_rates(self, "gamma")
-
-    def bound(self, contents: Contents) -> BatchTransform:
-        """The same with the reward's name."""
-        return replace(self, reward=contents.reward(self)) if self.reward is None else self
-
-    def outputs(self, contents: Contents) -> tuple[Computed, ...]:
-        """The returns."""
-        axes = contents.need_steps(self)
-        contents.need(_needed(contents, self.reward), self)
-        known = contents.arrays.get(self.reward or "")
-        if known is not None and known.lanes != axes:
-            raise ConfigError(f"Expected scalars per step, got {known} - at batch_transforms, {self}")
-        return (Computed("returns_to_go", "float32", axes),)
-
-    def run(self, values: dict[str, Any], arrays: Mapping[str, Array], draw: tuple[int, int]) -> None:
-        """Fill them in."""
-        job = Job(values, reward_in(values, self.reward))
-        job.put(TRACE_RETURNS, arrays["returns_to_go"])
-        entry(sum_up_wide if job.is_wide else sum_up)(job.words.ctypes.data, self.gamma)
-
-    def check_device(self, place: str) -> None:
-        """Nothing: there is a kernel for it."""
-
-    def run_on_device(self, values: dict[str, Any], draw: tuple[int, int]) -> None:
-        """Fill them in, in one launch."""
-        from conduit.kernels.gpu.returns import returns_to_go
-
-        returns_to_go(self.gamma, reward_in(values, self.reward), values, values["returns_to_go"])
-
-
-@dataclass(frozen=True, slots=True)
-class NormalizeAdvantages(BatchTransform):
-    """Advantages with mean 0 and deviation 1. See `normalize_advantages`."""
-
-    eps: float
-    name: str
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "eps", within("eps", self.eps, 0, math.inf))
-
-    def outputs(self, contents: Contents) -> tuple[Computed, ...]:
-        """Nothing new."""
-        contents.need((self.name,), self)
-        known = contents.arrays.get(self.name)
-        if known is not None and known.dtype != "float32":
-            raise ConfigError(f"Expected `float32`, got {known} - at batch_transforms, {self}")
-        return ()
-
-    def run(self, values: dict[str, Any], arrays: Mapping[str, Array], draw: tuple[int, int]) -> None:
-        """Do it in place."""
-        array = as_numpy(values, self.name, np.float32)
-        mask = next((name for name in ("advantage_mask", "mask") if name in values), None)
-        flags = None if mask is None else as_numpy(values, mask, bool)
-        if flags is not None and flags.shape != array.shape:
-            flags = None
-        if not np.shares_memory(array, checked_array(values[self.name], self.name, np.float32)):
-            raise FieldError("Expected contiguous `float32` to normalize in place", at=self.name)
-        entry(standardise)(array.ctypes.data, 0 if flags is None else flags.ctypes.data, array.size, self.eps)
-
-    def check_device(self, place: str) -> None:
-        """Nothing: torch's own operations do it."""
-
-    def run_on_device(self, values: dict[str, Any], draw: tuple[int, int]) -> None:
-        """Do it in place, without waiting."""
-        tensor = _taken(values, self.name)
-        mask = next((values[name] for name in ("advantage_mask", "mask") if name in values), None)
-        wide = tensor.double()
-        weights = wide.new_ones(()) if mask is None or mask.shape != tensor.shape else mask.double()
-        count = weights.expand_as(wide).sum().clamp(min=1.0)
-        mean = (wide * weights).sum() / count
-        deviation = (((wide - mean) ** 2) * weights).sum().div(count).sqrt()
-        changed = (wide - mean) / (deviation + self.eps)
-        tensor.copy_(changed.where(weights.bool(), wide))
-
-
 def gae(
     gamma: float = 0.99,
     lam: float = 0.95,
@@ -459,34 +339,3 @@ def vtrace(
         bootstrap,
         final_values,
     )
-
-
-def returns_to_go(gamma: float = 1.0, *, reward: str | None = None) -> ReturnsToGo:
-    """The discounted sum of a step's own and all later rewards of its episode inside the window: "returns_to_go", float32.
-
-    Chen et al., "Decision Transformer" (2021), condition on it. Nothing is added after a truncation or the window's end; to
-    bootstrap from values, use the "returns" of `gae(gamma, 1.0)`.
-
-    Args:
-        gamma: From 0 to 1.
-        reward: Name of the reward in the batch; None for the one that the schema says is the reward, in a plain mapping "reward".
-
-    Raises:
-        ConfigError: gamma out of range.
-    """
-    return ReturnsToGo(gamma, reward)
-
-
-def normalize_advantages(*, eps: float = 1e-8, name: str = "advantages") -> NormalizeAdvantages:
-    """(A - mean) / (deviation + eps) over the batch's steps that have one ("advantage_mask", else "mask"), in place.
-
-    The deviation is the population's, so a single step gives 0 and not NaN.
-
-    Args:
-        eps: At least 0.
-        name: What is normalized, float32.
-
-    Raises:
-        ConfigError: A negative eps.
-    """
-    return NormalizeAdvantages(eps, name)
