@@ -146,7 +146,7 @@ class _Advantages(BatchTransform):
         self, batch: Mapping[str, Any], given: Mapping[str, Any], made: Mapping[str, Any] | None
     ) -> dict[str, Any]:
         """As `_compute`, on the device that the batch lies on; without `made` in fresh tensors."""
-        from conduit.kernels.gpu.returns import advantages_of
+        from conduit.kernels.gpu.batch_returns import advantages_of
 
         reward = reward_in(batch, self.reward)
         return advantages_of(self.rates, batch, given, made, reward=reward, target=self._target)

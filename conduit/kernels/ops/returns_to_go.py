@@ -53,7 +53,7 @@ class ReturnsToGo(BatchTransform):
 
     def run_on_device(self, values: dict[str, Any], draw: tuple[int, int]) -> None:
         """Fill them in, in one launch."""
-        from conduit.kernels.gpu.returns import returns_to_go
+        from conduit.kernels.gpu.batch_returns import returns_to_go
 
         returns_to_go(self.gamma, reward_in(values, self.reward), values, values["returns_to_go"])
 

@@ -6,7 +6,7 @@ import torch
 
 import conduit
 from conduit.errors import ConfigError, FieldError
-from conduit.kernels.gpu import returns
+from conduit.kernels.gpu import batch_returns, returns
 from conduit.kernels.reference import returns as reference
 
 BARS = (1.3, 0.9, 1.1)
@@ -172,7 +172,7 @@ def test_large_float64_values_are_subtracted_before_anything_is_rounded(out, dev
     flags = {name: rng.random(shape) < 0.05 for name in ("terminated", "truncated")}
     bootstrap = 1e8 + rng.normal(size=(shape[0], *shape[2:]))
     batch = {"reward": device(reward), **{name: device(flag) for name, flag in flags.items()}}
-    made = returns.advantages_of(
+    made = batch_returns.advantages_of(
         kind.rates,
         batch,
         {
@@ -195,5 +195,5 @@ def test_returns_to_go_of_float64_rewards_are_summed_as_they_are(out, device):
     reward = np.array([[1e8 + 0.5, -1e8, 0.25, 0.125]])
     flags = {name: device(np.zeros((1, 4), bool)) for name in ("terminated", "truncated")}
     made = out((1, 4), torch.float32)
-    returns.returns_to_go(1.0, "reward", {"reward": device(reward), **flags}, made)
+    batch_returns.returns_to_go(1.0, "reward", {"reward": device(reward), **flags}, made)
     assert made[0, 0].item() == 0.875
