@@ -78,6 +78,7 @@ HEAVY_ALLOWED: frozenset[tuple[str, str]] = frozenset(
         ".launch",
         ".philox",
         ".priorities",
+        ".prioritized_draw",
         ".ragged",
         ".returns",
         ".transitions",
@@ -96,7 +97,6 @@ LINES = 400
 """Lines of a module at most."""
 
 LONG: Mapping[str, str] = {
-    "conduit.kernels.gpu.priorities": "to be split: sums and updates, and draws",
     "conduit.kernels.spec.plan": "to be split: fields, and the plan that they make",
     "conduit.kernels.spec.transforms": "to be split: the steps, and what they become",
     "conduit.sampling.sum_tree": "to be split: the tree's words, and its kernels",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import conduit
-from conduit.kernels.gpu import augment, draws, gather, philox, ragged, returns, transitions
+from conduit.kernels.gpu import augment, draws, gather, philox, prioritized_draw, ragged, returns, transitions
 from conduit.kernels.gpu import priorities as priority
 from conduit.kernels.spec.transforms import RandomShift, Transform
 from conduit.store.format import words as w
@@ -210,7 +210,7 @@ def priorities(bench: Bench) -> None:
     plain = tree.leaves.view(torch.int32)[:rows].float()
 
     def ours() -> None:
-        priority.draw(tree, state, at, chances)
+        prioritized_draw.draw(tree, state, at, chances)
         priority.update(tree, at, values, leaves, rule=rule)
         philox.advance(state)
 

@@ -235,7 +235,7 @@ def drawable(
 ) -> None:
     """Leaves of the rows that a draw may choose, 0 for all others: what conduit.sampling.marks sums up on the CPU.
 
-    So made, the leaves of a tree (conduit.kernels.gpu.priorities) give the CPU's rows and probabilities; `priority.build` comes next.
+    So made, the leaves of a tree (conduit.kernels.gpu.priorities) give the CPU's rows and probabilities; `priorities.build` comes next.
     Policy versions are not looked at. Rows may become drawable, and others cease to be, whenever `committed`, `over`, `gone` or the ranges change.
 
     Args:

@@ -5,7 +5,17 @@ from dataclasses import dataclass
 import torch
 
 import conduit
-from conduit.kernels.gpu import augment, draws, gather, philox, priorities, ragged, returns, transitions
+from conduit.kernels.gpu import (
+    augment,
+    draws,
+    gather,
+    philox,
+    priorities,
+    prioritized_draw,
+    ragged,
+    returns,
+    transitions,
+)
 from conduit.kernels.gpu.launch import Launch, recorded
 from conduit.kernels.spec.transforms import RandomShift, Transform
 
@@ -141,8 +151,8 @@ def _priorities():
         priorities.update(
             tree, zeros(BATCH), reals(BATCH), zeros(BATCH, dtype=torch.uint32), rule=conduit.Priorities(alpha=0.6)
         )
-        priorities.draw(tree, zeros(2), zeros(BATCH), reals(BATCH, dtype=torch.float64))
-        priorities.weigh(reals(BATCH, dtype=torch.float64), reals(BATCH), beta=reals(1, dtype=torch.float64))
+        prioritized_draw.draw(tree, zeros(2), zeros(BATCH), reals(BATCH, dtype=torch.float64))
+        prioritized_draw.weigh(reals(BATCH, dtype=torch.float64), reals(BATCH), beta=reals(1, dtype=torch.float64))
     names = ("leaves", "claim", "write", "sums of leaves", "sums of sums", "draw", "weights")
     for name, launch in zip(names, launches, strict=True):
         yield Case(

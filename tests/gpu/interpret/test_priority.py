@@ -7,7 +7,7 @@ import torch
 import conduit
 from conduit.errors import ConfigError, FieldError
 from conduit.kernels.cpu import priorities as cpu
-from conduit.kernels.gpu import draws, philox
+from conduit.kernels.gpu import draws, philox, prioritized_draw
 from conduit.kernels.gpu import priorities as priority
 from conduit.kernels.gpu.launch import recorded
 from conduit.kernels.reference import device as reference
@@ -139,7 +139,7 @@ def test_draws_equal_the_reference(out, device, rows, count, stratified):
     leaves[rows // 2] = largest_leaf(rows)
     tree = tree_of(leaves, device)
     at, probabilities = out(count, torch.int64), out(count, torch.float64)
-    priority.draw(tree, philox.make_state(2**64 - 5, 3, at.device), at, probabilities, stratified=stratified)
+    prioritized_draw.draw(tree, philox.make_state(2**64 - 5, 3, at.device), at, probabilities, stratified=stratified)
     want_rows, want = reference.drawn(leaves, 2**64 - 5, 3, count, stratified=stratified)
     assert at.tolist() == want_rows
     assert probabilities.tolist() == want
@@ -149,14 +149,14 @@ def test_sums_that_are_out_of_date_lead_to_rows_of_the_table(out, device):
     tree = tree_of(np.full(200, 5, np.uint32), device)
     tree.sums[0][1:] = 10**9
     at = out(9, torch.int64)
-    priority.draw(tree, philox.make_state(1, 1, at.device), at, out(9, torch.float64))
+    prioritized_draw.draw(tree, philox.make_state(1, 1, at.device), at, out(9, torch.float64))
     assert ((at >= 0) & (at < len(tree.leaves))).all()
 
 
 def test_where_all_leaves_are_zero_nothing_is_drawn(out, device):
     tree = priority.make_tree(200, device([0]).device)
     at, probabilities = out(5, torch.int64), out(5, torch.float64)
-    priority.draw(tree, philox.make_state(1, 1, at.device), at, probabilities)
+    prioritized_draw.draw(tree, philox.make_state(1, 1, at.device), at, probabilities)
     assert at.tolist() == [-1] * 5
     assert probabilities.tolist() == [0.0] * 5
 
@@ -200,13 +200,13 @@ def test_a_loader_draws_the_same_rows_with_the_same_probabilities(out, device, e
             number = loader.sampler.batch
             batch = loader.next()
             drawn, probabilities = out(SIZE, torch.int64), out(SIZE, torch.float64)
-            priority.draw(
+            prioritized_draw.draw(
                 tree, philox.make_state(77, number, drawn.device), drawn, probabilities, stratified=stratified
             )
             np.testing.assert_array_equal(drawn.cpu(), batch.ids & ((1 << 40) - 1))
             np.testing.assert_array_equal(probabilities.cpu(), batch["probabilities"])
             weights = out(SIZE, torch.float32)
-            priority.weigh(probabilities, weights, beta=device([0.4], torch.float64))
+            prioritized_draw.weigh(probabilities, weights, beta=device([0.4], torch.float64))
             np.testing.assert_allclose(weights.cpu(), batch["weights"], rtol=3e-7)
 
 
@@ -258,12 +258,12 @@ def test_rows_that_cannot_be_drawn_weigh_nothing_as_on_the_cpu(out, device, engi
         assert np.count_nonzero(tree.leaves.cpu().numpy()) == loader.sampler.candidates < (ends - begins).sum()
         priority.build(tree)
         drawn, probabilities = out(SIZE, torch.int64), out(SIZE, torch.float64)
-        priority.draw(tree, philox.make_state(77, number, drawn.device), drawn, probabilities)
+        prioritized_draw.draw(tree, philox.make_state(77, number, drawn.device), drawn, probabilities)
         np.testing.assert_array_equal(drawn.cpu(), batch.ids & ((1 << 40) - 1))
         np.testing.assert_array_equal(probabilities.cpu(), batch["probabilities"])
         weights = out(SIZE, torch.float32)
         candidates = device([loader.sampler.candidates])
-        priority.weigh(probabilities, weights, beta=device([0.4], torch.float64), candidates=candidates)
+        prioritized_draw.weigh(probabilities, weights, beta=device([0.4], torch.float64), candidates=candidates)
         np.testing.assert_allclose(weights.cpu(), batch["weights"], rtol=3e-7)
 
 
@@ -277,7 +277,7 @@ def test_weights_over_each_base(out, device, count):
         (1e-6, {"least": device([1e-6], torch.float64)}),
     ):
         weights = out(count, torch.float32)
-        priority.weigh(device(p), weights, beta=device([0.7], torch.float64), **given)
+        prioritized_draw.weigh(device(p), weights, beta=device([0.7], torch.float64), **given)
         want = np.where(p > 0, np.maximum(p, 1e-300) / base, np.inf) ** -0.7
         np.testing.assert_allclose(weights.cpu(), want, rtol=3e-7)
 
@@ -299,4 +299,4 @@ def test_what_cannot_be_is_refused(out, device):
             priority.update(tree, *wrong, rule=conduit.Priorities())
     assert tree.total.item() == 0
     with pytest.raises(ConfigError, match="Expected candidates or least, got both"):
-        priority.weigh(values, out(2, torch.float32), beta=values[:1], candidates=rows[:1], least=values[:1])
+        prioritized_draw.weigh(values, out(2, torch.float32), beta=values[:1], candidates=rows[:1], least=values[:1])
