@@ -34,7 +34,8 @@ from conduit.plane.deliver.loader import LoaderStats
 from conduit.plane.deliver.mixed import MixedLoader
 from conduit.plane.deliver.scan import Scan
 from conduit.plane.deliver.steps import Steps
-from conduit.plane.ingest.in_place import RolloutView, StepView
+from conduit.plane.ingest.rollout import RolloutView
+from conduit.plane.ingest.step import StepView
 from conduit.plane.ingest.unchecked import UncheckedView
 from conduit.plane.table import TableHandle
 from conduit.store.pages.row_counts import Counts

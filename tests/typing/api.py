@@ -46,12 +46,12 @@ reveal_type(writer.version)  # is int
 writer.version = "3"  # error: assignment
 
 with writer.step() as row:
-    reveal_type(row)  # is conduit.plane.ingest.in_place.StepView
+    reveal_type(row)  # is conduit.plane.ingest.step.StepView
     row.obs[:] = 0
     row["action"][:] = 1
     row.set_final(0, np.zeros(4))
 with writer.rollout(16, max_finals=4) as rollout:
-    reveal_type(rollout)  # is conduit.plane.ingest.in_place.RolloutView
+    reveal_type(rollout)  # is conduit.plane.ingest.rollout.RolloutView
     reveal_type(rollout.ticks)  # is int
 with writer.unchecked() as unchecked:
     reveal_type(unchecked.row)  # is int

@@ -11,7 +11,7 @@ import numpy as np
 from conduit.errors import Closed, ConfigError
 from conduit.native import cpython_abi
 from conduit.native.jit import entry
-from conduit.plane.ingest.in_place import check_names, check_place, check_plain
+from conduit.plane.ingest.staged import check_names, check_place, check_plain
 from conduit.plane.ingest.stream import Stream
 from conduit.plane.ingest.validate import checked_observation
 from conduit.plane.views import Views

@@ -1,6 +1,7 @@
-"""A writer appends the steps of one or more environments to a table: one by one, in place (plane.ingest.in_place), or many at once (plane.ingest.extend).
+"""A writer appends the steps of one or more environments to a table.
 
-A page is claimed only when the last one is full; that is the only place where a writer can wait.
+It does so one by one, in place (plane.ingest.step, plane.ingest.rollout), or many at once (plane.ingest.extend). A page is claimed only
+when the last one is full; that is the only place where a writer can wait.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from conduit.plane.ingest.append_method import generate_append
 from conduit.plane.ingest.exact import ExactAppend
 from conduit.plane.ingest.extend import Bulk
 from conduit.plane.ingest.field_statistics import Tally
-from conduit.plane.ingest.in_place import RolloutView, StepBlock
+from conduit.plane.ingest.rollout import RolloutView
+from conduit.plane.ingest.step import StepBlock
 from conduit.plane.ingest.stream import Stream
 from conduit.plane.ingest.unchecked import UncheckedView
 from conduit.plane.ingest.writer_pages import OnFull
