@@ -21,7 +21,7 @@ from conduit.store.segment.locks import held
 from conduit.store.segment.names import open_segment, shm_name
 from conduit.store.tables import loader_cursors
 from conduit.testing.puppets import ended, forked
-from conduit.testing.torture import small_table
+from conduit.testing.torture_roles import small_table
 
 LIMITED = conduit.Table(small_table().schema, 1_000, page_rows=100, limiter=conduit.SampleToInsertRatio(1, 1, 900))
 

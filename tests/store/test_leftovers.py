@@ -25,7 +25,7 @@ from conduit.store.segment.names import shm_name
 from conduit.testing import rows
 from conduit.testing.invariants import check_nothing_leaked
 from conduit.testing.puppets import Puppet, attach, create, detach, write_rows
-from conduit.testing.torture import small_table
+from conduit.testing.torture_roles import small_table
 
 BIG = conduit.Table(rows.SCHEMA, capacity=4000, page_rows=100)
 TABLES = {"replay": BIG}

@@ -25,7 +25,7 @@ from conduit.store.segment.names import shm_name
 from conduit.testing import rows
 from conduit.testing.invariants import check_nothing_leaked, check_proving_rows, kinds
 from conduit.testing.puppets import Puppet, attach, count_torn, detach, ended, forked, write_rows
-from conduit.testing.torture import small_table
+from conduit.testing.torture_roles import small_table
 
 BIG = conduit.Table(rows.SCHEMA, capacity=4000, page_rows=100)
 
@@ -193,7 +193,7 @@ def test_the_exit_of_a_forked_child_leaves_its_parents_engine_alone(engine):
     code = "fork the interpreter, and let the child run its normal exit"
     script = f"""
 import os, sys, conduit  # {code}
-from conduit.testing.torture import small_table
+from conduit.testing.torture_roles import small_table
 engine = conduit.Engine.create({engine.name + "-x"!r}, {{"replay": small_table()}})
 writer = engine.writer("replay")
 pid = os.fork()

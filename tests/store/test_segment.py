@@ -36,7 +36,7 @@ from conduit.store.segment.locks import LOCK_CREATOR, held, try_lock
 from conduit.store.segment.names import find, note_path, runtime_directory, shm_name
 from conduit.testing import rows
 from conduit.testing.puppets import ended, forked
-from conduit.testing.torture import small_table
+from conduit.testing.torture_roles import small_table
 
 
 def path_of(name: str) -> Path:
@@ -384,7 +384,7 @@ def test_a_machine_without_a_memory_file_system_is_told_so():
         + """
 import conduit  # opens /dev/urandom and the like before /dev is gone
 from conduit.errors import NoSpace
-from conduit.testing.torture import small_table
+from conduit.testing.torture_roles import small_table
 
 mount(b"tmpfs", b"/dev")
 try:
@@ -404,7 +404,7 @@ def test_a_read_only_memory_file_system_is_an_error_and_not_a_hang():
         + """
 mount(b"tmpfs", b"/dev/shm", 1)
 import conduit
-from conduit.testing.torture import small_table
+from conduit.testing.torture_roles import small_table
 
 try:
     conduit.Engine.create("readonly", {"replay": small_table()})
@@ -425,7 +425,7 @@ if os.getuid() != 0:
 import conduit
 from conduit import errors
 from conduit.store.segment import leftovers, names
-from conduit.testing.torture import small_table
+from conduit.testing.torture_roles import small_table
 
 name = sys.argv[1]
 uid = os.getuid()
@@ -513,7 +513,7 @@ if os.getuid() != 0:
 import conduit
 from conduit import errors
 from conduit.store.segment.names import note_path, shm_name
-from conduit.testing.torture import small_table
+from conduit.testing.torture_roles import small_table
 name = sys.argv[1]
 """
 
@@ -633,7 +633,7 @@ def test_a_folder_of_another_user_in_the_notes_place_is_refused():
             print("only root can make a folder that belongs to another user")
             sys.exit(77)
         import conduit
-        from conduit.testing.torture import small_table
+        from conduit.testing.torture_roles import small_table
         with tempfile.TemporaryDirectory() as place:
             os.environ["XDG_RUNTIME_DIR"] = place
             os.mkdir(f"{place}/conduit-0")

@@ -17,7 +17,7 @@ from conduit.store.pages import protocol
 from conduit.testing import rows
 from conduit.testing.invariants import check_nothing_leaked, check_proving_rows, hazard, hazards, kinds
 from conduit.testing.puppets import Puppet, attach, lease, write_rows
-from conduit.testing.torture import ROLES, small_table
+from conduit.testing.torture_roles import ROLES, small_table
 
 SECONDS = float(os.environ.get("CONDUIT_TORTURE_SECONDS", "120"))
 SEED = int(os.environ.get("CONDUIT_TORTURE_SEED", "1"))

@@ -18,7 +18,7 @@ from conduit.store.format.layout import WEIGHT_COPIES
 from conduit.store.pages import protocol
 from conduit.store.segment.locks import LOCK_PUBLISHERS, held
 from conduit.testing.puppets import Puppet, attach, detach
-from conduit.testing.torture import small_table
+from conduit.testing.torture_roles import small_table
 
 SIZE = 20_000
 EXAMPLE = {
@@ -508,7 +508,7 @@ def test_rows_carry_the_version_that_their_writers_slot_last_polled(engine, clie
 def test_an_adopted_engine_still_has_its_weights(engine_name):
     script = f"""
 import conduit, numpy as np, os, signal
-from conduit.testing.torture import small_table
+from conduit.testing.torture_roles import small_table
 engine = conduit.Engine.create({engine_name!r}, {{"replay": small_table()}}, policies={{"policy": {{"w": np.zeros(4)}}}})
 engine.policy().publish({{"w": np.full(4, 1.0)}})
 os.kill(os.getpid(), signal.SIGKILL)
