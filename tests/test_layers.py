@@ -97,8 +97,6 @@ LINES = 400
 """Lines of a module at most."""
 
 LONG: Mapping[str, str] = {
-    "conduit.kernels.spec.plan": "to be split: fields, and the plan that they make",
-    "conduit.kernels.spec.transforms": "to be split: the steps, and what they become",
     "conduit.sampling.sum_tree": "to be split: the tree's words, and its kernels",
 }
 """Modules that may be longer, each with the reason."""

@@ -43,7 +43,7 @@ from conduit.kernels.cpu.windows import (
     WINDOW_SHORT,
     WINDOW_STACKED,
 )
-from conduit.kernels.spec.plan import make_plan
+from conduit.kernels.spec.make_plan import make_plan
 from conduit.kernels.spec.windows import Transition, Window, crosses, has_next, lanes
 from conduit.native.descriptors import fill
 from conduit.native.jit import address, entry, inner, kernel

@@ -9,7 +9,8 @@ import pytest
 import conduit
 from conduit import Field, Schema
 from conduit.kernels.cpu import deliver as cpu
-from conduit.kernels.spec.plan import IDS, STEPS, make_plan
+from conduit.kernels.spec.make_plan import make_plan
+from conduit.kernels.spec.plan import IDS, STEPS
 from conduit.native.jit import entry
 from conduit.native.memory import peek_i64, poke_i64
 from conduit.plane.deliver.batch_maker import BatchMaker

@@ -10,7 +10,7 @@ import pytest
 from conduit import Field, Schema, cast, scale
 from conduit.errors import ConfigError
 from conduit.field import DTYPES
-from conduit.kernels.spec.plan import make_plan
+from conduit.kernels.spec.make_plan import make_plan
 from conduit.kernels.spec.transforms import FLOATS, Transform
 
 SCHEMA = Schema(

@@ -12,9 +12,10 @@ import conduit
 from conduit.errors import ConfigError
 from conduit.kernels.cpu.ragged import describe_ragged
 from conduit.kernels.reference import gather
-from conduit.kernels.spec.plan import Output, make_plan
+from conduit.kernels.spec.conversion import as_steps, fuse
+from conduit.kernels.spec.make_plan import make_plan
+from conduit.kernels.spec.plan import Output
 from conduit.kernels.spec.ragged import ragged_output
-from conduit.kernels.spec.transforms import as_steps, fuse
 from conduit.store.format.columns import SPAN_DTYPE
 
 POISON = 0xA5

@@ -13,7 +13,7 @@ from conduit.errors import ConfigError, FieldError
 from conduit.kernels.ops import hindsight
 from conduit.kernels.reference import returns as reference
 from conduit.kernels.spec.batch_transforms import with_batch_transforms
-from conduit.kernels.spec.plan import make_plan
+from conduit.kernels.spec.make_plan import make_plan
 from conduit.native.jit import entry
 
 SCHEMA = conduit.Schema(

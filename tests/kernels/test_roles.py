@@ -5,7 +5,7 @@ import pytest
 
 import conduit
 from conduit.errors import ConfigError, FieldError, SchemaError
-from conduit.kernels.spec.plan import make_plan
+from conduit.kernels.spec.make_plan import make_plan
 
 Field = conduit.Field
 GAMMA = 0.9

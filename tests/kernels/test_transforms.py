@@ -20,8 +20,10 @@ from conduit.field import DTYPES
 from conduit.kernels.cpu import augment
 from conduit.kernels.cpu.gather import OP_REFUSED
 from conduit.kernels.reference import gather
-from conduit.kernels.spec.plan import Output, make_plan
-from conduit.kernels.spec.transforms import Transform, as_steps, fuse
+from conduit.kernels.spec.conversion import as_steps, fuse
+from conduit.kernels.spec.make_plan import make_plan
+from conduit.kernels.spec.plan import Output
+from conduit.kernels.spec.transforms import Transform
 from conduit.store.tables.statistics import Moments
 
 POISON = 0xA5
@@ -377,7 +379,7 @@ def test_plans_with_other_transforms_have_other_fingerprints():
 def test_a_fingerprint_is_the_same_in_another_process():
     code = """
 import conduit, json
-from conduit.kernels.spec.plan import make_plan
+from conduit.kernels.spec.make_plan import make_plan
 schema = conduit.Schema([conduit.Field("obs", "float32", (3,), observation=True), conduit.Field("reward", "float32")])
 plan = make_plan(schema, 4, transform={"obs": (conduit.scale(0.1), conduit.clip(None, 1))})
 print(json.dumps(plan.fingerprint))

@@ -10,7 +10,8 @@ import pytest
 import conduit
 from conduit.errors import ConfigError
 from conduit.kernels.spec.batch_transforms import with_batch_transforms
-from conduit.kernels.spec.plan import Computed, make_plan
+from conduit.kernels.spec.make_plan import make_plan
+from conduit.kernels.spec.plan import Computed
 from conduit.plane.deliver.batch_maker import BatchMaker
 from conduit.sampling.prioritized import WEIGHTS, Prioritized, PrioritizedSampler
 from conduit.sampling.uniform import Uniform
@@ -265,7 +266,7 @@ def test_arrays_of_a_sampler_and_of_steps_are_those_of_the_slots_a_buffer_is_nar
 _UNREADABLE = """
 import ctypes, sys
 import conduit
-from conduit.kernels.spec.plan import make_plan
+from conduit.kernels.spec.make_plan import make_plan
 from conduit.plane.deliver.batch_maker import BatchMaker
 from conduit.sampling.uniform import Uniform
 

@@ -21,7 +21,8 @@ import numpy as np
 
 from conduit.errors import ConfigError
 from conduit.field import Field
-from conduit.kernels.spec.transforms import Conversion, Transform
+from conduit.kernels.spec.conversion import Conversion
+from conduit.kernels.spec.transforms import Transform
 from conduit.nesting import check_known
 from conduit.schema import Schema
 

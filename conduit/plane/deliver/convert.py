@@ -17,7 +17,8 @@ import numpy as np
 from conduit.errors import ConfigError
 from conduit.kernels.cpu import augment
 from conduit.kernels.cpu.gather import OP_REFUSED
-from conduit.kernels.spec.plan import Output, conversions
+from conduit.kernels.spec.conversion import conversions
+from conduit.kernels.spec.plan import Output
 from conduit.kernels.spec.transforms import Pipeline
 from conduit.plane.deliver.batch import Wrap, as_bfloat16
 from conduit.plane.deliver.refused_values import FINITE, MORE_CLASSES, classes_of, numbers, refusal

@@ -18,8 +18,9 @@ from conduit.errors import Closed, ConfigError, DeviceError, FieldError
 from conduit.forking import StaysHere
 from conduit.kernels.cpu import deliver
 from conduit.kernels.spec.batch_transforms import BatchTransform, with_batch_transforms
+from conduit.kernels.spec.make_plan import make_plan
 from conduit.kernels.spec.names import shown
-from conduit.kernels.spec.plan import Plan, make_plan
+from conduit.kernels.spec.plan import Plan
 from conduit.kernels.spec.ragged import Layout
 from conduit.kernels.spec.transforms import Pipeline
 from conduit.kernels.spec.windows import Window, crosses

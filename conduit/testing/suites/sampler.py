@@ -14,7 +14,7 @@ from conduit.errors import ConfigError
 from conduit.kernels.cpu import deliver
 from conduit.kernels.cpu.window_job import describe_window
 from conduit.kernels.cpu.windows import AGES, WINDOW_AGES, WINDOW_FOLLOWING
-from conduit.kernels.spec.plan import make_plan
+from conduit.kernels.spec.make_plan import make_plan
 from conduit.plane.engine import Engine
 from conduit.plane.ingest.writer import Writer
 from conduit.store.format import words as w

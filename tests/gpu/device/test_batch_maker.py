@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from conduit.kernels.spec.plan import make_plan
+from conduit.kernels.spec.make_plan import make_plan
 from conduit.plane.device.batch_maker import DeviceMaker
 from conduit.sampling.uniform import Uniform
 from tests.gpu.device.conftest import SCHEMA, Source
