@@ -43,7 +43,7 @@ from conduit.sampling.prioritized_draw import (
     least_leaf,
     weigh,
 )
-from conduit.sampling.sum_tree import (
+from conduit.sampling.prioritized_update import (
     CLIPPED,
     FOREIGN,
     NOT_TAKEN,

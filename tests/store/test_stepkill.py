@@ -14,7 +14,7 @@ from conduit.native.jit import entry, kernel, native
 from conduit.native.memory import peek_i64, poke_i64
 from conduit.plane.client import Client
 from conduit.plane.engine import Engine
-from conduit.sampling import sum_tree
+from conduit.sampling import prioritized_update
 from conduit.sampling.marks import empty_marks
 from conduit.store.format import words as w
 from conduit.store.format.words import HAZARDS_PER_PARTICIPANT
@@ -741,7 +741,7 @@ class Updating(Scene):
         scratch = np.zeros(3 * len(self.ids), np.int64)
         scratch[2 * len(self.ids) :].view(np.uint32)[: len(self.ids)] = self.new
         words = (view.address, view.seat_line(), self.ids.ctypes.data, len(self.ids), scratch.ctypes.data, 1000)
-        self.run(update_priorities, native(sum_tree.store_leaves), sums.ctypes.data, *words)
+        self.run(update_priorities, native(prioritized_update.store_leaves), sums.ctypes.data, *words)
 
     def at_death(self) -> str:
         stored = self.view.priorities[self.ids & (1 << 40) - 1] != self._leaves

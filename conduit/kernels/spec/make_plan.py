@@ -1,4 +1,4 @@
-"""A plan made of a schema, a window and what is asked to be done: which outputs there are, what they are called, what has no place."""
+"""Makes a plan out of a schema, a window and what is to be done to fields; refuses what does not fit together, by name."""
 
 from __future__ import annotations
 

@@ -63,6 +63,7 @@ KERNEL_MODULES = (
     "conduit.sampling.uniform",
     "conduit.sampling.marks",
     "conduit.sampling.sum_tree",
+    "conduit.sampling.prioritized_update",
     "conduit.sampling.prioritized_draw",
     "conduit.sampling.prioritized",
     "conduit.sampling.anchors",
