@@ -99,16 +99,7 @@ LINES = 400
 LONG: Mapping[str, str] = {}
 """Modules that may be longer, each with the reason."""
 
-CIRCLES: Mapping[tuple[str, ...], str] = {
-    (
-        "conduit.plane.client",
-        "conduit.plane.open_loaders",
-    ): "to be cut: for typing alone, a loader's part of a client makes the client again",
-    (
-        "conduit.store.format.table_geometry",
-        "conduit.store.format.table_spec",
-    ): "to be cut: for typing alone, a table asks functions of tables",
-}
+CIRCLES: Mapping[tuple[str, ...], str] = {}
 """Circles of imports between modules that are left, each with what it is."""
 
 UNTYPED = 20

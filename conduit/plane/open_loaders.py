@@ -34,7 +34,6 @@ from conduit.store.tables.policy_weights import PolicySlot
 from conduit.store.tables.view import TableView
 
 if TYPE_CHECKING:
-    from conduit.plane.client import Client
     from conduit.plane.deliver.dataset import Dataset
 
 
@@ -89,7 +88,7 @@ class OpensLoaders(ABC):
 
     _segment: Segment
     _participants: Participants
-    _again: Callable[[str], Client]
+    _again: Callable[[str], OpensLoaders]
 
     @property
     @abstractmethod

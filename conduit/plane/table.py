@@ -13,8 +13,7 @@ from conduit.plane.deliver.episodes import Episodes, read_episodes
 from conduit.plane.deliver.scan import Scan
 from conduit.sampling.anchors import anchors
 from conduit.schema import Schema
-from conduit.store.format.table_geometry import geometry, halo_ticks
-from conduit.store.format.table_spec import Table
+from conduit.store.format.table_spec import Table, geometry, halo_ticks
 from conduit.store.pages import deletion
 from conduit.store.pages.row_counts import Counts
 from conduit.store.tables.appearance import filling_of, held_in, never_raises, place_of, state_of

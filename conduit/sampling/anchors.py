@@ -51,7 +51,7 @@ from conduit.native.memory import call_5, fence_acquire, load_relaxed, peek_i64,
 from conduit.sampling.candidates import empty_list
 from conduit.sampling.uniform import UNIFORM_BITS, UNIFORM_PAGES, UNIFORM_SNAPSHOT, UNIFORM_WORDS, look
 from conduit.store.format import words as w
-from conduit.store.format.table_geometry import check_window
+from conduit.store.format.table_fit import check_window
 from conduit.store.pages.deletion import is_present
 from conduit.store.pages.protocol import block_of
 from conduit.store.tables.view import TableView

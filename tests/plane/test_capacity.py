@@ -9,7 +9,7 @@ import conduit
 from conduit.errors import Busy, CapacityError, ConfigError, SpaceTimeout
 from conduit.store.format import words as w
 from conduit.store.format.page_sizes import MAX_PAGE_ROWS
-from conduit.store.format.table_geometry import geometry
+from conduit.store.format.table_spec import geometry
 from tests.plane.conftest import CARTPOLE
 
 OBS = np.zeros(4, np.float32)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import conduit
-from conduit.store.format.table_geometry import geometry, halo_ticks
+from conduit.store.format.table_spec import geometry, halo_ticks
 
 SCHEMA = conduit.Schema(
     [

@@ -37,7 +37,7 @@ from conduit.sampling.prioritized import WEIGHTS, Prioritized, PrioritizedSample
 from conduit.sampling.shuffled import ShuffledSampler
 from conduit.sampling.uniform import Uniform
 from conduit.store.format import words as w
-from conduit.store.format.table_geometry import check_window
+from conduit.store.format.table_fit import check_window
 from conduit.store.pages.row_ids import as_ids
 from conduit.store.tables.appearance import filling_of, never_raises, place_of, state_of
 from conduit.store.tables.limit_checks import Gate

@@ -22,7 +22,7 @@ from conduit.plane.device.buffers import Spans, check_plan, stack_pairs, view_of
 from conduit.plane.device.mirror import Mirror
 from conduit.plane.device.row_sources import BASE, GENERATION, ROWS
 from conduit.store.format import words as w
-from conduit.store.format.table_geometry import future_ticks
+from conduit.store.format.table_spec import future_ticks
 from conduit.store.pages import deletion, settling
 from conduit.store.tables.view import TableView
 

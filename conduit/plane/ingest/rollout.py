@@ -9,7 +9,7 @@ from conduit.numbers import at_least
 from conduit.plane.ingest.staged import Staged, check_place, check_plain
 from conduit.plane.ingest.stream import Stream
 from conduit.store.format import words as w
-from conduit.store.format.table_geometry import halo_ticks
+from conduit.store.format.table_spec import halo_ticks
 
 
 class RolloutView(Staged):

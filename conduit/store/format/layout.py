@@ -27,8 +27,8 @@ from conduit.store.format.field_moments import measured, seat_bytes
 from conduit.store.format.filenames import check_name
 from conduit.store.format.limit_specs import Limits, checked_limiter
 from conduit.store.format.sizes import align, row_stride
-from conduit.store.format.table_geometry import arenas_of, check_writer, geometry, halo_ticks
-from conduit.store.format.table_spec import Priorities, Table
+from conduit.store.format.table_fit import check_writer
+from conduit.store.format.table_spec import Priorities, Table, arenas_of, geometry, halo_ticks
 
 MAGIC = 0x3154495544_4E4F43  # "CONDUIT1"
 VERSION = 5

@@ -1,4 +1,9 @@
-"""A table as its user declares it: schema, size, the widest window, how rows are kept, limited and prioritized."""
+"""A table as its user declares it: schema, size, the widest window, how rows are kept, limited and prioritized.
+
+Behind the declaration stands what follows from it alone: how many pages of how many rows, and how wide a halo. A table that cannot
+work is refused here, when it is declared; a writer or a window that does not fit it, in conduit.store.format.table_fit. Where its bytes
+lie is conduit.store.format.layout's.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +18,16 @@ from conduit.nesting import hint
 from conduit.numbers import MOST, at_least, flag, whole, within
 from conduit.schema import Schema
 from conduit.store.format import words as w
-from conduit.store.format.arena_sizes import checked_mean_lengths
+from conduit.store.format.arena_sizes import arena_items, checked_mean_lengths, row_share
 from conduit.store.format.field_moments import measured
-from conduit.store.format.limit_specs import Limiter, checked_limiter
-from conduit.store.format.table_geometry import check_min_size, geometry
+from conduit.store.format.limit_specs import Limiter, Limits, checked_limiter
+from conduit.store.format.page_sizes import Demand, Geometry, plan
+from conduit.store.format.sizes import MOST_BYTES, align, parse_bytes, row_stride
+
+_MIN_TICKS = 2
+"""Ticks that a page must hold beside its halo and that one's final observations: one, and room for its own."""
+_GOOD_TICKS = 4
+"""The same where the pages' size is chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,3 +257,96 @@ def _show(call: Any, kind: Any) -> None:
 
 _show(Table.replay, ReplayOptions)
 _show(Table.queue, QueueOptions)
+
+
+def fills_pages(table: Table) -> bool:
+    """Whether a page that a stream ended in is filled up by the next writer of as many environments.
+
+    Windows that cross episodes could then cross from one writer's rows into another's, and start where it did not begin.
+    Where deliveries of a row are counted, rows that have been drawn must not move to another page.
+    """
+    return (
+        table.kind == "replay" and table.max_times_sampled is None and (table.max_length == 1 or table.within_episodes)
+    )
+
+
+def halo_ticks(table: Table) -> int:
+    """Ticks that a page copies from the page before it; a queue's rows are delivered once and never copied."""
+    return table.max_stack - 1 + future_ticks(table)
+
+
+def future_ticks(table: Table) -> int:
+    """Ticks behind its anchor that the widest window needs."""
+    return 0 if table.kind == "queue" else max(table.max_n_step, table.max_length - 1)
+
+
+def least_ticks(table: Table) -> int:
+    """Ticks that a page must hold beside its halo; of a rollout, the observations behind its last tick as well."""
+    return _MIN_TICKS if table.rollout_length is None else table.rollout_length + 1
+
+
+def geometry(table: Table) -> Geometry:
+    """Pages, rows per page, and rows that are kept while a page is free.
+
+    Raises:
+        CapacityError: The capacity is too small, too large or no size, or the words of a segment have too few bits for it.
+    """
+    per_row = sum(row_stride(field) for field in table.schema.fields) + 2 + w.META_BYTES
+    per_row += (table.priorities is not None) * 4 + (table.max_times_sampled is not None) * 8
+    fixed = per_row
+    per_row += row_share(table.schema, table.mean_lengths)
+    in_bytes = isinstance(table.capacity, str)
+    rows = parse_bytes(table.capacity) // per_row if isinstance(table.capacity, str) else table.capacity
+    if rows < 1:
+        raise CapacityError(f"Expected a capacity of at least one row ({per_row} bytes), got {table.capacity!r}")
+    if rows * per_row > MOST_BYTES:
+        raise CapacityError(
+            f"Expected a capacity of at most {MOST_BYTES // per_row:,} rows of {per_row} bytes, got {rows:,}"
+        )
+    if table.page_rows is not None:
+        least = halo_ticks(table) + least_ticks(table)
+        if whole(table.page_rows) is None or table.page_rows < least:
+            raise CapacityError(
+                f"Expected page_rows of at least {least} (a halo of {halo_ticks(table)} and {least_ticks(table)} more), "
+                f"got {table.page_rows!r}"
+            )
+    keeps_finals = bool(table.schema.observation_names)
+    demand = Demand(
+        rows=rows,
+        in_bytes=in_bytes,
+        page_rows=table.page_rows,
+        num_envs=table.num_envs,
+        halo=halo_ticks(table),
+        least_ticks=_GOOD_TICKS,
+        reserve=table.num_envs if keeps_finals else 0,
+        finals=(table.mean_episode and 1.0 / table.mean_episode) if keeps_finals else 0.0,
+        rollout=table.rollout_length or 0,
+        writers=table.writers,
+        is_queue=table.kind == "queue",
+    )
+    page_rows = demand.chosen_page_rows()
+    # in bytes the page words count as well, so the bound is never passed
+    arenas = arenas_of(table, page_rows).items()
+    page_bytes = page_rows * fixed + 2 * w.LINE + sum(align(n * table.schema[name].item_bytes) for name, n in arenas)
+    return plan(demand, page_bytes, page_rows, table.capacity, rows * per_row)
+
+
+def arenas_of(table: Table, page_rows: int) -> dict[str, int]:
+    """{ragged field: items that the arena of a page of `page_rows` rows holds} (conduit.store.format.arena_sizes)."""
+    return arena_items(table.schema, table.mean_lengths, page_rows, 2 * (halo_ticks(table) + 1) * table.num_envs)
+
+
+def check_min_size(table: Table, limits: Limits, geometry: Geometry) -> None:
+    """Refuse limits under which sampling would wait for more rows than the table can hold.
+
+    Raises:
+        ConfigError: min_size is above that.
+    """
+    pages, page_rows, keep = geometry
+    # one page at a time has just been emptied for its writer
+    held = keep or (pages - 1) * max(1, page_rows - halo_ticks(table) * table.num_envs)
+    if limits.min_size > held:
+        raise ConfigError(
+            f"Expected a min_size of at most the {held:,} rows that the table is sure to hold, got {limits.min_size:,}: nothing "
+            "would ever be sampled. Raise capacity or lower min_size"
+        )

@@ -25,7 +25,7 @@ from conduit.store.format.limit_specs import (
 )
 from conduit.store.format.page_sizes import Geometry
 from conduit.store.format.soundness import limits_of_words
-from conduit.store.format.table_geometry import check_min_size
+from conduit.store.format.table_spec import check_min_size
 from conduit.store.pages import rate_limiter as kernels
 from conduit.store.pages.row_counts import Counts, counts_of
 from conduit.store.segment.locks import LOCK_LIMITS, LockByte

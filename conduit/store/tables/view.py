@@ -19,7 +19,7 @@ from conduit.store.format.columns import META_DTYPE, columns_of
 from conduit.store.format.layout import TableLayout
 from conduit.store.format.limit_specs import numbers_of
 from conduit.store.format.soundness import damaged_page
-from conduit.store.format.table_geometry import fills_pages, future_ticks
+from conduit.store.format.table_spec import fills_pages, future_ticks
 from conduit.store.pages import deletion, holds, protocol, row_counts, settling
 from conduit.store.pages.image import Extent, PageImages, values_of
 from conduit.store.pages.rate_limiter import use_seat
