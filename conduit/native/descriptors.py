@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,3 +21,8 @@ def fill(words: np.ndarray[Any, Any] | memoryview, values: Mapping[int, Any]) ->
     """
     for offset, value in values.items():
         words[offset // 8] = value
+
+
+def words_at(address: int, count: int) -> memoryview:
+    """Memory of somebody else, which must outlive it, as int64 [count]; its elements are Python's ints."""
+    return memoryview((ctypes.c_int64 * count).from_address(address)).cast("B").cast("q")

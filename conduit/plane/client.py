@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from conduit.contracts.ingestion import Ingestion
 from conduit.contracts.placement import Placement, Pool
-from conduit.errors import Closed, ConfigError, SchemaMismatch
+from conduit.errors import ConfigError, SchemaMismatch
 from conduit.kernels.spec.batch_transforms import BatchTransform
 from conduit.kernels.spec.transforms import Pipeline
 from conduit.nesting import hint
@@ -30,7 +30,7 @@ from conduit.plane.open_loaders import OpensLoaders
 from conduit.plane.table import TableHandle
 from conduit.schema import Schema
 from conduit.store.segment.owner_watch import OnOwnerExit, Watch
-from conduit.store.segment.participants import Participants
+from conduit.store.segment.participants import Participants, closed_client
 from conduit.store.segment.segment import Segment
 from conduit.store.tables.appearance import filling_of, never_raises, state_in
 from conduit.store.tables.policy_weights import PolicySlot
@@ -78,7 +78,7 @@ class Client(OpensLoaders):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Closed(f"Expected an attached client of engine {self.name!r}, got one that was closed")
+            raise closed_client(self.name)
         self._participants.check()
 
     def _view(self, table: str) -> TableView:

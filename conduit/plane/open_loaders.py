@@ -21,7 +21,7 @@ from conduit.kernels.spec.transforms import Pipeline
 from conduit.kernels.spec.windows import Window
 from conduit.numbers import whole
 from conduit.plane.deliver.batch import Format
-from conduit.plane.deliver.busy import OnBusy
+from conduit.plane.deliver.buffers import OnBusy
 from conduit.plane.deliver.epochs import EpochLoader
 from conduit.plane.deliver.loader import Loader
 from conduit.plane.deliver.mixed import Counts, MixedLoader

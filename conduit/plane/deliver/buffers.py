@@ -1,19 +1,40 @@
-"""The memory that a batch lies in, and how one finds out that nobody looks at it any more."""
+"""The memory that batches lie in: when nobody looks at a batch any more, buffers that take turns, what is done when all are in use."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from typing import Any
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, get_args
 
 import numpy as np
 
+from conduit.clock import Deadline
+from conduit.errors import BuffersBusy, ConfigError
+from conduit.kernels.cpu.deliver import JOB_REDRAWN
 from conduit.kernels.spec.plan import INTERNAL, KEYS, Plan
 from conduit.plane.deliver.batch_job import BatchJob
 from conduit.store.format.sizes import align
+from conduit.store.tables.view import TableView
 
 Array = np.ndarray[Any, Any]
 Spans = Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
+OnBusy = Literal["allocate", "error", "wait"]
+
+_BUSY_SLEEP = 0.0005
+_REMEDY = "drop batches, or batch.release() them, when you are done, batch.clone() what you keep, or open the loader with more buffers"
+
+
+def check_on_busy(given: object) -> None:
+    """Refuse what is no OnBusy.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    if given not in get_args(OnBusy):
+        raise ConfigError(f"Expected on_busy 'allocate', 'error' or 'wait', got {given!r}")
 
 
 def spans_of(plan: Plan) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
@@ -134,3 +155,129 @@ class Buffer:
         """Begin the turn of the batch that was filled in; an earlier one's release means nothing from now on."""
         self.released = False
         self.turn += 1
+
+
+class BufferRing:
+    """A loader's buffers: the next one that nobody refers to, or what the loader does where there is none.
+
+    Args:
+        opens: Makes a buffer for the loader's maker to fill, in another one's memory where it is given that one.
+        table: The table, which may be closed while somebody waits.
+        beside: For each buffer the one in whose memory it lies, or None.
+        on_busy: What is done when every buffer is in use.
+
+    Attributes:
+        buffers: Those whose memory is used again.
+        waited_s: Seconds spent waiting for one of them.
+        allocated: Buffers that were made for one batch alone.
+    """
+
+    def __init__(
+        self,
+        opens: Callable[[Buffer | None], Buffer],
+        table: TableView,
+        beside: Sequence[Buffer | None],
+        on_busy: OnBusy,
+    ) -> None:
+        self._opens, self._table, self._on_busy = opens, table, on_busy
+        self.buffers = [opens(other) for other in beside]
+        self.waited_s = 0.0
+        self.allocated = 0
+        self._turn = 0
+        self._redrawn = 0
+        self._newest: Array | None = (
+            None  # the job of the newest buffer for one batch alone, which nobody here keeps alive
+        )
+
+    def take(self, timeout: float | None) -> Buffer:
+        """The next free buffer; waits for one with on_busy="wait", and where buffers come free by themselves.
+
+        Raises:
+            BuffersBusy: There is none.
+            Closed, OwnerGone: The table was closed meanwhile.
+        """
+        buffers = self.buffers
+        count = len(buffers)
+        for i in range(count):
+            index = (self._turn + i) % count
+            if buffers[index].is_free():
+                self._turn = index + 1
+                return buffers[index]
+        begun = time.monotonic()
+        first = buffers[self._turn % count]
+        if first.wait():
+            self._turn += 1
+            self.waited_s += time.monotonic() - begun
+            return first
+        if self._on_busy == "wait":
+            deadline = Deadline(timeout)
+            # another thread of this process lets go of a batch by dropping a reference: nothing announces that
+            while not deadline.passed():
+                time.sleep(_BUSY_SLEEP)
+                self._table.check_open()
+                free = next((buffer for buffer in buffers if buffer.is_free()), None)
+                if free is not None:
+                    self.waited_s += time.monotonic() - begun
+                    return free
+        if self._on_busy != "allocate":
+            raise _refused(buffers)
+        if not self.allocated:
+            _warn_of_copies(self._table.layout.name, buffers)
+        return self.fresh()
+
+    def fresh(self, beside: Buffer | None = None) -> Buffer:
+        """A buffer for one batch, which goes with everything that is made from it."""
+        buffer = self._opens(beside)
+        self._redrawn = self._redrawn_alone()
+        self.allocated, self._newest = self.allocated + 1, buffer.job.words
+        return buffer
+
+    def _redrawn_alone(self) -> int:
+        """Rows drawn again, but for those of the buffers that are used again."""
+        return self._redrawn + (0 if self._newest is None else int(self._newest[JOB_REDRAWN // 8]))
+
+    @property
+    def redrawn(self) -> int:
+        """Rows drawn again because a writer overwrote them."""
+        return self._redrawn_alone() + sum(buffer.job.redrawn for buffer in self.buffers)
+
+    def close(self) -> None:
+        """Wait for what a device still reads, and let the buffers go; batches that are still held stay valid. Idempotent."""
+        try:
+            for buffer in self.buffers:
+                buffer.wait()
+        finally:
+            self._redrawn, self._newest = self.redrawn, None
+            self.buffers = []
+
+
+def _holders(buffers: Sequence[Buffer]) -> str:
+    """What of the buffers' batches is still referred to."""
+    kinds = Counter(
+        "a whole batch" if set(buffer.names) <= set(held) else f"{', '.join(f'`{name}`' for name in held)} of a batch"
+        for buffer, held in ((buffer, buffer.held() or ["some array"]) for buffer in buffers)
+    )
+    return ", ".join(kind if count == 1 else f"{count} times {kind}" for kind, count in kinds.items())
+
+
+def _refused(buffers: Sequence[Buffer]) -> BuffersBusy:
+    """The error of a loader that hands out no more."""
+    return BuffersBusy(
+        f"Expected at most {len(buffers) - 1} batches of this loader to be in use, got all {len(buffers)} buffers in use (held: "
+        f"{_holders(buffers)}): {_REMEDY}"
+    )
+
+
+def _warn_of_copies(table: str, buffers: Sequence[Buffer]) -> None:
+    """Say why batches get memory of their own from now on."""
+    # the level of the first caller that is none of Conduit's, however it came here
+    level, frame = 1, sys._getframe()  # noqa: SLF001 - there is no other door to it
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("conduit."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(
+        f"All {len(buffers)} buffers of a loader of table {table!r} are in use (held: {_holders(buffers)}), so each batch gets "
+        f"memory of its own. That costs time, and only the machine's memory limits it. To reuse the buffers, {_REMEDY}; a notebook "
+        "keeps everything that it displayed, in Out. This loader warns only once; on_busy='error' raises an error instead",
+        RuntimeWarning,
+        stacklevel=level,
+    )

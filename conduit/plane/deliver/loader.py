@@ -24,13 +24,12 @@ from conduit.kernels.spec.plan import Plan
 from conduit.kernels.spec.ragged import Layout
 from conduit.kernels.spec.transforms import Pipeline
 from conduit.kernels.spec.windows import Window, crosses
+from conduit.native.descriptors import words_at
 from conduit.native.jit import entry
 from conduit.numbers import MOST, whole
 from conduit.plane.deliver.batch import Batch, Format, torch_wrap
 from conduit.plane.deliver.batch_maker import BatchMaker
-from conduit.plane.deliver.buffer_ring import BufferRing
-from conduit.plane.deliver.buffers import Buffer
-from conduit.plane.deliver.busy import OnBusy, check_on_busy
+from conduit.plane.deliver.buffers import Buffer, BufferRing, OnBusy, check_on_busy
 from conduit.plane.deliver.lacking import too_few_rows
 from conduit.plane.deliver.shared_buffers import Share
 from conduit.sampling.prioritized import WEIGHTS, Prioritized, PrioritizedSampler
@@ -122,7 +121,7 @@ class Loader(StaysHere, Delivery[Batch]):
         self._max_staleness = stalest or 0
         self._policy = policy
         Deadline(timeout)
-        table.check_open()
+        self._participants = table.check_open()
         added = WEIGHTS if isinstance(sampling, Prioritized) else ()
         extra = added if share is None else share.extra
         schema = table.layout.schema
@@ -144,10 +143,10 @@ class Loader(StaysHere, Delivery[Batch]):
             raise ConfigError(f"Expected min_rows from 1 to the table's {table.layout.rows} rows, got {given!r}")
         self._sampler = _sampler_of(table, sampling, batch_size, seed, least)
         self._place = place
-        self._sampler.batch = rank
+        self._sampler.batch = rank if place is None else place.batch or rank
+        # the sampler's own number of the batch, which this loader advances
+        self._number = words_at(self._sampler.batch_at, 1)
         self._world = world
-        if place is not None:
-            self._sampler.batch = place.batch or rank
         self._table = table
         self._timeout = timeout
         self._on_busy = on_busy
@@ -167,7 +166,7 @@ class Loader(StaysHere, Delivery[Batch]):
             beside = share.admit(table.layout.name, self.plan, count)
         self._maker = maker_of(self.plan)
         try:
-            self._ring = BufferRing(self._maker, table, beside, on_busy)
+            self._ring = BufferRing(self._maker.open_buffer, table, beside, on_busy)
         except BaseException:
             self._maker.close()
             raise
@@ -192,10 +191,10 @@ class Loader(StaysHere, Delivery[Batch]):
         """
         if self._closed:
             raise Closed("Expected an open loader, got one that was closed")
-        self._table.check_open()
+        self._participants.check_open()
         maker = self._maker
         buffer = self._ring.take(self._timeout if timeout is None else timeout)
-        number = self._sampler.batch
+        number = self._number[0]
         if maker.prepares:
             maker.prepare(number)
         drawn = False
@@ -219,16 +218,14 @@ class Loader(StaysHere, Delivery[Batch]):
                 self._go_on(number)
             raise
         self._batches += 1
-        self._sampler.batch = number + self._world
-        if self._place is not None:
-            self._place.batch = number + self._world
+        self._go_on(number)
         return batch
 
     def _go_on(self, number: int) -> None:
         """Leave batch `number` behind."""
-        self._sampler.batch = number + self._world
+        self._number[0] = following = number + self._world
         if self._place is not None:
-            self._place.batch = self._sampler.batch
+            self._place.batch = following
 
     def _attempt(self, buffer: Buffer) -> bool:
         """Draw a batch, reserved in the table's limiter; False when it is against it or there is nothing to draw."""

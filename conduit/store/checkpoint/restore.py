@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import threading
 from bisect import bisect_right
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -42,6 +41,7 @@ from conduit.store.format.soundness import limits_of_words
 from conduit.store.pages import recovery, settling
 from conduit.store.pages.image import row_parts
 from conduit.store.segment import segment as segments
+from conduit.store.segment.allocation import allocated_behind
 from conduit.store.segment.names import Backing
 from conduit.store.segment.segment import Segment
 from conduit.store.tables.loader_cursors import Known, write_loader
@@ -76,16 +76,14 @@ def create_from(
     """Create a segment that holds what a checkpoint does; see `Engine.restore`."""
     spec = spec_of(manifest, max_participants)
     found: dict[str, Counts] = {}
-
-    def fill(segment: Segment) -> Iterator[None]:
+    with segments.making(name, spec, backing, replace=replace) as segment:
+        layout = segment.layout
         with FileReader(path, manifest.files, progress) as reader:
             try:
-                tables = [
-                    _Table(segment, one, manifest.tables[one.name], reader) for one in segment.layout.tables.values()
-                ]
-                for table in tables:
-                    table.read_rows()
-                yield
+                tables = [_Table(segment, one, manifest.tables[one.name], reader) for one in layout.tables.values()]
+                with allocated_behind(segment.lock_fd, layout.size, name, backing):
+                    for table in tables:
+                        table.read_rows()
                 for table in tables:
                     found[table.layout.name] = table.finish(limiter)
                 _restore_policies(segment, manifest, reader)
@@ -94,7 +92,7 @@ def create_from(
         for index, (loader, one) in enumerate(manifest.loaders.items()):
             write_loader(segment, index, loader, Known(one.table, one.seed, one.batch, one.stock))
 
-    return segments.create(name, spec, backing, fill, replace=replace), found
+    return segment, found
 
 
 def spec_of(manifest: Manifest, max_participants: int | None) -> SegmentSpec:

@@ -41,7 +41,7 @@ from conduit.store.pages.row_counts import counts_over
 from conduit.store.segment.segment import Segment
 from conduit.store.tables.loader_cursors import known_loaders
 from conduit.store.tables.statistics import totals_of
-from conduit.store.tables.view import TableView
+from conduit.store.tables.view import Lease, TableView
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[int, int], None]
@@ -232,11 +232,11 @@ def _save_table(view: TableView, cut: TableCut, target: _TableFiles, counter: _C
     left_out = rows_left_out = 0
     in_use = np.flatnonzero(np.isin(cut.blocks[:, w.PAGE_STATE // 8] & w.KIND_MASK, (w.OPEN, w.SEALED)))
     check_pages(layout, in_use, cut.blocks[in_use])
+    lease = Lease(view)
     for page in live_pages(cut.blocks).tolist():
         words = cut.blocks[page]
         extent = Extent.of(page, words, layout.page_rows)
-        lease = view.hold(extent)
-        if lease is not None:
+        if lease.take_extent(extent):
             with lease:
                 places[page] = target.add(extent, counter)
             continue

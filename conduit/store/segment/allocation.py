@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Iterator
@@ -51,29 +52,27 @@ def allocate(fd: int, size: int, name: str, backing: Backing) -> None:
         raise _not_reserved(fd, size, name, backing) from error
 
 
-def fill_and_allocate(fd: int, size: int, name: str, backing: Backing, fill: Iterator[None]) -> None:
-    """Reserve the memory of a file, which has its size, after the first step of `fill`.
+@contextlib.contextmanager
+def allocated_behind(fd: int, size: int, name: str, backing: Backing) -> Iterator[None]:
+    """Reserve the memory of a file, which has its size, behind the block's writes.
 
     Memory that a write brings into being is not cleared first, and who clears it beside the writes keeps them waiting. So the
-    writes come first, and what they left is reserved then.
+    writes come first, and what they left is reserved then. The block may only write through a descriptor, which a full file system
+    refuses; to touch memory that is not reserved yet is a bus error.
 
     Args:
         fd: Of the file.
         size: Bytes.
         name: Engine name, for the error.
         backing: As for `allocate`.
-        fill: Fills the segment in two steps. Up to its `yield` it may only write through a descriptor, which a full file system
-            refuses; to touch memory that is not reserved yet is a bus error. Behind it, it may touch all.
 
     Raises:
         NoSpace: The memory is not there.
     """
     try:
-        next(fill)
+        yield
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
         raise _not_reserved(fd, size, name, backing) from error
     allocate(fd, size, name, backing)
-    for _ in fill:
-        pass

@@ -18,11 +18,11 @@ from typing import Protocol
 
 import numpy as np
 
-from conduit.errors import ConduitError, EngineNotFound, Forked, OwnerGone, ParticipantsFull
+from conduit.errors import Closed, ConduitError, EngineNotFound, Forked, OwnerGone, ParticipantsFull
 from conduit.native.finish import when_gone
 from conduit.native.jit import entry
 from conduit.store.format import words as w
-from conduit.store.format.layout import LOADER_BYTES, MAX_NAMED_LOADERS
+from conduit.store.format.layout import HEADER_CLOSED, LOADER_BYTES, MAX_NAMED_LOADERS
 from conduit.store.pages import recovery
 from conduit.store.pages.settling import settle_table
 from conduit.store.segment import writer_counts
@@ -216,6 +216,20 @@ class Participants:
             kind, message = self._refusal
             raise kind(message)
 
+    def check_open(self) -> None:
+        """Refuse work on an engine or through a client that has closed, and what `check` refuses; the one look that every call takes.
+
+        Raises:
+            Closed: The engine has closed, or this client has.
+            Forked, OwnerGone: As `check`.
+        """
+        if self.number < 0:
+            raise closed_client(self._segment.name)
+        if self._refusal is not None:
+            self.check()
+        if self._segment.words[HEADER_CLOSED // 8] != 0:
+            raise Closed(f"Expected engine {self._segment.name!r} to be running, it has been closed by its owner")
+
     def leave(self) -> None:
         """Give the seat back; the caller has finished its pages. Idempotent."""
         if self.number >= 0 and not self.forked and self._segment.lock_fd >= 0:
@@ -281,6 +295,11 @@ class Participants:
                 Participant(number, int(line[LINE_PID]), name, alive, int(line[LINE_SINCE]), int(line[LINE_ROWS]))
             )
         return found
+
+
+def closed_client(engine: str) -> Closed:
+    """What to raise where a client has closed."""
+    return Closed(f"Expected an attached client of engine {engine!r}, got one that was closed")
 
 
 def play_everywhere(role: str) -> None:

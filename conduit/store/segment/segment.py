@@ -8,13 +8,14 @@ which a small /dev/shm does not bound and which lives as long as a process that 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
 import struct
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -45,7 +46,7 @@ from conduit.store.format.layout import (
     lay_out,
     read_spec,
 )
-from conduit.store.segment.allocation import allocate, check_room, fill_and_allocate
+from conduit.store.segment.allocation import allocate, check_room
 from conduit.store.segment.leftovers import free_name, is_unfinished
 from conduit.store.segment.locks import LOCK_CREATOR, Locks, open_file, try_lock
 from conduit.store.segment.names import (
@@ -149,21 +150,30 @@ class Segment:
         self._locks.close()
 
 
-def create(
-    name: str,
-    spec: SegmentSpec,
-    backing: Backing = "shm",
-    fill: Callable[[Segment], Iterator[None]] | None = None,
-    *,
-    replace: bool = False,
-) -> Segment:
+def create(name: str, spec: SegmentSpec, backing: Backing = "shm", *, replace: bool = False) -> Segment:
     """Create a segment of fully allocated memory, zeroed.
+
+    Args and errors are those of `making`.
+    """
+    with making(name, spec, backing, replace=replace) as segment:
+        layout = segment.layout
+        allocate(segment.lock_fd, layout.size, name, backing)
+        for table in layout.tables.values():
+            states = segment.array(table.blocks, (table.pages, w.LINE // 8), np.dtype(np.int64))[:, w.PAGE_STATE // 8]
+            states[:] = (table.first_generation << w.GENERATION_SHIFT) | w.FREE
+    return segment
+
+
+@contextlib.contextmanager
+def making(name: str, spec: SegmentSpec, backing: Backing = "shm", *, replace: bool = False) -> Iterator[Segment]:
+    """A segment that the block allocates (store.segment.allocation) and fills; nobody can attach to it before the block is left.
+
+    When the block raises, nothing is left behind.
 
     Args:
         name: Engine name.
         spec: What is in it.
         backing: Where its memory comes from.
-        fill: What fills it before anybody can attach (allocation.fill_and_allocate); when it raises, nothing is left behind.
         replace: Put it in the place of a segment whose owner is dead.
 
     Raises:
@@ -175,38 +185,27 @@ def create(
     if backing not in ("shm", "memfd"):
         raise ConfigError(f"Expected backing 'shm' or 'memfd', got {backing!r}")
     layout = lay_out(spec)
-    while True:
+    fd = -1
+    while fd < 0:
         free_name(name, backing, layout.size, replace=replace)
         check_room(layout.size, name, backing)
         fd, locks = _create_files(name, backing)
-        if fd < 0:
-            continue
-        try:
-            if fill is None:
-                allocate(fd, layout.size, name, backing)
-                segment = Segment(name, backing, fd, locks, layout)
-                for table in layout.tables.values():
-                    states = segment.array(table.blocks, (table.pages, w.LINE // 8), np.dtype(np.int64))[
-                        :, w.PAGE_STATE // 8
-                    ]
-                    states[:] = (table.first_generation << w.GENERATION_SHIFT) | w.FREE
-            else:
-                os.ftruncate(fd, layout.size)
-                segment = Segment(name, backing, fd, locks, layout)
-                fill_and_allocate(fd, layout.size, name, backing, fill(segment))
-            _write_header(segment)
-            if backing == "memfd":
-                segment.keep(fd)
-            else:
-                fd, data = -1, fd
-                os.close(data)
-        except BaseException:
-            unlink_segment(name)
-            locks.close()
-            if fd >= 0:
-                os.close(fd)
-            raise
-        return segment
+    try:
+        os.ftruncate(fd, layout.size)
+        segment = Segment(name, backing, fd, locks, layout)
+        yield segment
+        _write_header(segment)
+        if backing == "memfd":
+            segment.keep(fd)
+        else:
+            fd, data = -1, fd
+            os.close(data)
+    except BaseException:
+        unlink_segment(name)
+        locks.close()
+        if fd >= 0:
+            os.close(fd)
+        raise
 
 
 def _create_files(name: str, backing: Backing) -> tuple[int, Locks]:

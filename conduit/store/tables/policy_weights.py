@@ -30,7 +30,7 @@ from conduit.store.format.layout import WEIGHT_COPIES, TensorSpec, WeightsLayout
 from conduit.store.format.soundness import LARGEST, damaged
 from conduit.store.pages import protocol
 from conduit.store.segment.locks import LOCK_PUBLISHERS, try_lock, unlock
-from conduit.store.segment.participants import Participants
+from conduit.store.segment.participants import Participants, closed_client
 from conduit.store.segment.segment import Segment
 from conduit.store.tables.appearance import never_raises, state_in
 
@@ -144,7 +144,7 @@ class PolicySlot(StaysHere):
     def _check(self) -> None:
         self._participants.check()
         if self._participants.number < 0:
-            raise Closed(f"Expected an attached client of engine {self._segment.name!r}, got one that was closed")
+            raise closed_client(self._segment.name)
 
     def publish(self, state_dict: Mapping[str, Any]) -> int:
         """Make a state dict the current weights; threads of one process take turns.

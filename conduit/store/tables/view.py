@@ -24,7 +24,7 @@ from conduit.store.pages import deletion, holds, protocol, row_counts, settling
 from conduit.store.pages.image import Extent, PageImages, values_of
 from conduit.store.pages.rate_limiter import use_seat
 from conduit.store.pages.row_ids import as_ids, find_foreign, not_a_row
-from conduit.store.segment.participants import Participants
+from conduit.store.segment.participants import Participants, closed_client
 from conduit.store.segment.segment import Segment
 
 T = TypeVar("T")
@@ -183,12 +183,9 @@ class TableView:
             Forked: The handle came through a fork.
             OwnerGone: The engine's owner is gone.
         """
-        if self.participants is None:
-            raise Closed(f"Expected an attached client of engine {self.segment.name!r}, got one that was closed")
-        self.participants.check()
-        if self.segment.closed:
-            raise Closed(f"Expected engine {self.segment.name!r} to be running, it has been closed by its owner")
-        return self.participants
+        participants = self.seat()
+        participants.check_open()
+        return participants
 
     def seat(self) -> Participants:
         """This process's seat, to put in order what it has written, whatever became of the engine.
@@ -197,7 +194,7 @@ class TableView:
             Closed: This client has closed.
         """
         if self.participants is None:
-            raise Closed(f"Expected an attached client of engine {self.segment.name!r}, got one that was closed")
+            raise closed_client(self.segment.name)
         return self.participants
 
     def check_thawed(self) -> None:
@@ -265,8 +262,8 @@ class TableView:
             BufferError: This client holds too many leases.
             BadSegment: The page is damaged.
         """
-        lease = Lease(self, page)
-        lease.take(-1 if generation is None else generation)
+        lease = Lease(self)
+        lease.take(page, -1 if generation is None else generation)
         return lease
 
     def hold(self, extent: Extent) -> Lease | None:
@@ -275,35 +272,28 @@ class TableView:
         Raises:
             BufferError, BadSegment: As `lease`.
         """
-        for _ in range(_HOLD_ATTEMPTS):
-            try:
-                lease = self.lease(extent.page)
-            except Overwritten:
-                continue
-            if self.images.holds(extent):
-                return lease
-            lease.end()
-            return None
-        return None
+        lease = Lease(self)
+        return lease if lease.take_extent(extent) else None
 
 
 class Lease:
-    """A hold on one page; a context manager.
+    """A hold on one page at a time; a context manager.
 
     Attributes:
-        page: The page that is held.
+        page: The page that is held, or was last.
     """
 
-    def __init__(self, table: TableView, page: int) -> None:
+    def __init__(self, table: TableView) -> None:
         self._table = table
         self._seat = table.check_open().seat
         self._array = np.zeros(w.HOLD_WORDS, np.int64)
         self._words = self._array.data
-        self.page = page
+        self.page = -1
         when_gone(self, entry(holds.end_hold), self._array, self._seat)
 
-    def take(self, generation: int) -> None:
-        """Begin; see `TableView.lease`, generation -1 is the present one."""
+    def take(self, page: int, generation: int) -> None:
+        """Begin; see `TableView.lease`, generation -1 is the present one. The lease holds nothing before."""
+        self.page = page
         rows = entry(holds.hold)(self._table.address, self.page, generation, self._seat, self._array)
         if rows < 0:
             if rows == holds.OVERWRITTEN:
@@ -315,6 +305,20 @@ class Lease:
                 raise damaged_page(self._table.layout, self.page, "rows, rows per tick and a halo that do not fit it")
             self._table.check_open()
             raise too_many_holds()
+
+    def take_extent(self, extent: Extent) -> bool:
+        """Begin, where the page's rows are those of an extent; see `TableView.hold`."""
+        self._table.check_open()
+        for _ in range(_HOLD_ATTEMPTS):
+            try:
+                self.take(extent.page, -1)
+            except Overwritten:
+                continue
+            if self._table.images.holds(extent):
+                return True
+            self.end()
+            return False
+        return False
 
     @property
     def rows(self) -> int:
