@@ -19,9 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from conduit.kernels.cpu import deliver as cpu
+from conduit.kernels.cpu import job as cpu
 from conduit.native.jit import entry, kernel
 from conduit.native.memory import call_5, peek_i64, poke_i64
+from conduit.plane.deliver import fill
 from perf import gate, subjects
 from perf.bars import Bar, at_least, unmeasured
 from perf.bars.tables import hand_over_times
@@ -207,7 +208,7 @@ def parts(name: str, seconds: float = 2.0) -> dict[str, float]:
     with contextlib.ExitStack() as stack:
         loader = LOADERS[name](stack)
         job = loader._ring.buffers[0].job_address
-        deliver = entry(cpu.deliver)
+        deliver = entry(fill.fill)
 
         def delivered(call: Callable[[int], object]) -> Callable[[], None]:
             def run() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from conduit.kernels.cpu import deliver
+from conduit.plane.deliver import fill
 from conduit.store.ingest import append_objects
+from conduit.store.pages import deletion
 from perf import visits
 
 
@@ -17,7 +18,7 @@ def ways():
 def test_a_row_is_followed_from_the_writer_through_kernels_and_callbacks_to_the_batch(ways):
     way = ways["append to next"]
     assert way["modules"][0].startswith("conduit.plane.ingest.")
-    assert {"conduit.plane.deliver.loader", "conduit.kernels.cpu.deliver", "conduit.sampling.uniform"} <= set(
+    assert {"conduit.plane.deliver.loader", "conduit.kernels.cpu.job", "conduit.sampling.uniform"} <= set(
         way["modules"]
     )
     assert {"conduit.store.pages.protocol", "conduit.sampling.uniform"} <= set(way["kernels"]) <= set(way["modules"])
@@ -31,13 +32,13 @@ def test_what_a_checkpoint_does_once_is_no_part_of_a_rows_way(ways):
 
 
 def test_kernels_are_followed_by_name():
-    reached, waiting = set(), [deliver.deliver, deliver.still_valid]
+    reached, waiting = set(), [fill.fill, deletion.still_valid]
     while waiting:
         one = waiting.pop()
         if one not in reached:
             reached.add(one)
             waiting += [found for found in visits.callees(one.function) if isinstance(found, visits.Declared)]
-    assert {deliver.is_present, deliver.write_meta} <= reached
+    assert {deletion.is_present, fill.write_meta} <= reached
     assert append_objects.append_row not in reached
 
 

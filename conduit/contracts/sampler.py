@@ -18,7 +18,7 @@ class Sampler(Protocol):
 
     The function is `draw(state, job, slots, count, attempt) -> int`, int64 all of them, called as C does:
 
-    * `state` is the sampler's `state`; `job` the address of the words of a job (conduit.kernels.cpu.deliver, JOB_*); `slots` the
+    * `state` is the sampler's `state`; `job` the address of the words of a job (conduit.kernels.cpu.job, JOB_*); `slots` the
       address of `count` slot numbers, int64, at least one; `attempt` is 0, and 1 and so on when slots are drawn again since their rows
       were overwritten between the draw and the check.
     * It returns `count` when all listed slots are drawn. Of each one the job's row, page and generation are filled in, and its window

@@ -1,9 +1,20 @@
-"""Atomic and raw memory operations on addresses, as numba intrinsics.
+"""What kernels do to memory by its address: plain and atomic loads and stores, copies, and waiting for a word to change.
 
-Every function takes addresses as int64. The atomic ones lower to LLVM atomics of the stated order and so to the right
+Every function takes addresses as int64. A Python object is handed to a kernel as its address and nothing more (`address_of`, `data_of`):
+an address as a Python int costs 13 ns to convert. A kernel must not create, change or release the object; the caller keeps it alive.
+
+The atomic ones lower to LLVM atomics of the stated order and so to the right
 instruction of the machine: on x86-64 an acquire load or a release store is a plain `mov`, compare-and-swap is `lock
 cmpxchg`; on aarch64 they are `ldar`, `stlr`, `casal` or an exclusive loop. docs/memory-model.md says where each one is
 used and why its order is enough.
+
+Large copies go past the caches (`copy_rows`). A store that misses the caches first reads the line that it is about to overwrite. A tick
+of many environments with large observations is larger than the caches that the writer shares with a learner, and is read much later:
+it is stored past them, which saves that reading.
+
+Processes wait by eventcounts, without asking again and again, and without missing a change. An event is two words: a count that every
+change raises (`wake`), and a flag that says that somebody may be asleep (`announce`, `wait`). Who changes something makes no system call
+while nobody waits; docs/memory-model.md has the argument.
 """
 
 from __future__ import annotations
@@ -12,10 +23,17 @@ import platform
 from collections.abc import Callable
 from typing import Any
 
-from conduit.native.jit import External, cgutils, intrinsic, ir, types
+from conduit.native.jit import External, cgutils, inner, intrinsic, ir, kernel, types
 
 CACHE_LINE = 64
 """Bytes."""
+STREAM_FROM = 128 << 10
+"""Bytes of a piece that is stored past the caches."""
+_AHEAD = 4096
+ARRAY_DATA = 16
+"""Offset of the data pointer in an array (numpy's public `PyArrayObject_fields`)."""
+_WAIT, _WAKE = 0, 1
+_ALL = 1 << 30
 
 
 def _pointer(builder: Any, address: Any, bits: int = 64) -> Any:
@@ -280,3 +298,77 @@ FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), -1)
 """Number of the futex system call on this machine; -1 where it is not known."""
 
 syscall: Callable[..., int] = _syscall
+
+
+@intrinsic
+def address_of(typingctx: Any, value: Any) -> Any:
+    """Address of the object itself, as int64."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return args[0]
+
+    return types.int64(value), codegen
+
+
+@inner
+def data_of(array):
+    """Address of an array's first element; the object must be a numpy array."""
+    return peek_i64(address_of(array) + ARRAY_DATA)
+
+
+@inner
+def _stream(target, source, count):
+    """Copy past the caches."""
+    at = min(-target & (CACHE_LINE - 1), count)
+    copy_bytes(target, source, at)
+    while at + 4 * CACHE_LINE <= count:
+        for part in range(at, at + 4 * CACHE_LINE, CACHE_LINE):
+            prefetch(source + part + _AHEAD)
+            stream_64_bytes(target + part, source + part)
+        at += 4 * CACHE_LINE
+    copy_bytes(target + at, source + at, count - at)
+
+
+@inner
+def copy_rows(target, stride, source, size, count):
+    """Copy `count` rows of `size` bytes, close together at `source`, to rows `stride` bytes apart."""
+    if stride == size:
+        size, count = size * count, 1
+    if size * count < STREAM_FROM:
+        for row in range(count):
+            copy_bytes(target + stride * row, source + size * row, size)
+        return
+    for row in range(count):
+        _stream(target + stride * row, source + size * row, size)
+    fence_full()  # before the store that publishes the rows
+
+
+@inner
+def wake(event):
+    """Tell every waiter of an eventcount that something changed; no system call when nobody waits."""
+    fetch_add(event, 1)
+    fence_full()
+    if load_relaxed(event + 8) != 0 and exchange(event + 8, 0) != 0:
+        syscall(FUTEX, event, _WAKE, _ALL, 0, 0, 0)
+
+
+@kernel("int64(int64)")
+def announce(event):
+    """Say that somebody is about to wait; before the look at the condition, so that what comes after it wakes us."""
+    store_relaxed(event + 8, 1)
+    fence_full()
+    return 0
+
+
+@kernel("int64(int64, int64, int64)", nogil=True)
+def wait(event, seen, timespec):
+    """Sleep until the eventcount moves on from `seen` or the time is over; wakes early without harm.
+
+    Args:
+        event: Address of the eventcount.
+        seen: Its value before the caller looked at the condition it waits for.
+        timespec: Address of int64 [2]: seconds, nanoseconds.
+    """
+    if load_acquire(event) != seen:
+        return 0
+    return syscall(FUTEX, event, _WAIT, seen & 0xFFFFFFFF, timespec, 0, 0)

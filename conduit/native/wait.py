@@ -9,7 +9,7 @@ import numpy as np
 
 from conduit import alarms
 from conduit.clock import Deadline
-from conduit.native import eventcount
+from conduit.native import memory
 from conduit.native.jit import entry
 
 T = TypeVar("T")
@@ -38,9 +38,9 @@ def wait_for(
         ActorError: An alarm (`conduit/alarms.py`) has it that waiting is of no use.
     """
     timespec = np.zeros(2, np.int64)
-    sleep = entry(eventcount.wait)
+    sleep = entry(memory.wait)
     while True:
-        entry(eventcount.announce)(event)
+        entry(memory.announce)(event)
         seen = words[index]
         result = attempt()
         if result is not None or deadline.passed():

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from conduit.kernels.cpu.deliver import (
+from conduit.kernels.cpu.job import (
     JOB_FIRST,
     JOB_FOLLOWING,
     JOB_GENERATIONS,

@@ -19,9 +19,8 @@ from conduit.kernels.cpu.windows import (
 from conduit.native.jit import inner
 from conduit.native.memory import fence_acquire, load_acquire, load_relaxed, peek_i64, peek_u32, poke_i64
 from conduit.store.format import words as w
-from conduit.store.pages.deletion import is_present
+from conduit.store.pages.deletion import is_present, may_be_taken
 from conduit.store.pages.protocol import block_of, has_rows
-from conduit.store.pages.row_counts import may_be_taken
 
 Array = np.ndarray[Any, Any]
 

@@ -27,7 +27,7 @@ from conduit.kernels.cpu.windows import (
 from conduit.native.jit import inner
 from conduit.native.memory import call_5, peek_i32, peek_i64, peek_u32, poke_i64, poke_u32
 from conduit.store.format import words as w
-from conduit.store.pages.row_counts import may_be_taken
+from conduit.store.pages.deletion import may_be_taken
 
 Array = np.ndarray[Any, Any]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from conduit.kernels.cpu.deliver import (
+from conduit.kernels.cpu.job import (
     JOB_BATCH,
     JOB_FIRST,
     JOB_FOLLOWING,

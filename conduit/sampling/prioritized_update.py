@@ -14,6 +14,8 @@ from conduit.kernels.cpu.priorities import MANTISSA, count_clipped, to_leaves, v
 from conduit.native.cpython_abi import DATA, DIMS
 from conduit.native.jit import kernel
 from conduit.native.memory import (
+    address_of,
+    data_of,
     fence_full,
     fence_release,
     fetch_add,
@@ -28,7 +30,6 @@ from conduit.native.memory import (
     store_relaxed,
     store_release,
 )
-from conduit.native.object_args import address_of, data_of
 from conduit.sampling.marks import (
     BITS,
     SEEN_BEGIN,
@@ -44,9 +45,8 @@ from conduit.sampling.marks import (
 )
 from conduit.store.format import words as w
 from conduit.store.ingest.match_objects import is_vector
-from conduit.store.pages.deletion import is_present
+from conduit.store.pages.deletion import is_present, may_be_taken
 from conduit.store.pages.protocol import block_of, envs_of, has_rows
-from conduit.store.pages.row_counts import may_be_taken
 from conduit.store.pages.row_ids import are_own, first_foreign, newest_generation
 
 FOREIGN = -(1 << 40)

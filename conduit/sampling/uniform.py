@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from conduit.errors import ConfigError, UnknownName
-from conduit.kernels.cpu.deliver import (
+from conduit.kernels.cpu.job import (
     JOB_FOLLOWING,
     JOB_GENERATIONS,
     JOB_PAGES,

@@ -34,8 +34,8 @@ from conduit.plane.engine import Engine
 from conduit.schema import Schema
 from conduit.store.format import words as w
 from conduit.store.format.table_spec import Priorities, Table, future_ticks
+from conduit.store.pages.deletion import may_be_taken
 from conduit.store.pages.protocol import take_ticket
-from conduit.store.pages.row_counts import may_be_taken
 from conduit.store.pages.settling import is_settled
 from conduit.store.tables.view import TableView
 from conduit.testing.invariants import kinds

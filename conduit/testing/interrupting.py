@@ -22,8 +22,7 @@ from typing import Any
 import numpy as np
 
 from conduit.native.jit import External, entry, inner, kernel
-from conduit.native.memory import peek_i64, poke_i64
-from conduit.native.object_args import data_of
+from conduit.native.memory import data_of, peek_i64, poke_i64
 
 _interrupt: Any = External("PyErr_SetInterrupt", "void()")
 

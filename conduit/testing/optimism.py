@@ -1,19 +1,19 @@
 """An optimistic read taken apart: draw, then gather and validate, with a look at the rows before the validation.
 
-It runs the product's own draw, gather and validation (conduit.kernels.cpu.deliver), so what it finds holds for loaders. The look
+It runs the product's own draw, gather and validation (conduit.plane.deliver.fill), so what it finds holds for loaders. The look
 before the validation is the control: if it never saw a torn row, nothing was ever raced.
 """
 
 from __future__ import annotations
 
-from conduit.kernels.cpu.deliver import (
+from conduit.kernels.cpu.job import (
     JOB_BATCH,
     JOB_DRAW,
     JOB_DRAW_STATE,
     JOB_SLOTS,
     JOB_WINDOW,
-    _gather,
     overwritten,
+    run_operations,
     write_meta,
 )
 from conduit.kernels.cpu.windows import WINDOW_TERMINATED, WINDOW_TRUNCATED
@@ -47,7 +47,7 @@ def gather_and_look(job, obs, after, action, reward, torn, counts):
     """
     slots = peek_i64(job + JOB_SLOTS)
     count = peek_i64(job + JOB_BATCH)
-    _gather(job, slots, count, 0)
+    run_operations(job, slots, count, 0)
     write_meta(job, slots, count)
     window = peek_i64(job + JOB_WINDOW)
     terminated, truncated = peek_i64(window + WINDOW_TERMINATED), peek_i64(window + WINDOW_TRUNCATED)

@@ -7,7 +7,7 @@ import pytest
 
 import conduit
 from conduit.errors import ConfigError
-from conduit.kernels.cpu import deliver
+from conduit.kernels.cpu import job as jobs
 from conduit.kernels.cpu.windows import ENTRY_BYTES, ENTRY_GENERATION, ENTRY_PAGE, WINDOW_RESOLVE
 from conduit.numbers import whole
 from conduit.sampling.anchors import list_anchors
@@ -124,12 +124,11 @@ class NewestFirst:
         self.candidates = self.offered = len(rows)
         if len(rows) < max(1, self.least):
             return -1
-        words = words_at(job, deliver.JOB_WORDS)
+        words = words_at(job, jobs.JOB_WORDS)
         row_at, page_at, generation_at = (
-            words_at(int(words[offset // 8]), SIZE)
-            for offset in (deliver.JOB_ROWS, deliver.JOB_PAGES, deliver.JOB_GENERATIONS)
+            words_at(int(words[offset // 8]), SIZE) for offset in (jobs.JOB_ROWS, jobs.JOB_PAGES, jobs.JOB_GENERATIONS)
         )
-        window = int(words[deliver.JOB_WINDOW // 8])
+        window = int(words[jobs.JOB_WINDOW // 8])
         resolve = FUNCTION(int(words_at(window + WINDOW_RESOLVE, 1)[0]))
         listed = words_at(slots, count).tolist()
         for i, slot in enumerate(listed):
@@ -165,8 +164,8 @@ class Hasty(NewestFirst):
     def draw(self, state, job, slots, count, attempt):
         found = super().draw(state, job, slots, count, attempt)
         if found > 0:
-            words = words_at(job, deliver.JOB_WORDS)
-            words_at(int(words[deliver.JOB_ROWS // 8]), SIZE)[words_at(slots, count)] += 1
+            words = words_at(job, jobs.JOB_WORDS)
+            words_at(int(words[jobs.JOB_ROWS // 8]), SIZE)[words_at(slots, count)] += 1
         return found
 
 

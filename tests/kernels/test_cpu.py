@@ -8,11 +8,12 @@ import pytest
 
 import conduit
 from conduit import Field, Schema
-from conduit.kernels.cpu import deliver as cpu
+from conduit.kernels.cpu import job as cpu
 from conduit.kernels.spec.make_plan import make_plan
 from conduit.kernels.spec.plan import IDS, STEPS
 from conduit.native.jit import entry
 from conduit.native.memory import peek_i64, poke_i64
+from conduit.plane.deliver import fill
 from conduit.plane.deliver.batch_maker import BatchMaker
 
 SCHEMA = Schema([Field("obs", "int64", (3,), observation=True), Field("big", "uint8", (200,))])
@@ -68,7 +69,7 @@ def deliver(table, sampler, batch, block):
     buffer.maker = maker
     for array in buffer.arrays.values():
         array.view(np.uint8)[...] = 0xA5
-    return buffer, entry(cpu.deliver)(buffer.job_address)
+    return buffer, entry(fill.fill)(buffer.job_address)
 
 
 def check(buffer, rows):
@@ -106,7 +107,7 @@ def test_rows_whose_page_has_another_generation_after_the_copy_are_drawn_again_a
     assert result == 60
     check(buffer, np.where(stale, slots + 2, slots) % (ROWS - 1))
     assert buffer.job.redrawn == 2 * stale.sum()
-    deliver_again = entry(cpu.deliver)(buffer.job_address)
+    deliver_again = entry(fill.fill)(buffer.job_address)
     assert deliver_again == 60
     assert buffer.job.redrawn == 4 * stale.sum()
 

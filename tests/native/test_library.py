@@ -15,7 +15,7 @@ from conduit.errors import ConfigError
 from conduit.field import DTYPES
 from conduit.kernels.cpu import augment, gather
 from conduit.kernels.spec.transforms import Transform, is_narrow
-from conduit.native import eventcount
+from conduit.native import memory
 from conduit.native.compile import catalogue, library
 from conduit.store.ingest import page_writer
 
@@ -148,15 +148,15 @@ def test_rows_of_every_size_are_copied(engine_name):
 CALLS = """
 import numpy as np
 from conduit.native.jit import entry
-from conduit.native import eventcount
+from conduit.native import memory
 
 words = np.zeros(64, np.int64)
-announce = entry(eventcount.announce)
+announce = entry(memory.announce)
 assert type(announce) is type(len)
 assert announce(words.ctypes.data) == announce(np.int64(words.ctypes.data)) == announce(words.ctypes.data) == 0
 for arguments, error, text in (
-    ((), TypeError, "Expected 1 arguments of kernel conduit.native.eventcount.announce, got 0"),
-    ((1, 2), TypeError, "Expected 1 arguments of kernel conduit.native.eventcount.announce, got 2"),
+    ((), TypeError, "Expected 1 arguments of kernel conduit.native.memory.announce, got 0"),
+    ((1, 2), TypeError, "Expected 1 arguments of kernel conduit.native.memory.announce, got 2"),
     ((None,), TypeError, "not 'NoneType'"),
     ((1 << 70,), OverflowError, "too big"),
 ):
@@ -217,5 +217,5 @@ def test_a_kernel_that_no_library_holds_is_compiled(made):
 def test_the_flags_of_this_processor_are_what_linux_says():
     assert library.host_flags() <= set(Path("/proc/cpuinfo").read_text().split())
     assert library.entry.__module__ == "conduit.native.compile.library"
-    assert eventcount.announce.signature == "int64(int64)"
+    assert memory.announce.signature == "int64(int64)"
     assert page_writer.end.signature == "int64(object, object, object)"

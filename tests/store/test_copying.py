@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from conduit.native.streaming_copy import STREAM_FROM, copy_rows
+from conduit.native.memory import STREAM_FROM, copy_rows
 
 
 @numba.njit("void(int64, int64, int64, int64, int64)")

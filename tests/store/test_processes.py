@@ -17,7 +17,7 @@ from conduit.errors import (
     Forked,
     ParticipantsFull,
 )
-from conduit.native import streaming_copy
+from conduit.native import memory
 from conduit.store.format import words as w
 from conduit.store.segment import participants
 from conduit.store.segment.locks import held
@@ -110,7 +110,7 @@ with conduit.attach(sys.argv[1], timeout=20) as client:
 
 
 def test_rows_that_are_stored_past_the_caches_are_whole_when_they_are_seen_also_of_writers_that_are_killed(engine_name):
-    assert streaming_copy.STREAM_FROM <= 64 * 512 * 8
+    assert memory.STREAM_FROM <= 64 * 512 * 8
     with conduit.Engine.create(engine_name, {"replay": WIDE}, max_participants=8) as engine:
         batches = 0
         with engine.loader("replay", batch_size=64, format="numpy", seed=0, timeout=20.0) as loader:

@@ -13,7 +13,7 @@ from conduit.plane.engine import Engine
 from conduit.store.format import words as w
 from conduit.store.format.words import HAZARDS_PER_PARTICIPANT
 from conduit.store.ingest import commit as committing
-from conduit.store.ingest import next_page, page_writer
+from conduit.store.ingest import page_writer
 from conduit.store.pages import protocol, recovery
 from conduit.store.segment.locks import try_lock
 from conduit.store.tables import queue
@@ -207,7 +207,7 @@ class WritingOn(QueueScene):
         writer = StoreWriter(view)
         # the page that holds nothing yet is the other writer's; this one's first is the one that was acknowledged
         functions = [
-            native(one) for one in (protocol.claim, next_page.turn, committing.commit, page_writer.finish_page)
+            native(one) for one in (protocol.claim, page_writer.turn, committing.commit, page_writer.finish_page)
         ]
         self.run(finish_and_write, *functions, view.address, writer.address, client._participants.number)
 

@@ -18,8 +18,8 @@ from conduit.sampling import prioritized_update
 from conduit.sampling.marks import empty_marks
 from conduit.store.format import words as w
 from conduit.store.format.words import HAZARDS_PER_PARTICIPANT
+from conduit.store.ingest import commit, first_page, page_writer
 from conduit.store.ingest import commit as committing
-from conduit.store.ingest import final_rows, first_page, next_page
 from conduit.store.ingest.report_episodes import WRITER_WORDS
 from conduit.store.pages import protocol, ragged_values, rate_limiter, recovery
 from conduit.store.segment.locks import LOCK_PUBLISHERS, try_lock
@@ -263,7 +263,7 @@ class StoreWriter:
 
     def turn(self) -> int:
         page = entry(protocol.claim)(self.view.address, int(self.words[w.WRITER_OWNER // 8]), 0)
-        entry(next_page.turn)(self.address, page)
+        entry(page_writer.turn)(self.address, page)
         return page
 
     def write(self, count: int, *, ends: bool = False) -> None:
@@ -274,7 +274,7 @@ class StoreWriter:
             self.put(row, number)
             if ends and left == 1:
                 self.view.terminated[row] = True
-                kept = entry(final_rows.stage_final)(self.address, row, row + 1)
+                kept = entry(commit.stage_final)(self.address, row, row + 1)
                 self.view.columns["obs"][kept] = -number
                 self.put(kept, -number)
             entry(committing.commit)(self.address, 1)
@@ -382,7 +382,7 @@ class Writing(Scene):
         writer = StoreWriter(view)
         assert writer.turn() == 3
         writer.write(4, ends=True)
-        functions = [native(one) for one in (protocol.claim, next_page.turn, committing.commit, protocol.seal)]
+        functions = [native(one) for one in (protocol.claim, page_writer.turn, committing.commit, protocol.seal)]
         self.run(write, *functions, view.address, writer.address, client._participants.number)
 
     def check(self) -> None:
@@ -420,7 +420,7 @@ class WritingRagged(Writing):
         writer = StoreWriter(view)
         assert writer.turn() == 3
         writer.write(4, ends=True)
-        functions = [native(one) for one in (protocol.claim, next_page.turn, committing.commit, protocol.seal)]
+        functions = [native(one) for one in (protocol.claim, page_writer.turn, committing.commit, protocol.seal)]
         scratch = np.zeros(LONGEST, np.int64)
         put = native(ragged_values.put_value)
         owner = client._participants.number
@@ -634,7 +634,7 @@ class PassingTheGates(Scene):
             rate_limiter.reserve,
             rate_limiter.deliver,
             protocol.claim,
-            next_page.turn,
+            page_writer.turn,
         ):
             native(compiled)
         self.keep()
@@ -835,7 +835,7 @@ def test_an_update_that_is_stopped_at_any_instruction_touches_no_row_that_took_t
             if page < 0:
                 kept += 1
                 break
-            entry(next_page.turn)(writer.address, page)
+            entry(page_writer.turn)(writer.address, page)
             writer.write(4)
             start = page * PAGE_ROWS
             expected[page] = view.priorities[start : start + PAGE_ROWS].copy()

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from conduit.kernels.cpu.deliver import JOB_GENERATIONS, JOB_ROWS
+from conduit.kernels.cpu.job import JOB_GENERATIONS, JOB_ROWS
 from conduit.kernels.cpu.sequences import _following
+from conduit.kernels.cpu.transitions import put_flag
 from conduit.kernels.cpu.windows import (
     ENTRY_ENVS,
     ENTRY_LIMIT,
@@ -19,7 +20,6 @@ from conduit.kernels.cpu.windows import (
     ENTRY_PAGE,
     WINDOW_GOALS,
     WINDOW_TABLE,
-    put_flag,
 )
 from conduit.native.jit import inner
 from conduit.native.memory import call_5, peek_i32, peek_i64, peek_u32, poke_i64

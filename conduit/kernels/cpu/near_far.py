@@ -7,18 +7,14 @@ into pinned memory. Both are row numbers in some column: -1 stands for zeros, an
 
 from __future__ import annotations
 
-from conduit.kernels.cpu.deliver import (
-    JOB_DRAW,
-    JOB_DRAW_STATE,
+from conduit.kernels.cpu.gather import OP_FUNCTION, OP_WORDS
+from conduit.kernels.cpu.job import (
     JOB_GENERATIONS,
     JOB_PAGES,
-    JOB_REDRAWN,
     overwritten,
-    write_meta,
 )
-from conduit.kernels.cpu.gather import OP_FUNCTION, OP_WORDS
 from conduit.native.jit import inner, kernel
-from conduit.native.memory import call_4, call_5, peek_i64, poke_i64, poke_u32
+from conduit.native.memory import call_4, peek_i64, poke_i64, poke_u32
 
 SKIP = -2
 """A row number that tells a gather to leave its place as it is."""
@@ -159,30 +155,3 @@ def stage(staging, slots, count, lost):
         copy = copies + 8 * OP_WORDS * k
         call_4(peek_i64(copy + OP_FUNCTION), copy, numbers, far, 1)
     return overwritten(job, lost, far)
-
-
-@kernel("int64(int64, int64, int64, int64, int64)", nogil=True)
-def draw_again(job, slots, count, attempt, scratch):
-    """Draw listed slots of a job without operations anew, until none is overwritten meanwhile.
-
-    Args:
-        job: The job.
-        slots: int64 [count].
-        count: How many.
-        attempt: Number of the attempt; one that these slots have not been drawn with.
-        scratch: int64 [count].
-
-    Returns:
-        The next attempt's number, or -1 when there is nothing to draw.
-    """
-    left = count
-    for i in range(count):
-        poke_i64(scratch + 8 * i, peek_i64(slots + 8 * i))
-    while left > 0:
-        poke_i64(job + JOB_REDRAWN, peek_i64(job + JOB_REDRAWN) + left)
-        if call_5(peek_i64(job + JOB_DRAW), peek_i64(job + JOB_DRAW_STATE), job, scratch, left, attempt) < 0:
-            return -1
-        write_meta(job, scratch, left)
-        left = overwritten(job, scratch, left)
-        attempt += 1
-    return attempt

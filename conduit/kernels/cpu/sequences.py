@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from conduit.kernels.cpu.deliver import JOB_GENERATIONS, JOB_ROWS
+from conduit.kernels.cpu.job import JOB_GENERATIONS, JOB_ROWS
+from conduit.kernels.cpu.transitions import put_flag, too_old
 from conduit.kernels.cpu.windows import (
     ENTRY_ENVS,
     ENTRY_LIMIT,
@@ -12,6 +13,8 @@ from conduit.kernels.cpu.windows import (
     ENTRY_PAGE,
     WINDOW_ACROSS,
     WINDOW_BURN_IN,
+    WINDOW_ENVS,
+    WINDOW_EVERY,
     WINDOW_FOLLOWING_LANES,
     WINDOW_FROM_FIRST,
     WINDOW_IS_FIRST,
@@ -24,13 +27,32 @@ from conduit.kernels.cpu.windows import (
     WINDOW_TRUNCATED,
     WINDOW_USED,
     WINDOW_WHOLE,
-    may_anchor,
-    put_flag,
-    too_old,
 )
 from conduit.native.jit import inner
-from conduit.native.memory import peek_i64, peek_u32, poke_i64
+from conduit.native.memory import load_relaxed, peek_i32, peek_i64, peek_u32, poke_i64
 from conduit.store.format import words as w
+from conduit.store.pages.protocol import block_of
+
+
+@inner
+def _may_anchor(window, table, page, local, envs):
+    """True when a sequence, episode or rollout may start at a local row, by the row's place alone."""
+    meta = peek_i64(table + w.VIEW_META) + w.META_BYTES * (page * peek_i64(table + w.VIEW_ROWS) + local)
+    word = peek_u32(meta + 12)
+    across = peek_i64(window + WINDOW_ACROSS) != 0
+    position = peek_i32(meta + 4)
+    if word & w.DELETED:
+        return False
+    if peek_i64(window + WINDOW_ENVS) != 0:
+        if envs != peek_i64(window + WINDOW_ENVS) or local % envs != 0:
+            return False
+        across = True
+    elif (word & w.FINAL and not across) or (peek_i64(window + WINDOW_FROM_FIRST) != 0 and word & w.FIRST == 0):
+        return False
+    every = peek_i64(window + WINDOW_EVERY)
+    if across and every > 1:
+        position = load_relaxed(block_of(table, page) + w.PAGE_TICK) + local // envs
+    return every <= 1 or position % every == 0
 
 
 @inner
@@ -66,7 +88,7 @@ def _sequences(writes: bool) -> Any:
         meta = metas + w.META_BYTES * row
         across = peek_i64(window + WINDOW_ACROSS) != 0
         page = peek_i64(entry + ENTRY_PAGE)
-        if not may_anchor(window, table, page, row - page * peek_i64(table + w.VIEW_ROWS), envs) or too_old(
+        if not _may_anchor(window, table, page, row - page * peek_i64(table + w.VIEW_ROWS), envs) or too_old(
             window, meta
         ):
             return -1
@@ -141,7 +163,7 @@ def _rollouts(writes: bool) -> Any:
         limit = peek_i64(entry + ENTRY_LIMIT)
         over = peek_i64(entry + ENTRY_OVER)
         count = peek_i64(window + WINDOW_LENGTH) * envs
-        if not may_anchor(window, table, page, local, envs) or row + count > limit:
+        if not _may_anchor(window, table, page, local, envs) or row + count > limit:
             return -1
         if too_old(window, metas + w.META_BYTES * row):
             return -1

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from conduit.kernels.cpu.deliver import JOB_GENERATIONS, JOB_ROWS, ask_for
+from conduit.kernels.cpu.job import JOB_GENERATIONS, JOB_ROWS, ask_for
 from conduit.kernels.cpu.windows import (
+    AGES,
     ENTRY_ENVS,
     ENTRY_LIMIT,
     ENTRY_OVER,
@@ -21,7 +22,9 @@ from conduit.kernels.cpu.windows import (
     SUM_SOURCE,
     SUM_STRIDE,
     SUM_WORDS,
+    WINDOW_AGES,
     WINDOW_BOOTSTRAP,
+    WINDOW_CURRENT,
     WINDOW_DISCOUNT,
     WINDOW_FOLLOWING,
     WINDOW_FOLLOWING_STACKED,
@@ -46,8 +49,6 @@ from conduit.kernels.cpu.windows import (
     WINDOW_TERMINATED,
     WINDOW_TRUNCATED,
     WINDOW_USED,
-    put_flag,
-    too_old,
 )
 from conduit.native.jit import inner
 from conduit.native.memory import (
@@ -59,9 +60,29 @@ from conduit.native.memory import (
     poke_f32,
     poke_f64,
     poke_i64,
+    poke_u8,
     prefetch,
 )
 from conduit.store.format import words as w
+
+
+@inner
+def put_flag(address, at, value):
+    """Store a flag, where flags are wanted."""
+    if address != 0:
+        poke_u8(address + at, value)
+
+
+@inner
+def too_old(window, meta):
+    """Count (by age) and refuse a row whose policy version is below the oldest wanted."""
+    version = peek_i32(meta)
+    if version >= peek_i64(window + WINDOW_OLDEST):
+        return False
+    age = min(max(peek_i64(window + WINDOW_CURRENT) - version, 0), AGES - 1)
+    bin_ = peek_i64(window + WINDOW_AGES) + 8 * age
+    poke_i64(bin_, peek_i64(bin_) + 1)
+    return True
 
 
 @inner

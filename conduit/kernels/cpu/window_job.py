@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from conduit.kernels.cpu.hindsight import GOAL_ANCHORS, GOAL_RESOLVE, GOAL_WORDS, goal_anchors, resolve_goals
+from conduit.kernels.cpu.job import JOB_ROWS
 from conduit.kernels.cpu.sequences import ROLLOUT_ANCHORS, ROLLOUTS, SEQUENCE_ANCHORS, SEQUENCES
 from conduit.kernels.cpu.transitions import TRANSITIONS, transition_anchors
 from conduit.kernels.cpu.windows import (
@@ -50,14 +51,27 @@ from conduit.kernels.cpu.windows import (
     WINDOW_UNCOUNTED,
     WINDOW_WHOLE,
     WINDOW_WORDS,
-    resolve_counted,
 )
 from conduit.kernels.spec.plan import Plan, Return
 from conduit.kernels.spec.windows import Episode, Rollout, Sequence, Transition, Window, need
 from conduit.native.descriptors import fill
 from conduit.native.jit import address
+from conduit.native.memory import call_5, peek_i64
+from conduit.store.pages.deletion import may_be_taken
 
 Array = np.ndarray[Any, Any]
+
+
+def resolve_counted(window, job, slots, count, unused):
+    """Any window, in a table whose rows may be delivered so often only."""
+    sampled, limit = peek_i64(window + WINDOW_SAMPLED), peek_i64(window + WINDOW_MAX_SAMPLED)
+    fresh = 0
+    while fresh < count:
+        row = peek_i64(peek_i64(job + JOB_ROWS) + 8 * peek_i64(slots + 8 * fresh))
+        if not may_be_taken(peek_i64(sampled + 8 * row), limit):
+            break
+        fresh += 1
+    return call_5(peek_i64(window + WINDOW_UNCOUNTED), window, job, slots, fresh, 0)
 
 
 def resolver(window: Window, item: int, scaled: bool) -> int:

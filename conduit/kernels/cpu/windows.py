@@ -1,4 +1,4 @@
-"""From an anchor row to the rows its window reads: what resolvers are told, and what they have in common.
+"""From an anchor row to the rows its window reads: what resolvers are told. Only words: no function stands here.
 
 A resolver is a C function `resolve(window, job, slots, count, 0) -> done`, called through its address by samplers. For each
 listed slot it takes the job's row and, in place of the generation, the address of the sampler's description of the page (ENTRY_*).
@@ -13,13 +13,6 @@ kernels.cpu.transitions and kernels.cpu.sequences are the resolvers; kernels.cpu
 """
 
 from __future__ import annotations
-
-from conduit.kernels.cpu.deliver import JOB_ROWS
-from conduit.native.jit import inner
-from conduit.native.memory import call_5, load_relaxed, peek_i32, peek_i64, peek_u32, poke_i64, poke_u8
-from conduit.store.format import words as w
-from conduit.store.pages.protocol import block_of
-from conduit.store.pages.row_counts import may_be_taken
 
 ENTRY_START, ENTRY_PAGE, ENTRY_FIRST, ENTRY_LIMIT, ENTRY_GENERATION, ENTRY_ENVS, ENTRY_OVER = range(0, 56, 8)
 """A page as samplers list it: candidates before it, page, first candidate row, row behind the last committed one, generation,
@@ -93,55 +86,3 @@ AGES = 64
 """Bins of the count of rows that were too old, by age in versions; the last one takes all older ones."""
 
 SIGNATURE = "int64(int64, int64, int64, int64, int64)"
-
-
-@inner
-def put_flag(address, at, value):
-    """Store a flag, where flags are wanted."""
-    if address != 0:
-        poke_u8(address + at, value)
-
-
-@inner
-def too_old(window, meta):
-    """Count (by age) and refuse a row whose policy version is below the oldest wanted."""
-    version = peek_i32(meta)
-    if version >= peek_i64(window + WINDOW_OLDEST):
-        return False
-    age = min(max(peek_i64(window + WINDOW_CURRENT) - version, 0), AGES - 1)
-    bin_ = peek_i64(window + WINDOW_AGES) + 8 * age
-    poke_i64(bin_, peek_i64(bin_) + 1)
-    return True
-
-
-@inner
-def may_anchor(window, table, page, local, envs):
-    """True when a sequence, episode or rollout may start at a local row, by the row's place alone."""
-    meta = peek_i64(table + w.VIEW_META) + w.META_BYTES * (page * peek_i64(table + w.VIEW_ROWS) + local)
-    word = peek_u32(meta + 12)
-    across = peek_i64(window + WINDOW_ACROSS) != 0
-    position = peek_i32(meta + 4)
-    if word & w.DELETED:
-        return False
-    if peek_i64(window + WINDOW_ENVS) != 0:
-        if envs != peek_i64(window + WINDOW_ENVS) or local % envs != 0:
-            return False
-        across = True
-    elif (word & w.FINAL and not across) or (peek_i64(window + WINDOW_FROM_FIRST) != 0 and word & w.FIRST == 0):
-        return False
-    every = peek_i64(window + WINDOW_EVERY)
-    if across and every > 1:
-        position = load_relaxed(block_of(table, page) + w.PAGE_TICK) + local // envs
-    return every <= 1 or position % every == 0
-
-
-def resolve_counted(window, job, slots, count, unused):
-    """Any window, in a table whose rows may be delivered so often only."""
-    sampled, limit = peek_i64(window + WINDOW_SAMPLED), peek_i64(window + WINDOW_MAX_SAMPLED)
-    fresh = 0
-    while fresh < count:
-        row = peek_i64(peek_i64(job + JOB_ROWS) + 8 * peek_i64(slots + 8 * fresh))
-        if not may_be_taken(peek_i64(sampled + 8 * row), limit):
-            break
-        fresh += 1
-    return call_5(peek_i64(window + WINDOW_UNCOUNTED), window, job, slots, fresh, 0)

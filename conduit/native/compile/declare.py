@@ -1,7 +1,7 @@
 """Kernels as they are declared: plain Python functions, with a signature. Nothing is compiled here, and no compiler is imported.
 
 A signature is text, `"int64(int64, float64, object)"`. An `object` is handed over as its address and nothing more
-(conduit.native.object_args).
+(conduit.native.memory.address_of).
 """
 
 from __future__ import annotations
@@ -16,10 +16,7 @@ KERNEL_MODULES = (
     "conduit.native.jit",
     "conduit.native.compile.compiler",
     "conduit.native.memory",
-    "conduit.native.object_args",
-    "conduit.native.streaming_copy",
     "conduit.store.format.words",
-    "conduit.native.eventcount",
     "conduit.store.pages.protocol",
     "conduit.store.segment.locks",
     "conduit.store.pages.holds",
@@ -33,14 +30,11 @@ KERNEL_MODULES = (
     "conduit.store.pages.ragged_values",
     "conduit.store.ingest.report_episodes",
     "conduit.store.ingest.page_writer",
-    "conduit.store.ingest.next_page",
     "conduit.store.ingest.first_page",
-    "conduit.store.ingest.final_rows",
     "conduit.store.ingest.commit",
     "conduit.store.tables.queue",
     "conduit.store.ingest.field_specs",
     "conduit.store.ingest.match_objects",
-    "conduit.store.ingest.final_objects",
     "conduit.store.ingest.append_objects",
     "conduit.store.tables.statistics",
     "conduit.store.checkpoint.snapshot",
@@ -56,8 +50,7 @@ KERNEL_MODULES = (
     "conduit.kernels.cpu.sequences",
     "conduit.kernels.cpu.hindsight",
     "conduit.kernels.cpu.window_job",
-    "conduit.kernels.cpu.deliver",
-    "conduit.kernels.cpu.counted_deliveries",
+    "conduit.kernels.cpu.job",
     "conduit.kernels.cpu.near_far",
     "conduit.sampling.candidates",
     "conduit.sampling.uniform",
@@ -68,6 +61,8 @@ KERNEL_MODULES = (
     "conduit.sampling.prioritized",
     "conduit.sampling.anchors",
     "conduit.sampling.drawable",
+    "conduit.plane.deliver.fill",
+    "conduit.plane.deliver.counted_deliveries",
     "conduit.testing.rows",
     "conduit.testing.stepping",
 )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from conduit.contracts.sampler import Sampler
-from conduit.kernels.cpu import counted_deliveries, deliver, hindsight, near_far, windows
+from conduit.kernels.cpu import hindsight, job, near_far, windows
 from conduit.kernels.cpu.gather import OP_WORDS
 from conduit.kernels.cpu.ragged import RAGGED_END, describe_ragged
 from conduit.kernels.cpu.window_job import Summed, describe_window
@@ -16,6 +16,7 @@ from conduit.kernels.ops.hindsight import RELABELLED
 from conduit.kernels.spec.plan import EPISODES, IDS, STEPS, VERSIONS, Goals, Plan
 from conduit.kernels.spec.windows import Transition, has_next, lanes
 from conduit.native.jit import entry
+from conduit.plane.deliver import counted_deliveries, fill
 from conduit.plane.deliver.transform_state import Transforming
 from conduit.store.format import words as w
 from conduit.store.tables.view import TableView
@@ -44,7 +45,7 @@ class Scratch:
         pages, generations: int64 [batch_size], the page of each sample and the generation it was drawn in.
         addresses: Addresses of the index arrays that a window fills, by its words (kernels.cpu.windows.WINDOW_*).
         ages: int64 [AGES], rows refused as too old, by age.
-        counted: What is counted of the batch being made (kernels.cpu.counted_deliveries), where deliveries are.
+        counted: What is counted of the batch being made (plane.deliver.counted_deliveries), where deliveries are.
     """
 
     def __init__(self, plan: Plan, ages: Array | None = None) -> None:
@@ -104,7 +105,7 @@ def _goals(wanted: Goals, scratch: Scratch, flags: int, seed: int, batch_at: int
 
 
 class BatchJob:
-    """A job of kernels.cpu.deliver and all that its words lead to, but for the arrays of the batch.
+    """A job of kernels.cpu.job and all that its words lead to, but for the arrays of the batch.
 
     Args:
         table: The table.
@@ -158,51 +159,51 @@ class BatchJob:
             addresses[windows.WINDOW_GOALS] = self._kept[-1].ctypes.data
         self.window, summed = describe_window(plan, table.address, sampled, _rewards(table, plan, at), addresses)
         self._kept.append(summed)
-        self.words = np.zeros(deliver.JOB_WORDS, np.int64)
+        self.words = np.zeros(job.JOB_WORDS, np.int64)
         for offset, value in (
-            (deliver.JOB_TABLE, table.address),
-            (deliver.JOB_BATCH, plan.batch_size),
-            (deliver.JOB_BLOCK, block),
-            (deliver.JOB_DRAW, sampler.function),
-            (deliver.JOB_DRAW_STATE, sampler.state),
-            (deliver.JOB_WINDOW, self.window.ctypes.data),
-            (deliver.JOB_OPERATIONS, self.operations.ctypes.data),
-            (deliver.JOB_OPERATION_COUNT, count),
-            (deliver.JOB_ROWS, scratch.index["anchor"].ctypes.data),
-            (deliver.JOB_FOLLOWING, scratch.index["following"].ctypes.data),
-            (deliver.JOB_PAGES, scratch.pages.ctypes.data),
-            (deliver.JOB_GENERATIONS, scratch.generations.ctypes.data),
-            (deliver.JOB_SLOTS, scratch.slots.ctypes.data),
-            (deliver.JOB_IDS, at[IDS]),
-            (deliver.JOB_VERSIONS, at[VERSIONS]),
-            (deliver.JOB_EPISODES, at[EPISODES]),
-            (deliver.JOB_STEPS, at[STEPS]),
+            (job.JOB_TABLE, table.address),
+            (job.JOB_BATCH, plan.batch_size),
+            (job.JOB_BLOCK, block),
+            (job.JOB_DRAW, sampler.function),
+            (job.JOB_DRAW_STATE, sampler.state),
+            (job.JOB_WINDOW, self.window.ctypes.data),
+            (job.JOB_OPERATIONS, self.operations.ctypes.data),
+            (job.JOB_OPERATION_COUNT, count),
+            (job.JOB_ROWS, scratch.index["anchor"].ctypes.data),
+            (job.JOB_FOLLOWING, scratch.index["following"].ctypes.data),
+            (job.JOB_PAGES, scratch.pages.ctypes.data),
+            (job.JOB_GENERATIONS, scratch.generations.ctypes.data),
+            (job.JOB_SLOTS, scratch.slots.ctypes.data),
+            (job.JOB_IDS, at[IDS]),
+            (job.JOB_VERSIONS, at[VERSIONS]),
+            (job.JOB_EPISODES, at[EPISODES]),
+            (job.JOB_STEPS, at[STEPS]),
         ):
             self.words[offset // 8] = value
         self.address: int = self.words.ctypes.data
         if sampled[0]:
-            self.words[deliver.JOB_COUNTED // 8] = scratch.counted.ctypes.data
-            self.words[deliver.JOB_SEAT // 8] = table.seat_line()
+            self.words[job.JOB_COUNTED // 8] = scratch.counted.ctypes.data
+            self.words[job.JOB_SEAT // 8] = table.seat_line()
         self._count = count
         self._staging: Array | None = None
         self.begin_packed(arrays, 0, plan.batch_size)
 
     def narrow(self, first: int, end: int) -> None:
         """Fill only the slots [first, end) from now on."""
-        self.words[deliver.JOB_FIRST // 8] = first
-        self.words[deliver.JOB_BATCH // 8] = end
+        self.words[job.JOB_FIRST // 8] = first
+        self.words[job.JOB_BATCH // 8] = end
 
     @property
     def redrawn(self) -> int:
         """Rows drawn again because a writer overwrote them, over this job's life."""
-        return int(self.words[deliver.JOB_REDRAWN // 8])
+        return int(self.words[job.JOB_REDRAWN // 8])
 
     def draw(self) -> bool:
         """Draw what the job would gather, and gather nothing; False when there is nothing to draw."""
-        words, at = self.words, deliver.JOB_OPERATION_COUNT // 8
+        words, at = self.words, job.JOB_OPERATION_COUNT // 8
         words[at] = 0
         try:
-            return entry(deliver.deliver)(self.address) >= 0
+            return entry(fill.fill)(self.address) >= 0
         finally:
             words[at] = self._count
 
@@ -230,7 +231,7 @@ class BatchJob:
         left, attempt = len(again), AGAIN
         left = entry(near_far.stage)(words, again.ctypes.data, left, lost)
         while left > 0:
-            attempt = entry(near_far.draw_again)(self.address, lost, left, attempt, scratch)
+            attempt = entry(fill.draw_again)(self.address, lost, left, attempt, scratch)
             if attempt < 0:
                 return False
             again = self._lists[0, :left].copy()

@@ -18,10 +18,10 @@ import numpy as np
 
 from conduit.contracts.sampler import Sampler
 from conduit.errors import ConfigError
-from conduit.kernels.cpu import counted_deliveries, deliver
 from conduit.kernels.cpu.windows import WINDOW_CURRENT, WINDOW_OLDEST
 from conduit.kernels.spec.plan import Plan
 from conduit.native.jit import entry
+from conduit.plane.deliver import counted_deliveries, fill
 from conduit.plane.deliver.batch import Batch, Wrap, batch_of
 from conduit.plane.deliver.batch_job import BatchJob, Scratch
 from conduit.plane.deliver.buffers import Buffer
@@ -101,7 +101,7 @@ class BatchMaker:
         self.scratch = Scratch(plan)
         self._block = min(plan.batch_size, max(_SHORTEST_BLOCK, _BLOCK_BYTES // max(1, plan.sample_bytes)))
         self._is_counted = int(table.descriptor[w.VIEW_SAMPLED // 8]) != 0
-        self._deliver = entry(counted_deliveries.deliver_counted if self._is_counted else deliver.deliver)
+        self._deliver = entry(counted_deliveries.fill_counted if self._is_counted else fill.fill)
         self._finish = sampler.finish
         self._inspects = self._transforming.inspects
         self.prepares = self._transforming.prepares

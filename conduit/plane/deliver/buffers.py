@@ -13,7 +13,7 @@ import numpy as np
 
 from conduit.clock import Deadline
 from conduit.errors import BuffersBusy, ConfigError
-from conduit.kernels.cpu.deliver import JOB_REDRAWN
+from conduit.kernels.cpu.job import JOB_REDRAWN
 from conduit.kernels.spec.plan import INTERNAL, KEYS, Plan
 from conduit.plane.deliver.batch_job import BatchJob
 from conduit.store.format.sizes import align

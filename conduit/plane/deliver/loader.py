@@ -16,7 +16,6 @@ from conduit.clock import Deadline
 from conduit.contracts.delivery import Delivery
 from conduit.errors import Closed, ConfigError, DeviceError, FieldError
 from conduit.forking import StaysHere
-from conduit.kernels.cpu import deliver
 from conduit.kernels.spec.batch_transforms import BatchTransform, with_batch_transforms
 from conduit.kernels.spec.make_plan import make_plan
 from conduit.kernels.spec.names import shown
@@ -37,6 +36,7 @@ from conduit.sampling.shuffled import ShuffledSampler
 from conduit.sampling.uniform import Uniform
 from conduit.store.format import words as w
 from conduit.store.format.table_fit import check_window
+from conduit.store.pages import deletion
 from conduit.store.pages.row_ids import as_ids
 from conduit.store.tables.appearance import filling_of, never_raises, place_of, state_of
 from conduit.store.tables.limit_checks import Gate
@@ -321,7 +321,7 @@ class Loader(StaysHere, Delivery[Batch]):
         """
         keys = as_ids(ids)
         out = np.zeros(keys.shape, bool)
-        entry(deliver.still_valid)(self._table.address, keys.ctypes.data, keys.size, out.ctypes.data)
+        entry(deletion.still_valid)(self._table.address, keys.ctypes.data, keys.size, out.ctypes.data)
         return out
 
     @property

@@ -21,6 +21,7 @@ from conduit.kernels.spec.plan import INTERNAL, KEYS, NEXT, Output, Plan
 from conduit.kernels.spec.transforms import FLOATS, Transform
 from conduit.kernels.spec.windows import Transition
 from conduit.native.jit import entry
+from conduit.plane.deliver import fill
 from conduit.plane.deliver.batch import OwnedBatch
 from conduit.plane.deliver.batch_job import AGAIN, BatchJob, Scratch
 from conduit.plane.deliver.buffers import Buffer, offsets_of, spans_of
@@ -260,7 +261,7 @@ class DeviceBuffer(Buffer):
         left = entry(near_far.stage)(words, everyone, count, lost)
         attempt = AGAIN
         while left > 0:
-            attempt = entry(near_far.draw_again)(self.job_address, lost, left, attempt, scratch)
+            attempt = entry(fill.draw_again)(self.job_address, lost, left, attempt, scratch)
             if attempt < 0:
                 return False
             again = self._lists[2, :left].copy()

@@ -19,7 +19,7 @@ from conduit.plane.habits import explained
 from conduit.plane.ingest.stream import Stream
 from conduit.plane.ingest.validate import checked, checked_observation
 from conduit.store.format import words as w
-from conduit.store.ingest import final_rows, page_writer
+from conduit.store.ingest import commit, page_writer
 
 Array = np.ndarray[Any, Any]
 
@@ -139,6 +139,6 @@ class Bulk:
         if low == high:
             return
         places = self._places[low:high] - start
-        kept = entry(final_rows.stage_finals)(stream.address, row, places.ctypes.data, high - low, row + count)
+        kept = entry(commit.stage_finals)(stream.address, row, places.ctypes.data, high - low, row + count)
         for name, values in self._finals.items():
             table.columns[name][kept : kept + high - low] = values[low:high][::-1]

@@ -22,7 +22,7 @@ from conduit.plane.ingest.autoreset import autoreset_of
 from conduit.plane.ingest.validate import checked_observation
 from conduit.plane.ingest.writer_pages import OnFull, WriterPages
 from conduit.store.format import words as w
-from conduit.store.ingest import commit, final_rows, page_writer
+from conduit.store.ingest import commit, page_writer
 from conduit.store.segment import writer_counts
 from conduit.store.segment.participants import Participants
 from conduit.store.tables.view import TableView
@@ -108,7 +108,7 @@ class Stream(WriterPages):
                     f"Expected the {self._form_name} in progress to be finished first: leave its block, commit or abort it"
                 )
             # of a form that was dropped, or of a call that was interrupted
-            self.discard(final_rows.ALL_ROWS)
+            self.discard(commit.ALL_ROWS)
 
     def begin(self, form: Form, name: str) -> int:
         """Get a number for a form of writing, which keeps others out from when WRITER_BUSY is it, as long as the form is alive.
@@ -121,7 +121,7 @@ class Stream(WriterPages):
         self._form, self._form_name = weakref.ref(form), name
         if self._seat:
             # others may wait for what the limiter has granted to it
-            when_gone(form, entry(final_rows.drop), self.array, np.full(1, self._forms, np.int64))
+            when_gone(form, entry(commit.drop), self.array, np.full(1, self._forms, np.int64))
         return self._forms
 
     def mark(self) -> None:
@@ -151,11 +151,11 @@ class Stream(WriterPages):
 
     def abort(self, rows: int) -> None:
         """Forget flags, priorities and final observations staged for the next `rows` rows."""
-        entry(final_rows.abort)(self.address, rows)
+        entry(commit.abort)(self.address, rows)
 
     def discard(self, rows: int) -> None:
         """`abort`, after which nothing is in progress."""
-        entry(final_rows.discard)(self.address, rows)
+        entry(commit.discard)(self.address, rows)
 
     def refuse(self, place: int) -> None:
         """Report that the tick's row `place` ends an episode as it cannot (`commit`); nothing was committed.
@@ -219,7 +219,7 @@ class Stream(WriterPages):
         Raises:
             FieldError: The page has no room left.
         """
-        row = entry(final_rows.stage_bootstrap)(self.address, ticks)
+        row = entry(commit.stage_bootstrap)(self.address, ticks)
         if row < 0:
             raise FieldError(
                 "Expected room for the observations behind this rollout: fewer final observations must be kept in it, or "
@@ -272,7 +272,7 @@ class Stream(WriterPages):
         Raises:
             FieldError: The page has no room left.
         """
-        kept = entry(final_rows.stage_final)(self.address, row, behind)
+        kept = entry(commit.stage_final)(self.address, row, behind)
         if kept < 0:
             raise FieldError(
                 "Expected room for a final observation in this rollout: raise max_finals in writer.rollout", at="final"

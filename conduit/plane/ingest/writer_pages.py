@@ -16,7 +16,7 @@ from conduit.native.descriptors import fill
 from conduit.native.jit import entry
 from conduit.plane.ingest.field_statistics import Tally
 from conduit.store.format import words as w
-from conduit.store.ingest import first_page, next_page, page_writer
+from conduit.store.ingest import first_page, page_writer
 from conduit.store.ingest.report_episodes import WRITER_REPORTS, WRITER_WORDS, Reports
 from conduit.store.pages import ragged_values, rate_limiter
 from conduit.store.tables.limit_checks import check_rows, limits_of, seat_line, why_not_inserted
@@ -222,7 +222,7 @@ class WriterPages:
     def _turn_at_once(self) -> bool | None:
         """Turn to another page; None when all are open or leased."""
         seat = self.table.check_open()
-        turn = entry(next_page.turn_to_next)
+        turn = entry(page_writer.turn_to_next)
         if turn(self.address) < 0 and (seat.recover_dead() == 0 or turn(self.address) < 0):
             return None
         return True

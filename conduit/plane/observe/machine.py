@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from conduit.errors import ConfigError
-from conduit.native import eventcount
+from conduit.native import memory
 from conduit.native.compile import library
 from conduit.native.jit import entry
 from conduit.native.memory import compare_and_swap, exchange, fence_full, fetch_add
@@ -144,7 +144,7 @@ def futex() -> Outcome:
     """Sleep on a word until a deadline."""
     words = np.zeros(2, np.int64)
     timespec = np.array([0, 2_000_000], np.int64)
-    wait = entry(eventcount.wait)
+    wait = entry(memory.wait)
     began = time.perf_counter()
     wait(words.ctypes.data, 0, timespec.ctypes.data)
     slept = time.perf_counter() - began

@@ -16,6 +16,10 @@ import numpy as np
 from conduit.native.cpython_abi import DATA, DIMS, ITEMS, TYPE, VALUE
 from conduit.native.jit import inner, kernel
 from conduit.native.memory import (
+    address_of,
+    copy_bytes,
+    copy_rows,
+    data_of,
     load_relaxed,
     peek_f64,
     peek_i64,
@@ -28,10 +32,8 @@ from conduit.native.memory import (
     poke_u16,
     poke_u32,
 )
-from conduit.native.object_args import address_of, data_of
-from conduit.native.streaming_copy import copy_rows
 from conduit.store.format import words as w
-from conduit.store.ingest.commit import commit_ticks
+from conduit.store.ingest.commit import commit_ticks, forget_rows, keep_final_row
 from conduit.store.ingest.field_specs import (
     ARRAY,
     BOOL,
@@ -48,15 +50,21 @@ from conduit.store.ingest.field_specs import (
     INT,
     OBJECT_FALSE,
     OBJECT_INT,
+    OBJECT_NONE,
     OBJECT_NUMPY_TRUE,
     OBJECT_TRUE,
     RAGGED,
 )
-from conduit.store.ingest.final_objects import keep_finals
-from conduit.store.ingest.final_rows import forget_rows
-from conduit.store.ingest.match_objects import int_size, int_value, is_array, is_recognised, pointers_of, ragged_length
-from conduit.store.ingest.next_page import next_page
-from conduit.store.ingest.page_writer import page_is_stale, rows_free
+from conduit.store.ingest.match_objects import (
+    int_size,
+    int_value,
+    is_array,
+    is_recognised,
+    observation_of,
+    pointers_of,
+    ragged_length,
+)
+from conduit.store.ingest.page_writer import next_page, page_is_stale, rows_free
 from conduit.store.pages.ragged_values import forget_values, has_room, place_value
 from conduit.store.pages.rate_limiter import ask_for_rows, give_back_rows
 
@@ -224,6 +232,45 @@ def _turned(writer, items):
 
 
 @inner
+def _keep_finals(writer, row, at):
+    """Keep what came as `final` for those of the tick's rows whose flags, which are stored, say that their episode ends.
+
+    Args:
+        writer: Writer state.
+        row: Physical row of the tick.
+        at: Address of the pointer to what came.
+
+    Returns:
+        1, or 0 when the exact path has to see it; nothing is staged then, and the flags are cleared.
+    """
+    objects = peek_i64(writer + w.WRITER_OBJECTS)
+    if peek_i64(at) == peek_i64(objects + OBJECT_NONE):
+        return 1
+    table, envs, field = (
+        peek_i64(writer + w.WRITER_TABLE),
+        peek_i64(writer + w.WRITER_ENVS),
+        peek_i64(writer + w.WRITER_FINAL),
+    )
+    terminated, truncated = peek_i64(table + w.VIEW_TERMINATED) + row, peek_i64(table + w.VIEW_TRUNCATED) + row
+    if peek_i64(writer + w.WRITER_NEXT_STEP) != 0 or (field == 0 and peek_i64(writer + w.WRITER_STRICT) == 0):
+        forget_rows(writer, envs)
+        return 0
+    for env in range(envs):
+        if peek_u8(terminated + env) | peek_u8(truncated + env):
+            source = 0 if field == 0 else observation_of(field, at, env, envs, objects)
+            kept = -1 if source == 0 else keep_final_row(writer, row + env, row + envs)
+            if kept < 0:
+                forget_rows(writer, envs)
+                return 0
+            copy_bytes(
+                peek_i64(field + FIELD_COLUMN) + peek_i64(field + FIELD_STRIDE) * kept,
+                source,
+                peek_i64(field + FIELD_ROW_BYTES),
+            )
+    return 1
+
+
+@inner
 def _append(writer, values):
     items = address_of(values) + ITEMS
     count = peek_i64(writer + w.WRITER_FIELD_COUNT)
@@ -234,7 +281,7 @@ def _append(writer, values):
         return row
     # the flags first: they say which final observations are needed, and a refusal should not have copied anything large
     _put_values(writer, row, items, count - 2, count)
-    if keep_finals(writer, row, items + 8 * count) == 0:
+    if _keep_finals(writer, row, items + 8 * count) == 0:
         return REFUSED - count
     _put_values(writer, row, items, 0, count - 2)
     result = commit_ticks(writer, 1)

@@ -21,9 +21,7 @@ from conduit.native.memory import (
     zero_bytes,
 )
 from conduit.store.format import words as w
-from conduit.store.ingest.next_page import _end_cut_streams
-from conduit.store.ingest.page_writer import BEYOND
-from conduit.store.ingest.report_episodes import enter_page
+from conduit.store.ingest.page_writer import BEYOND, end_cut_streams, enter
 from conduit.store.pages.protocol import block_of, seal, side_of
 from conduit.store.pages.ragged_values import keep_values
 
@@ -115,7 +113,7 @@ def reopen(writer, rows, tail, items):
         writer + w.WRITER_RESERVE
     )
     need = max(rows + tail, worth)
-    _end_cut_streams(table)
+    end_cut_streams(table)
     while True:
         page, state = _find(writer, table, word >> 1, need, items)
         if page < 0:
@@ -148,15 +146,6 @@ def reopen(writer, rows, tail, items):
     poke_i64(writer + w.WRITER_FIRST_TICK, load_relaxed(block + w.PAGE_TICK) + committed // envs)
     poke_i64(writer + w.WRITER_EPISODES, _next_episode(table, base + committed - envs, envs))
     poke_i64(writer + w.WRITER_EPOCH, word)
-    poke_i64(writer + w.WRITER_ROWS, size)
     poke_i64(writer + w.WRITER_LIMIT, BEYOND)
-    poke_i64(writer + w.WRITER_BLOCK, block)
-    poke_i64(writer + w.WRITER_BASE, base)
-    poke_i64(writer + w.WRITER_LOCAL, committed)
-    # nothing will follow in the episodes of the rows that are there
-    poke_i64(writer + w.WRITER_COMPLETE, committed)
-    poke_i64(writer + w.WRITER_TAIL, kept)
-    poke_i64(writer + w.WRITER_KEPT, kept)
-    poke_i64(writer + w.WRITER_PAGE, page)
-    enter_page(writer, committed)
-    return base + committed
+    # nothing will follow in the episodes of the rows that are there: all of them are complete
+    return enter(writer, page, committed, kept, committed)

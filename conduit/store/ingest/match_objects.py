@@ -38,6 +38,7 @@ from conduit.store.ingest.field_specs import (
     FIELD_LISTED,
     FIELD_LOWEST,
     FIELD_NDIM,
+    FIELD_ROW_BYTES,
     FIELD_SCALAR,
     FIELD_TYPE_NUMBER,
     INT,
@@ -222,3 +223,21 @@ def is_recognised(field, value, objects):
     real = peek_f64(value + VALUE)
     # a finite number that is no float32 is the exact path's to refuse
     return not (_FLOAT_MAX < abs(real) < np.inf)
+
+
+@inner
+def observation_of(field, at, env, envs, objects):
+    """Address of an environment's observation in what came, at the address of a pointer to it; 0 when it is not recognised."""
+    value = peek_i64(at)
+    if is_array(field, value, objects) == 1:
+        return peek_i64(value + DATA) + env * peek_i64(field + FIELD_ROW_BYTES)
+    if peek_i64(field + FIELD_LISTED) == 0:
+        return 0
+    pointers = pointers_of(field, at, envs, objects)
+    if pointers == 0:
+        return 0
+    one = peek_i64(pointers + 8 * env)
+    # an array of objects may hold null pointers, which read as None
+    if one == 0 or dtype_of_array(field, one, 1, objects) != peek_i64(field + FIELD_TYPE_NUMBER):
+        return 0
+    return peek_i64(one + DATA)

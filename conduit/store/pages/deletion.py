@@ -7,10 +7,10 @@ at. docs/memory-model.md has the argument.
 
 from __future__ import annotations
 
-from conduit.native.eventcount import wake
 from conduit.native.jit import inner, kernel
 from conduit.native.memory import (
     compare_and_swap,
+    data_of,
     fence_acquire,
     fence_full,
     fetch_add,
@@ -18,10 +18,11 @@ from conduit.native.memory import (
     load_relaxed,
     peek_i64,
     peek_u32,
+    poke_u8,
     poke_u32,
     store_release,
+    wake,
 )
-from conduit.native.object_args import data_of
 from conduit.store.format import words as w
 from conduit.store.pages.holds import give_slot, hazard_of, take_slot
 from conduit.store.pages.protocol import block_of, envs_of, has_rows, is_of, lease
@@ -37,6 +38,12 @@ def is_present(table, page):
     """False when the page's rows went with a reset."""
     epoch = load_acquire(peek_i64(table + w.VIEW_CONTROL) + w.TABLE_EPOCH) >> 1
     return epoch == 0 or load_relaxed(block_of(table, page) + w.PAGE_EPOCH) == epoch
+
+
+@inner
+def may_be_taken(word, limit):
+    """True when a row with this count of deliveries may be delivered once more; one that has gone counts as 65,536 times."""
+    return (word >> 16) & 0x1FFFF < limit
 
 
 @inner
@@ -248,6 +255,26 @@ def deleted_rows(table, page, generation, rows, out):
     fence_acquire()
     state = load_relaxed(block_of(table, page) + w.PAGE_STATE)
     return is_of(state, generation) and is_present(table, page)
+
+
+@kernel("int64(int64, int64, int64, int64)")
+def still_valid(table, ids, count, out):
+    """Tell which row ids still name the row they were given for: bool [count] at `out`; returns how many do."""
+    rows = peek_i64(table + w.VIEW_ROWS)
+    good = 0
+    for i in range(count):
+        key = peek_i64(ids + 8 * i)
+        page = (key & w.ROW_MASK) // rows
+        valid = False
+        if page < peek_i64(table + w.VIEW_COUNT):
+            state = load_acquire(block_of(table, page) + w.PAGE_STATE)
+            same = ((state >> w.GENERATION_SHIFT) & w.GENERATION_MASK) == (key >> w.ROW_BITS)
+            valid = same and has_rows(state) and is_present(table, page)
+            word = peek_u32(peek_i64(table + w.VIEW_META) + w.META_BYTES * (key & w.ROW_MASK) + 12)
+            valid = valid and word & w.DELETED == 0
+        poke_u8(out + i, valid)
+        good += valid
+    return good
 
 
 @kernel("int64(int64)")

@@ -6,8 +6,15 @@
 from __future__ import annotations
 
 from conduit.native.jit import inner, kernel
-from conduit.native.memory import compare_and_swap, load_acquire, load_relaxed, peek_i64, poke_i64, store_release
-from conduit.native.object_args import data_of
+from conduit.native.memory import (
+    compare_and_swap,
+    data_of,
+    load_acquire,
+    load_relaxed,
+    peek_i64,
+    poke_i64,
+    store_release,
+)
 from conduit.store.format import words as w
 from conduit.store.pages.protocol import block_of, end_lease, lease
 

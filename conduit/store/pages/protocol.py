@@ -1,4 +1,4 @@
-"""The page protocol: claim, open, seal, give back, lease; store.pages.recovery does it for the dead, native.eventcount is how either side waits.
+"""The page protocol: claim, open, seal, give back, lease; store.pages.recovery does it for the dead, native.memory.wake is how either side waits.
 
 Invariants (docs/memory-model.md has the argument, tests/store the kill tests):
 
@@ -12,7 +12,6 @@ All functions take addresses; `table` is the address of a table descriptor (word
 
 from __future__ import annotations
 
-from conduit.native.eventcount import wake
 from conduit.native.jit import inner, kernel
 from conduit.native.memory import (
     compare_and_swap,
@@ -26,6 +25,7 @@ from conduit.native.memory import (
     poke_i64,
     store_relaxed,
     store_release,
+    wake,
 )
 from conduit.store.format import words as w
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from conduit.native.eventcount import wake
 from conduit.native.jit import inner, kernel
 from conduit.native.memory import (
     compare_and_swap,
+    data_of,
     fence_acquire,
     fence_full,
     fetch_add,
@@ -27,8 +27,8 @@ from conduit.native.memory import (
     poke_f64,
     poke_i64,
     store_release,
+    wake,
 )
-from conduit.native.object_args import data_of
 from conduit.store.format import words as w
 from conduit.store.pages.row_counts import count_pages, count_seats
 

@@ -5,7 +5,6 @@ Every repair is one atomic step, so a repairer that dies is repaired by the next
 
 from __future__ import annotations
 
-from conduit.native.eventcount import wake
 from conduit.native.jit import inner, kernel
 from conduit.native.memory import (
     compare_and_swap,
@@ -15,6 +14,7 @@ from conduit.native.memory import (
     peek_i64,
     store_relaxed,
     store_release,
+    wake,
 )
 from conduit.store.format import words as w
 from conduit.store.pages.protocol import _add_up, _age, _disown, block_of, end_claim, sealed_word, side_of

@@ -164,12 +164,6 @@ def count(table, out):
 
 
 @inner
-def may_be_taken(word, limit):
-    """True when a row with this count of deliveries may be delivered once more; one that has gone counts as 65,536 times."""
-    return (word >> 16) & 0x1FFFF < limit
-
-
-@inner
 def tag_of(word):
     """The generation that a row's page was opened in, its low bits, out of the row's count of deliveries."""
     return (word >> w.COUNT_TAG_SHIFT) & w.COUNT_TAG_MASK

@@ -26,9 +26,9 @@ from conduit.native.memory import (
     store_relaxed,
 )
 from conduit.store.format import words as w
-from conduit.store.pages.deletion import home_of
+from conduit.store.pages.deletion import home_of, may_be_taken
 from conduit.store.pages.protocol import block_of, has_rows, side_of
-from conduit.store.pages.row_counts import mark_gone, may_be_taken, opened_in
+from conduit.store.pages.row_counts import mark_gone, opened_in
 
 Array = np.ndarray[Any, Any]
 

@@ -18,8 +18,7 @@ import numpy as np
 from conduit.forking import drop_in_child, opening
 from conduit.native.finish import when_gone
 from conduit.native.jit import entry, inner, kernel
-from conduit.native.memory import peek_i64, poke_i64, syscall
-from conduit.native.object_args import data_of
+from conduit.native.memory import data_of, peek_i64, poke_i64, syscall
 from conduit.store.format import words as w
 
 Array = np.ndarray[Any, np.dtype[np.int64]]

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from conduit.native.eventcount import wake
 from conduit.native.jit import inner, kernel
 from conduit.native.memory import (
     compare_and_swap,
+    data_of,
     fence_acquire,
     load_acquire,
     load_relaxed,
@@ -24,8 +24,8 @@ from conduit.native.memory import (
     poke_i64,
     store_relaxed,
     store_release,
+    wake,
 )
-from conduit.native.object_args import data_of
 from conduit.store.format import words as w
 from conduit.store.pages.holds import NO_SEAT, NO_SLOT, end_hold_at, give_slot, hazard_of, take_slot
 from conduit.store.pages.protocol import block_of, end_claim, envs_of, has_rows, is_of, returned_until, side_of

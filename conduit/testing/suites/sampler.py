@@ -11,7 +11,7 @@ import numpy as np
 
 from conduit.contracts.sampler import Sampler
 from conduit.errors import ConfigError
-from conduit.kernels.cpu import deliver
+from conduit.kernels.cpu import job as jobs
 from conduit.kernels.cpu.window_job import describe_window
 from conduit.kernels.cpu.windows import AGES, WINDOW_AGES, WINDOW_FOLLOWING
 from conduit.kernels.spec.make_plan import make_plan
@@ -41,17 +41,17 @@ class Draws:
         self._ages = np.zeros(AGES, np.int64)
         addresses = {WINDOW_FOLLOWING: self.following.ctypes.data, WINDOW_AGES: self._ages.ctypes.data}
         self._window, self._sums = describe_window(self.plan, view.address, (0, 0), [], addresses)
-        self.job = np.zeros(deliver.JOB_WORDS, np.int64)
+        self.job = np.zeros(jobs.JOB_WORDS, np.int64)
         for offset, value in (
-            (deliver.JOB_TABLE, view.address),
-            (deliver.JOB_BATCH, SIZE),
-            (deliver.JOB_BLOCK, SIZE),
-            (deliver.JOB_WINDOW, self._window.ctypes.data),
-            (deliver.JOB_ROWS, self.rows.ctypes.data),
-            (deliver.JOB_FOLLOWING, self.following.ctypes.data),
-            (deliver.JOB_PAGES, self.pages.ctypes.data),
-            (deliver.JOB_GENERATIONS, self.generations.ctypes.data),
-            (deliver.JOB_SLOTS, self._slots.ctypes.data),
+            (jobs.JOB_TABLE, view.address),
+            (jobs.JOB_BATCH, SIZE),
+            (jobs.JOB_BLOCK, SIZE),
+            (jobs.JOB_WINDOW, self._window.ctypes.data),
+            (jobs.JOB_ROWS, self.rows.ctypes.data),
+            (jobs.JOB_FOLLOWING, self.following.ctypes.data),
+            (jobs.JOB_PAGES, self.pages.ctypes.data),
+            (jobs.JOB_GENERATIONS, self.generations.ctypes.data),
+            (jobs.JOB_SLOTS, self._slots.ctypes.data),
         ):
             self.job[offset // 8] = value
 
@@ -214,7 +214,7 @@ class SamplerTests(ContractTests):
             arrays: dict[str, Array] = {name: np.full(SIZE, np.nan, dtype) for name, dtype in self.made.items()}
             arrays["other"] = np.full(SIZE, 7.0)
             slots = range(first, SIZE if count is None else first + count)
-            draws.job[deliver.JOB_FIRST // 8], draws.job[deliver.JOB_BATCH // 8] = slots.start, slots.stop
+            draws.job[jobs.JOB_FIRST // 8], draws.job[jobs.JOB_BATCH // 8] = slots.start, slots.stop
             assert self.draw(sampler, draws, slots=slots) == len(slots)
             sampler.finish(arrays) if count is None else sampler.finish(arrays, first, count)
             assert (arrays.pop("other") == 7.0).all(), "an array that is none of its own was written"

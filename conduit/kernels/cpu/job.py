@@ -1,34 +1,27 @@
-"""Delivery on the CPU: draw, gather, transform, validate, and draw again what was overwritten; one call per batch.
+"""The job by which a batch is made: its words, and the steps that are done to listed slots of it.
 
-The kernel is handed a job (int64 words, JOB_*), runs without the interpreter lock, and works in blocks of slots, small
-enough that writers rarely overwrite a row between its draw and its check. Reads are optimistic: rows are copied first,
-then each row's page must still be of the generation that was drawn, else the slot is drawn again. Nothing that a writer
-might have touched is ever handed out.
-
-The sampler is a C function called by address, `draw(state, job, slots, count, attempt) -> count | -1`, which fills the
-job's row, following row, page and generation of each listed slot.
+A job is int64 words (JOB_*) that say what a batch is made of and where it goes. Whoever makes batches has slots drawn, runs the row
+operations on them, writes their keys, and looks whether a writer has overwritten what was read (conduit.plane.deliver.fill). Reads are
+optimistic: rows are copied first, then each row's page must still be of the generation that was drawn. Samplers fill in the job's row,
+following row, page and generation of each listed slot, and ask ahead for what will be read there.
 """
 
 from __future__ import annotations
 
 from conduit.kernels.cpu.gather import OP_FUNCTION, OP_INDEX, OP_SOURCE, OP_STRIDE, OP_WORDS
-from conduit.native.jit import inner, kernel
+from conduit.native.jit import inner
 from conduit.native.memory import (
     call_4,
-    call_5,
     fence_acquire,
-    load_acquire,
     load_relaxed,
     peek_i32,
     peek_i64,
     peek_u32,
     poke_i64,
-    poke_u8,
     prefetch,
 )
 from conduit.store.format import words as w
-from conduit.store.pages.deletion import is_present
-from conduit.store.pages.protocol import block_of, has_rows, is_of
+from conduit.store.pages.protocol import block_of, is_of
 
 (
     JOB_TABLE,
@@ -56,7 +49,7 @@ from conduit.store.pages.protocol import block_of, has_rows, is_of
 """Words of a job: the table descriptor; the slot behind the last one to fill, and rows per block; the sampler's function and state; the window
 (kernels.cpu.windows); operations (descriptors back to back); scratch int64 [batch] for rows, following rows, pages, generations and open slots;
 outputs int64 [batch] ids, versions, episodes, steps; a count of rows drawn again; the first slot to fill; where deliveries are counted,
-what is counted of this batch (kernels.cpu.counted_deliveries) and the participant's seat line."""
+what is counted of this batch (plane.deliver.counted_deliveries) and the participant's seat line."""
 JOB_WORDS = 21
 
 
@@ -88,7 +81,7 @@ def ask_for(job, slots, count):
 
 
 @inner
-def _gather(job, slots, count, attempt):
+def run_operations(job, slots, count, attempt):
     """Run every operation on every slot; `attempt` is 0 when the slots are a whole block, in order."""
     operations = peek_i64(job + JOB_OPERATIONS)
     for k in range(peek_i64(job + JOB_OPERATION_COUNT)):
@@ -131,50 +124,3 @@ def overwritten(job, slots, count):
             poke_i64(slots + 8 * left, slot)
             left += 1
     return left
-
-
-@kernel("int64(int64)", nogil=True)
-def deliver(job):
-    """Fill one batch, or the slots of it that are this job's (conduit.plane.deliver.mixed).
-
-    Returns:
-        Rows delivered, or -1 when the sampler found nothing to draw; the outputs are undefined then.
-    """
-    batch = peek_i64(job + JOB_BATCH)
-    step = peek_i64(job + JOB_BLOCK)
-    slots = peek_i64(job + JOB_SLOTS)
-    first = peek_i64(job + JOB_FIRST)
-    for start in range(first, batch, step):
-        count = min(step, batch - start)
-        for i in range(count):
-            poke_i64(slots + 8 * i, start + i)
-        attempt = 0
-        while count > 0:
-            if call_5(peek_i64(job + JOB_DRAW), peek_i64(job + JOB_DRAW_STATE), job, slots, count, attempt) < 0:
-                return -1
-            _gather(job, slots, count, attempt)
-            write_meta(job, slots, count)
-            count = overwritten(job, slots, count)
-            attempt += 1
-            poke_i64(job + JOB_REDRAWN, peek_i64(job + JOB_REDRAWN) + count)
-    return batch - first
-
-
-@kernel("int64(int64, int64, int64, int64)")
-def still_valid(table, ids, count, out):
-    """Tell which row ids still name the row they were given for: bool [count] at `out`; returns how many do."""
-    rows = peek_i64(table + w.VIEW_ROWS)
-    good = 0
-    for i in range(count):
-        key = peek_i64(ids + 8 * i)
-        page = (key & w.ROW_MASK) // rows
-        valid = False
-        if page < peek_i64(table + w.VIEW_COUNT):
-            state = load_acquire(block_of(table, page) + w.PAGE_STATE)
-            same = ((state >> w.GENERATION_SHIFT) & w.GENERATION_MASK) == (key >> w.ROW_BITS)
-            valid = same and has_rows(state) and is_present(table, page)
-            word = peek_u32(peek_i64(table + w.VIEW_META) + w.META_BYTES * (key & w.ROW_MASK) + 12)
-            valid = valid and word & w.DELETED == 0
-        poke_u8(out + i, valid)
-        good += valid
-    return good

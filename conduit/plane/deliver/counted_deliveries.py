@@ -9,11 +9,9 @@ the row as gone. A loader that is killed in between has used up what it took (st
 
 from __future__ import annotations
 
-from conduit.kernels.cpu.deliver import (
+from conduit.kernels.cpu.job import (
     JOB_BATCH,
     JOB_COUNTED,
-    JOB_DRAW,
-    JOB_DRAW_STATE,
     JOB_FIRST,
     JOB_GENERATIONS,
     JOB_PAGES,
@@ -21,13 +19,11 @@ from conduit.kernels.cpu.deliver import (
     JOB_SEAT,
     JOB_SLOTS,
     JOB_TABLE,
-    _gather,
-    deliver,
+    run_operations,
     write_meta,
 )
 from conduit.native.jit import inner, kernel
 from conduit.native.memory import (
-    call_5,
     compare_and_swap,
     fence_acquire,
     fence_full,
@@ -37,10 +33,11 @@ from conduit.native.memory import (
     peek_i64,
     poke_i64,
 )
+from conduit.plane.deliver.fill import draw, fill
 from conduit.store.format import words as w
-from conduit.store.pages.deletion import home_of, weigh_nothing_late
+from conduit.store.pages.deletion import home_of, may_be_taken, weigh_nothing_late
 from conduit.store.pages.protocol import block_of, is_of
-from conduit.store.pages.row_counts import count_gone, mark_gone, may_be_taken, tag_of
+from conduit.store.pages.row_counts import count_gone, mark_gone, tag_of
 
 TAKEN_ROW, TAKEN_TAG, TAKEN_HOME, TAKEN_HOME_TAG = range(0, 32, 8)
 """What is known of a row that a batch has taken: the row, the generation of its count; the row it was copied from, or itself, or -1
@@ -162,7 +159,7 @@ def give_back(job):
 
 @inner
 def _keep_overwritten_first(job, table, slots, count):
-    """`cpu.overwritten` that loses no slot of the list: those to draw again come first, the others behind."""
+    """`overwritten` that loses no slot of the list: those to draw again come first, the others behind."""
     fence_acquire()
     left = 0
     for i in range(count):
@@ -200,21 +197,21 @@ def _take_all(job, table, slots):
         count = left
         while left > 0:
             attempt += 1
-            if call_5(peek_i64(job + JOB_DRAW), peek_i64(job + JOB_DRAW_STATE), job, slots, left, attempt) < 0:
+            if draw(job, slots, left, attempt) < 0:
                 return False
-            _gather(job, slots, left, attempt)
+            run_operations(job, slots, left, attempt)
             write_meta(job, slots, left)
             left = _keep_overwritten_first(job, table, slots, left)
 
 
 @kernel("int64(int64)", nogil=True)
-def deliver_counted(job):
-    """`cpu.deliver`, in a table whose rows may be delivered so often only; `hand_out` or `give_back` follows."""
+def fill_counted(job):
+    """`fill`, in a table whose rows may be delivered so often only; `hand_out` or `give_back` follows."""
     if peek_i64(peek_i64(job + JOB_COUNTED)) > 0:
         _give_back(job)
     fetch_add(peek_i64(job + JOB_SEAT) + w.SEAT_STARTED, 1)
     fence_full()
-    rows = deliver(job)
+    rows = fill(job)
     if rows < 0 or not _take_all(job, peek_i64(job + JOB_TABLE), peek_i64(job + JOB_SLOTS)):
         _give_back(job)
         return -1
