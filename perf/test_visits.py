@@ -25,6 +25,13 @@ def test_a_row_is_followed_from_the_writer_through_kernels_and_callbacks_to_the_
     assert "conduit.sampling.prioritized_draw" not in way["modules"]
 
 
+@pytest.mark.parametrize("name", visits.MOST)
+def test_a_row_visits_few_modules_and_no_room_twice_on_its_way_down(ways, name):
+    way = ways[name]
+    assert len(way["modules"]) <= visits.MOST[name], way["modules"]
+    assert (way["again"], way["up"]) == ([], [])
+
+
 def test_what_a_checkpoint_does_once_is_no_part_of_a_rows_way(ways):
     modules = set(ways["checkpoint to restore"]["modules"])
     assert {"conduit.store.checkpoint.files", "conduit.store.checkpoint.restore"} <= modules
