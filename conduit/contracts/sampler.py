@@ -22,8 +22,8 @@ class Sampler(Protocol):
       address of `count` slot numbers, int64, at least one; `attempt` is 0, and 1 and so on when slots are drawn again since their rows
       were overwritten between the draw and the check.
     * It returns `count` when all listed slots are drawn. Of each one the job's row, page and generation are filled in, and its window
-      is resolved: the job's window has the address of a resolver (conduit.kernels.cpu.windows, WINDOW_RESOLVE), which writes the
-      rows that the window reads, or refuses a row that no window begins at.
+      is resolved: the job's window has the address of a resolver (conduit.kernels.cpu.windows, WINDOW_RESOLVE), which reads the job's
+      row and entry, a description of the page, and writes the rows that the window reads, or refuses a row that no window begins at.
     * It returns -1 when there is nothing to draw, when there are fewer rows than the least that was asked for, and, where each row has
       its turn, when one whose turn it is has gone. What it has written by then is undefined, and nobody reads it.
     * It writes no slot that is not listed, and changes neither the table nor `batch`.

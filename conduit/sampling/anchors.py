@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from conduit.kernels.cpu.job import (
+    JOB_ENTRIES,
     JOB_FIRST,
     JOB_FOLLOWING,
-    JOB_GENERATIONS,
-    JOB_PAGES,
     JOB_ROWS,
     JOB_SLOTS,
     JOB_TABLE,
@@ -49,7 +48,7 @@ from conduit.native.descriptors import fill
 from conduit.native.jit import address, entry, inner, kernel
 from conduit.native.memory import call_5, fence_acquire, load_relaxed, peek_i64, poke_i64
 from conduit.sampling.candidates import empty_list
-from conduit.sampling.uniform import UNIFORM_BITS, UNIFORM_PAGES, UNIFORM_SNAPSHOT, UNIFORM_WORDS, look
+from conduit.sampling.uniform import UNIFORM_BITS, UNIFORM_PAGES, UNIFORM_SNAPSHOT, UNIFORM_WORDS, look, note_pages
 from conduit.store.format import words as w
 from conduit.store.format.table_fit import check_window
 from conduit.store.pages.deletion import is_present
@@ -75,13 +74,13 @@ def count_anchors(state, job, slots, chunk, out):
 
     Args:
         state: Words of a uniform sampler (uniform.UNIFORM_*).
-        job: A job with a window and room for `chunk` rows and generations.
+        job: A job with a window and room for `chunk` rows and entries.
         slots: Address of int64 [chunk], the numbers from 0 on.
         chunk: Rows that are resolved at a time.
         out: Address for the rows' numbers, int64, page by page; room for as many as `uniform.look` gives. 0: only count.
     """
     table, window = peek_i64(job + JOB_TABLE), peek_i64(job + JOB_WINDOW)
-    row_at, entry_at = peek_i64(job + JOB_ROWS), peek_i64(job + JOB_GENERATIONS)
+    row_at, entry_at = peek_i64(job + JOB_ROWS), peek_i64(job + JOB_ENTRIES)
     resolve = peek_i64(window + WINDOW_RESOLVE)
     look(state, table, peek_i64(window + WINDOW_NEED), peek_i64(window + WINDOW_SHORT))
     entries = peek_i64(state + UNIFORM_SNAPSHOT)
@@ -123,7 +122,7 @@ def _draw(state, job, slots, count, attempt):
     if attempt > 0:
         return -1
     table, window = peek_i64(job + JOB_TABLE), peek_i64(job + JOB_WINDOW)
-    row_at, page_at, entry_at = peek_i64(job + JOB_ROWS), peek_i64(job + JOB_PAGES), peek_i64(job + JOB_GENERATIONS)
+    row_at, entry_at = peek_i64(job + JOB_ROWS), peek_i64(job + JOB_ENTRIES)
     after_at, metas, rows = peek_i64(job + JOB_FOLLOWING), peek_i64(table + w.VIEW_META), peek_i64(table + w.VIEW_ROWS)
     picked, entries = peek_i64(state + LISTED_PICKED), peek_i64(state + LISTED_ENTRIES)
     for i in range(count):
@@ -133,15 +132,12 @@ def _draw(state, job, slots, count, attempt):
         if not _is_there(table, entry, row // rows):
             return -1
         poke_i64(row_at + 8 * slot, row)
-        poke_i64(page_at + 8 * slot, row // rows)
         poke_i64(entry_at + 8 * slot, entry)
         poke_i64(after_at + 8 * slot, ask_ahead(window, metas, row, peek_i64(entry + ENTRY_ENVS)))
     ask_for(job, slots, count)
     if call_5(peek_i64(window + WINDOW_RESOLVE), window, job, slots, count, 0) < count:
         return -1
-    for i in range(count):
-        slot = peek_i64(slots + 8 * i)
-        poke_i64(entry_at + 8 * slot, peek_i64(peek_i64(entry_at + 8 * slot) + ENTRY_GENERATION))
+    note_pages(job, slots, count)
     return count
 
 
@@ -183,7 +179,7 @@ def pick(state, job, listed, begin, end, wanted):
             continue
         poke_i64(slot, peek_i64(job + JOB_FIRST))
         poke_i64(peek_i64(job + JOB_ROWS) + 8 * peek_i64(slot), row)
-        poke_i64(peek_i64(job + JOB_GENERATIONS) + 8 * peek_i64(slot), entry)
+        poke_i64(peek_i64(job + JOB_ENTRIES) + 8 * peek_i64(slot), entry)
         if call_5(resolve, window, job, slot, 1, 0) == 1:
             poke_i64(picked + 8 * found, row)
             found += 1
@@ -221,7 +217,7 @@ def _survey(table: TableView, window: Window | None, state: Array, out: Array | 
     per_slot = int(np.prod(lanes(window), dtype=np.int64)) * (window.stack if isinstance(window, Transition) else 1)
     chunk = max(1, min(_CHUNK, _CHUNK_LANES // per_slot))
     index = np.zeros((2, chunk * per_slot), np.int64)
-    slots, rows, generations = np.zeros((3, chunk), np.int64)
+    slots, rows, entries = np.zeros((3, chunk), np.int64)
     slots[:] = np.arange(chunk)
     ages = np.zeros(AGES, np.int64)
     here, following = index[0].ctypes.data, index[1].ctypes.data
@@ -243,7 +239,7 @@ def _survey(table: TableView, window: Window | None, state: Array, out: Array | 
             JOB_TABLE: table.address,
             JOB_WINDOW: words.ctypes.data,
             JOB_ROWS: rows.ctypes.data,
-            JOB_GENERATIONS: generations.ctypes.data,
+            JOB_ENTRIES: entries.ctypes.data,
         },
     )
     into = 0 if out is None else out.ctypes.data

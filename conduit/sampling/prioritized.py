@@ -27,10 +27,12 @@ from conduit.sampling.candidates import empty_list
 from conduit.sampling.marks import empty_marks
 from conduit.sampling.prioritized_draw import (
     DRAW_BATCH_AT,
+    DRAW_BLOCKS,
     DRAW_CANDIDATES,
     DRAW_ENTRIES,
     DRAW_LEAST,
     DRAW_OFFERED,
+    DRAW_PLACES,
     DRAW_PROBABILITIES,
     DRAW_SEED,
     DRAW_STRATIFIED,
@@ -155,6 +157,7 @@ class PrioritizedSampler:
         self._tree = empty_marks(pages, page_rows)
         self._entries = empty_list(pages)
         self._probabilities = np.zeros(size, np.float64)
+        self._places = np.zeros((2, size), np.int64)
         self._size = size
         self._state = np.zeros(DRAW_WORDS, np.int64)
         fill(
@@ -165,6 +168,8 @@ class PrioritizedSampler:
                 DRAW_TREE: self._tree.ctypes.data,
                 DRAW_ENTRIES: self._entries.ctypes.data,
                 DRAW_PROBABILITIES: self._probabilities.ctypes.data,
+                DRAW_BLOCKS: self._places[0].ctypes.data,
+                DRAW_PLACES: self._places[1].ctypes.data,
                 DRAW_STRATIFIED: options.stratified,
                 DRAW_LEAST: least,
                 DRAW_BATCH_AT: self._uniform.state + UNIFORM_BATCH,

@@ -10,10 +10,9 @@ import numpy as np
 
 from conduit.kernels.cpu.job import (
     JOB_BATCH,
+    JOB_ENTRIES,
     JOB_FIRST,
     JOB_FOLLOWING,
-    JOB_GENERATIONS,
-    JOB_PAGES,
     JOB_ROWS,
     JOB_TABLE,
     JOB_WINDOW,
@@ -21,13 +20,13 @@ from conduit.kernels.cpu.job import (
 )
 from conduit.kernels.cpu.priorities import value_of
 from conduit.kernels.cpu.transitions import ask_ahead
-from conduit.kernels.cpu.windows import ENTRY_ENVS, ENTRY_GENERATION, ENTRY_PAGE, ENTRY_START, WINDOW_RESOLVE
+from conduit.kernels.cpu.windows import ENTRY_ENVS, ENTRY_PAGE, ENTRY_START, WINDOW_RESOLVE
 from conduit.native.jit import inner, kernel
 from conduit.native.memory import call_5, peek_f64, peek_i64, peek_u32, poke_f32, poke_f64, poke_i64
 from conduit.native.philox import draw_lane, random_pair, scale_to
 from conduit.sampling.marks import SEEN_BEGIN, SEEN_BYTES, SEEN_END, is_marked
 from conduit.sampling.sum_tree import find_block, find_row, refresh
-from conduit.sampling.uniform import locate
+from conduit.sampling.uniform import locate, note_pages
 from conduit.store.format import words as w
 
 (
@@ -43,11 +42,13 @@ from conduit.store.format import words as w
     DRAW_SEED,
     DRAW_BATCH_AT,
     DRAW_OFFERED,
-) = range(0, 96, 8)
+    DRAW_BLOCKS,
+    DRAW_PLACES,
+) = range(0, 112, 8)
 """Words of the sampler: the uniform sampler's state and function (for a table of zeros), sums, list of pages, probability of
 each slot (float64), sum of all leaves and rows that could be drawn at the last draw, options, seed, address of the batch
-number, rows that it looked at."""
-DRAW_WORDS = 12
+number, rows that it looked at; scratch int64 [batch] for each slot's block and its place in the block's mass."""
+DRAW_WORDS = 14
 _CHUNK = 16
 _TRIES = (1 << 19) - 1
 
@@ -80,7 +81,7 @@ def _try_again(state, job, at, entries, listed, total, attempt):
         block, position = find_block(tree, table, page, position - peek_i64(entry_ + ENTRY_START))
         local, leaf = find_row(tree, table, page, block, position)
         poke_i64(peek_i64(job + JOB_ROWS) + 8 * slot, page * rows + local)
-        poke_i64(peek_i64(job + JOB_GENERATIONS) + 8 * slot, entry_)
+        poke_i64(peek_i64(job + JOB_ENTRIES) + 8 * slot, entry_)
         if local >= 0 and call_5(peek_i64(window + WINDOW_RESOLVE), window, job, at, 1, 0) > 0:
             poke_f64(peek_i64(state + DRAW_PROBABILITIES) + 8 * slot, leaf / total)
             return True
@@ -113,8 +114,12 @@ def draw(state, job, slots, count, attempt):
     stratified = peek_i64(state + DRAW_STRATIFIED) != 0
     density = listed / total
     whole, rest = total // size, total % size
-    row_at, page_at = peek_i64(job + JOB_ROWS), peek_i64(job + JOB_PAGES)
-    after_at, entry_at = peek_i64(job + JOB_FOLLOWING), peek_i64(job + JOB_GENERATIONS)
+    row_at, after_at, entry_at = (
+        peek_i64(job + JOB_ROWS),
+        peek_i64(job + JOB_FOLLOWING),
+        peek_i64(job + JOB_ENTRIES),
+    )
+    block_at, place_at = peek_i64(state + DRAW_BLOCKS), peek_i64(state + DRAW_PLACES)
     first = second = np.uint64(0)
     computed = -1
     high = behind = 0
@@ -137,19 +142,19 @@ def draw(state, job, slots, count, attempt):
         entry_ = locate(entries, listed, np.int64(position * density), position)
         page = peek_i64(entry_ + ENTRY_PAGE)
         block, position = find_block(tree, table, page, position - peek_i64(entry_ + ENTRY_START))
-        poke_i64(row_at + 8 * slot, block)
-        poke_i64(after_at + 8 * slot, position)
-        poke_i64(page_at + 8 * slot, page)
+        poke_i64(block_at + 8 * slot, block)
+        poke_i64(place_at + 8 * slot, position)
         poke_i64(entry_at + 8 * slot, entry_)
     for start in range(0, count, _CHUNK):
         here = min(_CHUNK, count - start)
         for i in range(start, start + here):
             slot = peek_i64(slots + 8 * i)
-            page = peek_i64(page_at + 8 * slot)
-            local, leaf = find_row(tree, table, page, peek_i64(row_at + 8 * slot), peek_i64(after_at + 8 * slot))
+            entry_ = peek_i64(entry_at + 8 * slot)
+            page = peek_i64(entry_ + ENTRY_PAGE)
+            local, leaf = find_row(tree, table, page, peek_i64(block_at + 8 * slot), peek_i64(place_at + 8 * slot))
             # a row that is none is refused below by its leaf; its number stays inside the page
             row = page * rows + max(local, 0)
-            after = ask_ahead(window, metas, row, peek_i64(peek_i64(entry_at + 8 * slot) + ENTRY_ENVS))
+            after = ask_ahead(window, metas, row, peek_i64(entry_ + ENTRY_ENVS))
             poke_i64(row_at + 8 * slot, row)
             poke_i64(after_at + 8 * slot, after)
             poke_f64(probabilities + 8 * slot, leaf / total)
@@ -166,11 +171,7 @@ def draw(state, job, slots, count, attempt):
             if not _try_again(state, job, slots + 8 * done, entries, listed, total, attempt):
                 return -1
             done += 1
-    for i in range(count):
-        slot = peek_i64(slots + 8 * i)
-        entry_ = peek_i64(entry_at + 8 * slot)
-        poke_i64(page_at + 8 * slot, peek_i64(entry_ + ENTRY_PAGE))
-        poke_i64(entry_at + 8 * slot, peek_i64(entry_ + ENTRY_GENERATION))
+    note_pages(job, slots, count)
     return count
 
 

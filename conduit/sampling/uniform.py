@@ -15,6 +15,7 @@ import numpy as np
 
 from conduit.errors import ConfigError, UnknownName
 from conduit.kernels.cpu.job import (
+    JOB_ENTRIES,
     JOB_FOLLOWING,
     JOB_GENERATIONS,
     JOB_PAGES,
@@ -121,11 +122,26 @@ def random_bits(seed, batch, attempt, slots, count, out):
 
 
 @inner
+def note_pages(job, slots, count):
+    """Fill in the page and generation of listed slots, from their entries."""
+    page_at, generation_at, entry_at = (
+        peek_i64(job + JOB_PAGES),
+        peek_i64(job + JOB_GENERATIONS),
+        peek_i64(job + JOB_ENTRIES),
+    )
+    for i in range(count):
+        slot = peek_i64(slots + 8 * i)
+        entry = peek_i64(entry_at + 8 * slot)
+        poke_i64(page_at + 8 * slot, peek_i64(entry + ENTRY_PAGE))
+        poke_i64(generation_at + 8 * slot, peek_i64(entry + ENTRY_GENERATION))
+
+
+@inner
 def _settle(state, job, slots, count, attempt, total):
     """Resolve the windows of listed slots, and draw again where a row anchors none; False when none is found."""
     window = peek_i64(job + JOB_WINDOW)
     resolve = peek_i64(window + WINDOW_RESOLVE)
-    row_at, page_at, entry_at = peek_i64(job + JOB_ROWS), peek_i64(job + JOB_PAGES), peek_i64(job + JOB_GENERATIONS)
+    row_at, entry_at = peek_i64(job + JOB_ROWS), peek_i64(job + JOB_ENTRIES)
     entries = peek_i64(state + UNIFORM_SNAPSHOT)
     listed = peek_i64(state + UNIFORM_PAGES)
     density = listed / total
@@ -146,11 +162,7 @@ def _settle(state, job, slots, count, attempt, total):
         more = call_5(resolve, window, job, slots + 8 * done, count - done, 0)
         tries = 0 if more > 0 else tries
         done += more
-    for i in range(count):
-        slot = peek_i64(slots + 8 * i)
-        entry = peek_i64(entry_at + 8 * slot)
-        poke_i64(page_at + 8 * slot, peek_i64(entry + ENTRY_PAGE))
-        poke_i64(entry_at + 8 * slot, peek_i64(entry + ENTRY_GENERATION))
+    note_pages(job, slots, count)
     return True
 
 
@@ -168,7 +180,7 @@ def _draw(state, job, slots, count, attempt):
     row_at, after_at, entry_at = (
         peek_i64(job + JOB_ROWS),
         peek_i64(job + JOB_FOLLOWING),
-        peek_i64(job + JOB_GENERATIONS),
+        peek_i64(job + JOB_ENTRIES),
     )
     bits = state + UNIFORM_BITS
     density = listed / total

@@ -125,8 +125,9 @@ class NewestFirst:
         if len(rows) < max(1, self.least):
             return -1
         words = words_at(job, jobs.JOB_WORDS)
-        row_at, page_at, generation_at = (
-            words_at(int(words[offset // 8]), SIZE) for offset in (jobs.JOB_ROWS, jobs.JOB_PAGES, jobs.JOB_GENERATIONS)
+        row_at, page_at, generation_at, entry_at = (
+            words_at(int(words[offset // 8]), SIZE)
+            for offset in (jobs.JOB_ROWS, jobs.JOB_PAGES, jobs.JOB_GENERATIONS, jobs.JOB_ENTRIES)
         )
         window = int(words[jobs.JOB_WINDOW // 8])
         resolve = FUNCTION(int(words_at(window + WINDOW_RESOLVE, 1)[0]))
@@ -134,7 +135,7 @@ class NewestFirst:
         for i, slot in enumerate(listed):
             row_at[slot] = row = self.choose(rows, slot)
             page = row // self.view.layout.page_rows
-            page_at[slot], generation_at[slot] = page, described[page]
+            page_at[slot], entry_at[slot] = page, described[page]
             resolved = resolve(window, job, slots + 8 * i, 1, 0)
             generation_at[slot] = words_at(described[page] + ENTRY_GENERATION, 1)[0]
             if resolved < 1:

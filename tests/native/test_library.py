@@ -126,10 +126,10 @@ def test_the_listed_callbacks_are_all_conversions_that_a_field_can_have():
         same = transform.dtype == source and not transform.is_affine
         if legal(transform, source) and not same:
             narrow = is_narrow(transform, source)
-            function = gather._converter(source, transform.dtype, transform.is_affine, narrow)
-            assert library.digest_of(function, gather._SIGNATURE) in listed, (source, transform)
-    image = augment._mover("uint8", "float32", False, True, False, True)
-    assert library.digest_of(image, gather._SIGNATURE) in listed
+            function = gather.converter(source, transform.dtype, False, transform.is_affine, False, narrow)
+            assert library.digest_of(function, gather.SIGNATURE) in listed, (source, transform)
+    image = augment.mover("uint8", "float32", False, True, False, True)
+    assert library.digest_of(image, gather.SIGNATURE) in listed
 
 
 def test_rows_of_every_size_are_copied(engine_name):

@@ -1,7 +1,7 @@
 """Row operations that do more than an affine cast: bounds, running statistics, unit vectors, moved images.
 
-They have the form of conduit.kernels.cpu.gather and are chosen by `describe`; each combination is compiled on its own, so that what
-is not asked for costs nothing. A moved image is read row by row: the inner part is a contiguous conversion, only the repeated
+They are made of conduit.kernels.cpu.gather's parts and chosen by `describe`; each combination is compiled on its own, so that what is
+not asked for costs nothing. A moved image is read row by row: the inner part is a contiguous conversion, only the repeated
 border is clamped.
 """
 
@@ -16,40 +16,33 @@ import numpy as np
 
 from conduit.field import DTYPES
 from conduit.kernels.cpu import gather
+from conduit.kernels.cpu.elements import POINTERS, WRITE, conversion
 from conduit.kernels.cpu.gather import (
-    _POINTERS,
-    _READ,
-    _SIGNATURE,
-    _WRITE,
     OP_CLASSES,
     OP_ELEMENTS,
-    OP_FACTOR,
     OP_HEIGHT,
     OP_HIGH,
-    OP_INDEX,
     OP_INNER,
     OP_INVERSE,
-    OP_LANES,
     OP_LOW,
     OP_MEAN,
-    OP_OFFSET,
-    OP_OUT,
-    OP_OUT_STRIDE,
     OP_OUTER,
     OP_PAD,
     OP_PICK,
     OP_RANDOM,
     OP_REFUSED,
-    OP_SOURCE,
     OP_START,
-    OP_STRIDE,
     OP_WIDTH,
-    _as_is,
+    SIGNATURE,
+    converter,
+    each_row,
+    nowhere,
+    scales_of,
 )
 from conduit.kernels.spec.plan import NEXT, Output
 from conduit.kernels.spec.transforms import FLOATS, Transform, is_narrow
 from conduit.native.jit import address, inner
-from conduit.native.memory import copy_bytes, peek_f64, peek_i64, poke_i64, zero_bytes
+from conduit.native.memory import peek_f64, peek_i64, poke_i64
 from conduit.native.philox import pick_lane, random_pair, scale_to
 
 _LIMITS = np.iinfo(np.int64)
@@ -62,195 +55,96 @@ def moves(seed, batch, pick, slot, pad):
     return scale_to(first, 2 * pad + 1) - pad, scale_to(second, 2 * pad + 1) - pad
 
 
-def _element(source_dtype: str, dtype: str, normalized: bool, affine: bool, clipped: bool, narrow: bool) -> Any:
-    """One element's conversion, and the type that factors and bounds have in it."""
-    read, write = _READ.get(source_dtype, _as_is), _WRITE[dtype]
-    whole = source_dtype not in FLOATS and dtype not in FLOATS
-    work = np.int64 if whole and clipped else np.float32 if narrow and not normalized else np.float64
-
-    @inner
-    def convert(x, mean, inverse, factor, offset, low, high):
-        if not (normalized or affine or clipped):
-            return write(read(x))
-        value = work(read(x))
-        if normalized:
-            value = (value - mean) * inverse
-        if affine:
-            value = value * factor + offset
-        if clipped:
-            # min and max would make NaN a bound
-            value = low if value < low else value  # noqa: FURB136
-            value = high if value > high else value  # noqa: FURB136
-        return write(value)
-
-    return convert, work
-
-
-def _converter(
-    source_dtype: str, dtype: str, normalized: bool, affine: bool, clipped: bool, is_narrow: bool
+def mover(
+    source_dtype: str, dtype: str, normalized: bool, affine: bool, clipped: bool, narrow: bool
 ) -> Callable[..., int]:
-    convert, work = _element(source_dtype, dtype, normalized, affine, clipped, is_narrow)
-    bound = peek_i64 if work is np.int64 else peek_f64
-    source_pointer, out_pointer, real = _POINTERS[source_dtype], _POINTERS[dtype], _POINTERS["float64"]
+    """Moves images and converts their elements (kernels.cpu.elements.conversion)."""
+    run_inline, work = conversion(source_dtype, dtype, normalized, affine, clipped, narrow)
+    scales_at = scales_of(work)
+    wide, slim = DTYPES[source_dtype].itemsize, DTYPES[dtype].itemsize
 
-    def convert_rows(descriptor, slots, count, unused):
-        source = peek_i64(descriptor + OP_SOURCE)
-        stride = peek_i64(descriptor + OP_STRIDE)
-        out = peek_i64(descriptor + OP_OUT)
-        out_stride = peek_i64(descriptor + OP_OUT_STRIDE)
-        elements = peek_i64(descriptor + OP_ELEMENTS)
-        factor, offset = work(peek_f64(descriptor + OP_FACTOR)), work(peek_f64(descriptor + OP_OFFSET))
-        low, high = work(bound(descriptor + OP_LOW)), work(bound(descriptor + OP_HIGH))
-        mean, inverse = real(peek_i64(descriptor + OP_MEAN)), real(peek_i64(descriptor + OP_INVERSE))
-        index = peek_i64(descriptor + OP_INDEX)
-        lanes = peek_i64(descriptor + OP_LANES)
-        for i in range(count):
-            slot = peek_i64(slots + 8 * i) * lanes
-            for lane in range(slot, slot + lanes):
-                row = peek_i64(index + 8 * lane)
-                if row < 0:
-                    zero_bytes(out + out_stride * lane, out_stride)
-                    continue
-                x = source_pointer(source + stride * row)
-                y = out_pointer(out + out_stride * lane)
-                if normalized:
-                    for j in range(elements):
-                        y[j] = convert(x[j], mean[j], inverse[j], factor, offset, low, high)
-                else:
-                    for j in range(elements):
-                        y[j] = convert(x[j], 0.0, 1.0, factor, offset, low, high)
-        return 0
-
-    return convert_rows
-
-
-def _mover(
-    source_dtype: str, dtype: str, normalized: bool, affine: bool, clipped: bool, is_narrow: bool
-) -> Callable[..., int]:
-    convert, work = _element(source_dtype, dtype, normalized, affine, clipped, is_narrow)
-    bound = peek_i64 if work is np.int64 else peek_f64
-    source_pointer, out_pointer, real = _POINTERS[source_dtype], _POINTERS[dtype], _POINTERS["float64"]
-    wide, narrow = DTYPES[source_dtype].itemsize, DTYPES[dtype].itemsize
-    copies = source_dtype == dtype and not (normalized or affine or clipped)
-
+    # called in two places, where one copy of its loops is faster than two
     @inner
-    def run(x, y, mean, inverse, count, factor, offset, low, high):
-        """Convert elements that lie side by side."""
-        if copies:
-            copy_bytes(y, x, narrow * count)
-            return
-        values, out = source_pointer(x), out_pointer(y)
-        if normalized:
-            means, inverses = real(mean), real(inverse)
-            for j in range(count):
-                out[j] = convert(values[j], means[j], inverses[j], factor, offset, low, high)
-        else:
-            for j in range(count):
-                out[j] = convert(values[j], 0.0, 1.0, factor, offset, low, high)
+    def run(source, out, means, inverses, count, scales):
+        run_inline(source, out, means, inverses, count, scales)
 
-    def move_rows(descriptor, slots, count, unused):
-        source = peek_i64(descriptor + OP_SOURCE)
-        stride = peek_i64(descriptor + OP_STRIDE)
-        out = peek_i64(descriptor + OP_OUT)
-        out_stride = peek_i64(descriptor + OP_OUT_STRIDE)
-        factor, offset = work(peek_f64(descriptor + OP_FACTOR)), work(peek_f64(descriptor + OP_OFFSET))
-        low, high = work(bound(descriptor + OP_LOW)), work(bound(descriptor + OP_HIGH))
-        mean, inverse = peek_i64(descriptor + OP_MEAN), peek_i64(descriptor + OP_INVERSE)
-        index = peek_i64(descriptor + OP_INDEX)
-        lanes = peek_i64(descriptor + OP_LANES)
-        outer, height = peek_i64(descriptor + OP_OUTER), peek_i64(descriptor + OP_HEIGHT)
-        width, depth = peek_i64(descriptor + OP_WIDTH), peek_i64(descriptor + OP_INNER)
-        pad, pick = peek_i64(descriptor + OP_PAD), peek_i64(descriptor + OP_PICK)
+    @inner(forceinline=True)
+    def prepare(descriptor):
         random = peek_i64(descriptor + OP_RANDOM)
-        seed, batch = peek_i64(random), peek_i64(random + 8)
+        return (
+            (peek_i64(random), peek_i64(random + 8), peek_i64(descriptor + OP_PICK), peek_i64(descriptor + OP_PAD)),
+            (
+                peek_i64(descriptor + OP_OUTER),
+                peek_i64(descriptor + OP_HEIGHT),
+                peek_i64(descriptor + OP_WIDTH),
+                peek_i64(descriptor + OP_INNER),
+            ),
+            (peek_i64(descriptor + OP_MEAN), peek_i64(descriptor + OP_INVERSE)),
+            scales_at(descriptor),
+        )
+
+    @inner(forceinline=True)
+    def place(known, slot):
+        seed, batch, pick, pad = known[0]
+        return moves(seed, batch, pick, slot, pad)
+
+    @inner(forceinline=True)
+    def move(known, at, source, out):
+        (outer, height, width, depth), (mean, inverse), scales = known[1], known[2], known[3]
+        down, right = at
         line = width * depth
-        for i in range(count):
-            sample = peek_i64(slots + 8 * i)
-            down, right = moves(seed, batch, pick, sample, pad)
-            # columns [begin, end) come from inside the image, those beside them repeat its border
-            begin, end = min(max(-right, 0), width), min(max(width - right, 0), width)
-            for lane in range(sample * lanes, (sample + 1) * lanes):
-                row = peek_i64(index + 8 * lane)
-                if row < 0:
-                    zero_bytes(out + out_stride * lane, out_stride)
-                    continue
-                x = source + stride * row
-                y = out + out_stride * lane
-                for h in range(outer * height):
-                    image = h // height
-                    start = line * (image * height + min(max(h - image * height + down, 0), height - 1))
-                    # the inside, then the left and the right border a pixel at a time
-                    k, at = start + depth * (begin + right), line * h + depth * begin
-                    run(
-                        x + wide * k,
-                        y + narrow * at,
-                        mean + 8 * k,
-                        inverse + 8 * k,
-                        depth * max(end - begin, 0),
-                        factor,
-                        offset,
-                        low,
-                        high,
-                    )
-                    for w in range(begin + width - end):
-                        column = w if w < begin else end + w - begin
-                        k, at = start + depth * (0 if w < begin else width - 1), line * h + depth * column
-                        run(
-                            x + wide * k,
-                            y + narrow * at,
-                            mean + 8 * k,
-                            inverse + 8 * k,
-                            depth,
-                            factor,
-                            offset,
-                            low,
-                            high,
-                        )
-        return 0
+        # columns [begin, end) come from inside the image, those beside them repeat its border
+        begin, end = min(max(-right, 0), width), min(max(width - right, 0), width)
+        for h in range(outer * height):
+            image = h // height
+            start = line * (image * height + min(max(h - image * height + down, 0), height - 1))
+            # the inside, then the left and the right border a pixel at a time
+            k, to = start + depth * (begin + right), line * h + depth * begin
+            count = depth * max(end - begin, 0)
+            run(source + wide * k, out + slim * to, mean + 8 * k, inverse + 8 * k, count, scales)
+            for w in range(begin + width - end):
+                column = w if w < begin else end + w - begin
+                k, to = start + depth * (0 if w < begin else width - 1), line * h + depth * column
+                run(source + wide * k, out + slim * to, mean + 8 * k, inverse + 8 * k, depth, scales)
 
-    return move_rows
+    return each_row(prepare, place, move)
 
 
-def _indicator(source_dtype: str, dtype: str) -> Callable[..., int]:
-    source_pointer, out_pointer, write = _POINTERS[source_dtype], _POINTERS[dtype], _WRITE[dtype]
+def indicator(source_dtype: str, dtype: str) -> Callable[..., int]:
+    """Turns whole numbers into unit vectors."""
+    source_pointer, out_pointer, write = POINTERS[source_dtype], POINTERS[dtype], WRITE[dtype]
 
-    def indicate_rows(descriptor, slots, count, unused):
-        source = peek_i64(descriptor + OP_SOURCE)
-        stride = peek_i64(descriptor + OP_STRIDE)
-        out = peek_i64(descriptor + OP_OUT)
-        out_stride = peek_i64(descriptor + OP_OUT_STRIDE)
-        elements = peek_i64(descriptor + OP_ELEMENTS)
-        classes = peek_i64(descriptor + OP_CLASSES)
-        start = np.uint64(peek_i64(descriptor + OP_START))
-        off, on = write(peek_f64(descriptor + OP_LOW)), write(peek_f64(descriptor + OP_HIGH))
-        index = peek_i64(descriptor + OP_INDEX)
-        lanes = peek_i64(descriptor + OP_LANES)
-        for i in range(count):
-            slot = peek_i64(slots + 8 * i) * lanes
-            for lane in range(slot, slot + lanes):
-                row = peek_i64(index + 8 * lane)
-                if row < 0:
-                    zero_bytes(out + out_stride * lane, out_stride)
-                    continue
-                x = source_pointer(source + stride * row)
-                y = out_pointer(out + out_stride * lane)
-                for j in range(elements * classes):
-                    y[j] = off
-                for j in range(elements):
-                    # as uint64, so that what lies below the first class is too large
-                    value = np.uint64(x[j]) - start
-                    if value < np.uint64(classes):
-                        y[j * classes + np.int64(value)] = on
-                    else:
-                        poke_i64(descriptor + OP_REFUSED, peek_i64(descriptor + OP_REFUSED) + 1)
-        return 0
+    @inner(forceinline=True)
+    def prepare(descriptor):
+        return (
+            descriptor,
+            peek_i64(descriptor + OP_ELEMENTS),
+            peek_i64(descriptor + OP_CLASSES),
+            np.uint64(peek_i64(descriptor + OP_START)),
+            write(peek_f64(descriptor + OP_LOW)),
+            write(peek_f64(descriptor + OP_HIGH)),
+        )
 
-    return indicate_rows
+    @inner(forceinline=True)
+    def indicate(known, at, source, out):
+        descriptor, elements, classes, start, off, on = known
+        x, y = source_pointer(source), out_pointer(out)
+        for j in range(elements * classes):
+            y[j] = off
+        for j in range(elements):
+            # as uint64, so that what lies below the first class is too large
+            value = np.uint64(x[j]) - start
+            if value < np.uint64(classes):
+                y[j * classes + np.int64(value)] = on
+            else:
+                poke_i64(descriptor + OP_REFUSED, peek_i64(descriptor + OP_REFUSED) + 1)
+
+    return each_row(prepare, nowhere, indicate)
 
 
 @functools.cache
 def _address(kind: Callable[..., Callable[..., int]], *arguments: Any) -> int:
-    return address(kind(*arguments), _SIGNATURE)
+    return address(kind(*arguments), SIGNATURE)
 
 
 def callbacks() -> Iterator[tuple[Callable[..., int], str]]:
@@ -261,20 +155,20 @@ def callbacks() -> Iterator[tuple[Callable[..., int], str]]:
     """
     whole = [dtype for dtype in DTYPES if dtype not in FLOATS and dtype != "bool"]
     for source, dtype in itertools.product(whole, (*FLOATS, "uint8", "bool", "int64")):
-        yield _indicator(source, dtype), _SIGNATURE
+        yield indicator(source, dtype), SIGNATURE
     for source, dtype, affine, narrow in _to_floats():
-        yield _converter(source, dtype, False, affine, True, narrow), _SIGNATURE
+        yield converter(source, dtype, False, affine, True, narrow), SIGNATURE
         if not affine:
-            yield _converter(source, dtype, True, False, False, narrow), _SIGNATURE
-            yield _converter(source, dtype, True, False, True, narrow), _SIGNATURE
+            yield converter(source, dtype, True, False, False, narrow), SIGNATURE
+            yield converter(source, dtype, True, False, True, narrow), SIGNATURE
     for dtype in whole:
         if dtype != "uint64":  # it has no clipping as it is
-            yield _converter(dtype, dtype, False, False, True, is_narrow(Transform(dtype), dtype)), _SIGNATURE
+            yield converter(dtype, dtype, False, False, True, is_narrow(Transform(dtype), dtype)), SIGNATURE
     for dtype in _IMAGES:
-        yield _mover(dtype, dtype, False, False, False, is_narrow(Transform(dtype), dtype)), _SIGNATURE
+        yield mover(dtype, dtype, False, False, False, is_narrow(Transform(dtype), dtype)), SIGNATURE
     for source, dtype, affine, narrow in _to_floats():
         if source in _IMAGES and dtype != "float64" and (affine or source != dtype):
-            yield _mover(source, dtype, False, affine, False, narrow), _SIGNATURE
+            yield mover(source, dtype, False, affine, False, narrow), SIGNATURE
 
 
 def usual() -> Iterator[tuple[Callable[..., int], str]]:
@@ -340,11 +234,11 @@ def describe(
         return words
     wanted = output.transform
     if output.classes:
-        words[0] = _address(_indicator, output.field.dtype, wanted.dtype)
+        words[0] = _address(indicator, output.field.dtype, wanted.dtype)
         words[OP_CLASSES // 8], words[OP_START // 8] = output.classes, output.start
         words[OP_LOW // 8 : OP_HIGH // 8 + 1] = np.array(indicators(output)).view(np.int64)
         return words
-    kind = _converter if output.shift is None else _mover
+    kind = converter if output.shift is None else mover
     words[0] = _address(
         kind,
         output.field.dtype,

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from conduit.kernels.cpu.elements import POINTERS, WRITE, conversion
 from conduit.kernels.spec.plan import Output
 from conduit.kernels.spec.transforms import FLOATS, Transform, is_narrow
 from conduit.native.jit import address, inner, intrinsic, ir, types
@@ -46,66 +47,12 @@ OP_START = OP_PAD  # no output has both classes and a move
 """Words of a descriptor; the second group is conduit.kernels.cpu.augment's."""
 OP_WORDS = 23
 
-_SIGNATURE = "int64(int64, int64, int64, int64)"
+SIGNATURE = "int64(int64, int64, int64, int64)"
 _LANES = 16
 _COPIED_AT_ONCE = frozenset((*range(1, 16), *range(16, 257, 4)))
 """Row sizes in bytes that have a copy of their own."""
 _STREAM_BYTES = 4 << 20
 """An output array of this size is written past the caches; a smaller one is likely to be read from them soon."""
-
-
-def _pointer_to(dtype: str) -> Any:
-    @intrinsic
-    def pointer(typingctx: Any, at: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
-
-        return types.CPointer(getattr(types, dtype))(types.int64), codegen
-
-    return pointer
-
-
-_WHOLE = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
-_POINTERS = {
-    "bool": _pointer_to("uint8"),
-    **{dtype: _pointer_to(dtype) for dtype in _WHOLE},
-    "float16": _pointer_to("uint16"),
-    "bfloat16": _pointer_to("uint16"),
-    "float32": _pointer_to("float32"),
-    "float64": _pointer_to("float64"),
-}
-
-
-@intrinsic
-def _half_to_float(typingctx: Any, bits: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
-
-    return types.float32(types.uint16), codegen
-
-
-@intrinsic
-def _float_to_half(typingctx: Any, value: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
-
-    return types.uint16(types.float32), codegen
-
-
-@intrinsic
-def _bits_to_float(typingctx: Any, bits: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], ir.FloatType())
-
-    return types.float32(types.uint32), codegen
-
-
-@intrinsic
-def _float_to_bits(typingctx: Any, value: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], ir.IntType(32))
-
-    return types.uint32(types.float32), codegen
 
 
 @intrinsic
@@ -131,115 +78,104 @@ def _stream_16_bytes(typingctx: Any, out: Any, source: Any, factor: Any, offset:
     return types.void(types.int64, types.int64, types.float32, types.float32), codegen
 
 
-@inner
-def _as_is(value):
-    return value
-
-
-@inner
-def _brain_to_float(bits):
-    return _bits_to_float(np.uint32(bits) << np.uint32(16))
-
-
-@inner
-def _float_to_brain(value):
-    """Round to nearest, ties to even; NaN stays NaN."""
-    bits = _float_to_bits(np.float32(value))
-    if value != value:  # noqa: PLR0124 - the test for NaN
-        return np.uint16((bits >> np.uint32(16)) | np.uint32(64))
-    odd = (bits >> np.uint32(16)) & np.uint32(1)
-    return np.uint16((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))
-
-
-@inner
-def _half(value):
-    return _float_to_half(np.float32(value))
-
-
-_READ = {"float16": _half_to_float, "bfloat16": _brain_to_float}
-_WRITE = {
-    "float16": _half,
-    "bfloat16": _float_to_brain,
-    "float32": np.float32,
-    "float64": np.float64,
-    "bool": np.uint8,
-    **{dtype: getattr(np, dtype) for dtype in _WHOLE},
-}
-
-
-def _copier(row_bytes: int) -> Callable[..., int]:
-    def copy_rows(descriptor, slots, count, unused):
-        source = peek_i64(descriptor + OP_SOURCE)
-        stride = peek_i64(descriptor + OP_STRIDE)
-        out = peek_i64(descriptor + OP_OUT)
-        index = peek_i64(descriptor + OP_INDEX)
-        lanes = peek_i64(descriptor + OP_LANES)
-        for i in range(count):
-            slot = peek_i64(slots + 8 * i) * lanes
-            for lane in range(lanes):
-                row = peek_i64(index + 8 * (slot + lane))
-                target = out + row_bytes * (slot + lane)
-                if row < 0:
-                    zero_bytes(target, row_bytes)
-                else:
-                    copy_bytes(target, source + stride * row, row_bytes)
-        return 0
-
-    return copy_rows
-
-
-def _copy_any_rows(descriptor, slots, count, unused):
-    source = peek_i64(descriptor + OP_SOURCE)
-    stride = peek_i64(descriptor + OP_STRIDE)
-    out = peek_i64(descriptor + OP_OUT)
-    row_bytes = peek_i64(descriptor + OP_OUT_STRIDE)
-    index = peek_i64(descriptor + OP_INDEX)
-    lanes = peek_i64(descriptor + OP_LANES)
-    for i in range(count):
-        slot = peek_i64(slots + 8 * i) * lanes
-        for lane in range(lanes):
-            row = peek_i64(index + 8 * (slot + lane))
-            target = out + row_bytes * (slot + lane)
-            if row < 0:
-                zero_bytes(target, row_bytes)
-            else:
-                copy_bytes(target, source + stride * row, row_bytes)
+@inner(forceinline=True)
+def nothing(descriptor):
+    """What is known of an operation whose code says it all."""
     return 0
 
 
-def _converter(source_dtype: str, dtype: str, affine: bool, narrow: bool) -> Callable[..., int]:
-    read, write = _READ.get(source_dtype, _as_is), _WRITE[dtype]
-    source_pointer, out_pointer = _POINTERS[source_dtype], _POINTERS[dtype]
-    work = np.float32 if narrow else np.float64
+@inner(forceinline=True)
+def nowhere(known, slot):
+    """What is known of a slot that is like all others."""
+    return 0
 
-    def convert_rows(descriptor, slots, count, unused):
+
+def each_row(prepare: Any, place: Any, one: Any, row_bytes: int = 0) -> Callable[..., int]:
+    """A row operation that goes from lane to lane.
+
+    Args:
+        prepare: prepare(descriptor) -> known, what is read once a call: nothing that rows are stored to can change it, which a compiler
+            cannot know.
+        place: place(known, slot) -> at, what is computed once a slot.
+        one: one(known, at, source, out) makes a row of the output from a row of the column, both addresses.
+        row_bytes: Bytes of a row of the output, as a constant; 0: the descriptor says it.
+    """
+
+    def rows(descriptor, slots, count, unused):
         source = peek_i64(descriptor + OP_SOURCE)
         stride = peek_i64(descriptor + OP_STRIDE)
         out = peek_i64(descriptor + OP_OUT)
-        out_stride = peek_i64(descriptor + OP_OUT_STRIDE)
-        elements = peek_i64(descriptor + OP_ELEMENTS)
-        factor = work(peek_f64(descriptor + OP_FACTOR))
-        offset = work(peek_f64(descriptor + OP_OFFSET))
+        out_stride = row_bytes or peek_i64(descriptor + OP_OUT_STRIDE)
         index = peek_i64(descriptor + OP_INDEX)
         lanes = peek_i64(descriptor + OP_LANES)
+        known = prepare(descriptor)
         for i in range(count):
-            slot = peek_i64(slots + 8 * i) * lanes
-            for lane in range(slot, slot + lanes):
-                row = peek_i64(index + 8 * lane)
+            slot = peek_i64(slots + 8 * i)
+            at = place(known, slot)
+            first = slot * lanes
+            for lane in range(lanes):
+                row = peek_i64(index + 8 * (first + lane))
+                target = out + out_stride * (first + lane)
                 if row < 0:
-                    zero_bytes(out + out_stride * lane, out_stride)
-                    continue
-                x = source_pointer(source + stride * row)
-                y = out_pointer(out + out_stride * lane)
-                if affine:
-                    for j in range(elements):
-                        y[j] = write(work(read(x[j])) * factor + offset)
+                    zero_bytes(target, out_stride)
                 else:
-                    for j in range(elements):
-                        y[j] = write(read(x[j]))
+                    one(known, at, source + stride * row, target)
         return 0
 
-    return convert_rows
+    return rows
+
+
+def copier(row_bytes: int) -> Callable[..., int]:
+    """Copies rows as they are, of so many bytes; 0: as the descriptor says."""
+
+    @inner(forceinline=True)
+    def size_of(descriptor):
+        return row_bytes or peek_i64(descriptor + OP_OUT_STRIDE)
+
+    @inner(forceinline=True)
+    def copy(size, at, source, out):
+        copy_bytes(out, source, row_bytes or size)
+
+    return each_row(size_of, nowhere, copy, row_bytes)
+
+
+def scales_of(work: Any) -> Any:
+    """What reads (factor, offset, low, high) of a descriptor, as that type; bounds of whole numbers are stored as such."""
+    bound = peek_i64 if work is np.int64 else peek_f64
+
+    @inner(forceinline=True)
+    def scales(descriptor):
+        return (
+            work(peek_f64(descriptor + OP_FACTOR)),
+            work(peek_f64(descriptor + OP_OFFSET)),
+            work(bound(descriptor + OP_LOW)),
+            work(bound(descriptor + OP_HIGH)),
+        )
+
+    return scales
+
+
+def converter(
+    source_dtype: str, dtype: str, normalized: bool, affine: bool, clipped: bool, narrow: bool
+) -> Callable[..., int]:
+    """Converts rows element by element (kernels.cpu.elements.conversion)."""
+    run, work = conversion(source_dtype, dtype, normalized, affine, clipped, narrow)
+    scales = scales_of(work)
+
+    @inner(forceinline=True)
+    def prepare(descriptor):
+        return (
+            peek_i64(descriptor + OP_MEAN),
+            peek_i64(descriptor + OP_INVERSE),
+            peek_i64(descriptor + OP_ELEMENTS),
+            scales(descriptor),
+        )
+
+    @inner(forceinline=True)
+    def convert(known, at, source, out):
+        run(source, out, known[0], known[1], known[2], known[3])
+
+    return each_row(prepare, nowhere, convert)
 
 
 def _stream_rows(descriptor, slots, count, unused):
@@ -278,19 +214,17 @@ def _stream_rows(descriptor, slots, count, unused):
 
 @functools.cache
 def _copy_address(row_bytes: int) -> int:
-    if row_bytes not in _COPIED_AT_ONCE:
-        return address(_copy_any_rows, _SIGNATURE)
-    return address(_copier(row_bytes), _SIGNATURE)
+    return address(copier(row_bytes if row_bytes in _COPIED_AT_ONCE else 0), SIGNATURE)
 
 
 @functools.cache
 def _convert_address(source_dtype: str, dtype: str, affine: bool, narrow: bool) -> int:
-    return address(_converter(source_dtype, dtype, affine, narrow), _SIGNATURE)
+    return address(converter(source_dtype, dtype, False, affine, False, narrow), SIGNATURE)
 
 
 def conversions() -> Iterator[tuple[str, str, bool, bool]]:
     """Every conversion of `_convert_address`: source and result dtype, whether it is affine, whether it computes in float32."""
-    for source, dtype in itertools.product(_POINTERS, _WRITE):
+    for source, dtype in itertools.product(POINTERS, WRITE):
         legal = dtype in FLOATS or (source not in FLOATS and dtype != "bool")
         if legal and source != dtype:
             yield source, dtype, False, is_narrow(Transform(dtype), source)
@@ -301,22 +235,20 @@ def conversions() -> Iterator[tuple[str, str, bool, bool]]:
 
 def callbacks() -> Iterator[tuple[Callable[..., int], str]]:
     """Every operation there is, for a library of kernels."""
-    yield _copy_any_rows, _SIGNATURE
-    yield _stream_rows, _SIGNATURE
-    for row_bytes in sorted(_COPIED_AT_ONCE):
-        yield _copier(row_bytes), _SIGNATURE
-    for conversion in conversions():
-        yield _converter(*conversion), _SIGNATURE
+    yield _stream_rows, SIGNATURE
+    for row_bytes in (0, *sorted(_COPIED_AT_ONCE)):
+        yield copier(row_bytes), SIGNATURE
+    for source, dtype, affine, narrow in conversions():
+        yield converter(source, dtype, False, affine, False, narrow), SIGNATURE
 
 
 def usual() -> Iterator[tuple[Callable[..., int], str]]:
     """Those that most batches are made with."""
-    yield _copy_any_rows, _SIGNATURE
-    for row_bytes in (1, 2, 4, 8, 16, 32, 64):
-        yield _copier(row_bytes), _SIGNATURE
+    for row_bytes in (0, 1, 2, 4, 8, 16, 32, 64):
+        yield copier(row_bytes), SIGNATURE
     for source, dtype, affine, narrow in conversions():
         if dtype == "float32" and source in ("bool", "uint8", "float64"):
-            yield _converter(source, dtype, affine, narrow), _SIGNATURE
+            yield converter(source, dtype, False, affine, False, narrow), SIGNATURE
 
 
 def _can_stream(output: Output, batch_size: int) -> bool:
@@ -344,7 +276,7 @@ def describe(output: Output, source: int, stride: int, out: int, index: int, bat
     elif transform.dtype == output.field.dtype and not transform.is_affine:
         function = _copy_address(output.field.row_bytes)
     elif _can_stream(output, batch_size):
-        function = address(_stream_rows, _SIGNATURE)
+        function = address(_stream_rows, SIGNATURE)
     else:
         narrow = is_narrow(transform, output.field.dtype)
         function = _convert_address(output.field.dtype, transform.dtype, transform.is_affine, narrow)

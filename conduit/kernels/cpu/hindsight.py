@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from conduit.kernels.cpu.job import JOB_GENERATIONS, JOB_ROWS
+from conduit.kernels.cpu.job import JOB_ENTRIES, JOB_ROWS
 from conduit.kernels.cpu.sequences import _following
 from conduit.kernels.cpu.transitions import put_flag
 from conduit.kernels.cpu.windows import (
@@ -110,7 +110,7 @@ def resolve_goals(window, job, slots, count, unused):
     for i in range(done):
         slot = peek_i64(slots + 8 * i)
         row = peek_i64(peek_i64(job + JOB_ROWS) + 8 * slot)
-        if not _choose(goals, slot, row, peek_i64(peek_i64(job + JOB_GENERATIONS) + 8 * slot), table):
+        if not _choose(goals, slot, row, peek_i64(peek_i64(job + JOB_ENTRIES) + 8 * slot), table):
             return i
     return done
 

@@ -3,7 +3,8 @@
 A job is int64 words (JOB_*) that say what a batch is made of and where it goes. Whoever makes batches has slots drawn, runs the row
 operations on them, writes their keys, and looks whether a writer has overwritten what was read (conduit.plane.deliver.fill). Reads are
 optimistic: rows are copied first, then each row's page must still be of the generation that was drawn. Samplers fill in the job's row,
-following row, page and generation of each listed slot, and ask ahead for what will be read there.
+page and generation of each listed slot, and ask ahead for what will be read there. For the resolver of windows, which they call, they
+fill in the row's entry in their list of pages (kernels.cpu.windows) first.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from conduit.store.pages.protocol import block_of, is_of
     JOB_FOLLOWING,
     JOB_PAGES,
     JOB_GENERATIONS,
+    JOB_ENTRIES,
     JOB_SLOTS,
     JOB_IDS,
     JOB_VERSIONS,
@@ -45,12 +47,12 @@ from conduit.store.pages.protocol import block_of, is_of
     JOB_FIRST,
     JOB_COUNTED,
     JOB_SEAT,
-) = range(0, 168, 8)
+) = range(0, 176, 8)
 """Words of a job: the table descriptor; the slot behind the last one to fill, and rows per block; the sampler's function and state; the window
-(kernels.cpu.windows); operations (descriptors back to back); scratch int64 [batch] for rows, following rows, pages, generations and open slots;
+(kernels.cpu.windows); operations (descriptors back to back); scratch int64 [batch] for rows, following rows, pages, generations, addresses of entries (kernels.cpu.windows.ENTRY_*) and open slots;
 outputs int64 [batch] ids, versions, episodes, steps; a count of rows drawn again; the first slot to fill; where deliveries are counted,
 what is counted of this batch (plane.deliver.counted_deliveries) and the participant's seat line."""
-JOB_WORDS = 21
+JOB_WORDS = 22
 
 
 @inner

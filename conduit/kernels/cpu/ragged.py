@@ -17,9 +17,8 @@ import numpy as np
 
 from conduit.field import Field
 from conduit.kernels.cpu.augment import describe
+from conduit.kernels.cpu.elements import POINTERS
 from conduit.kernels.cpu.gather import (
-    _POINTERS,
-    _SIGNATURE,
     OP_ELEMENTS,
     OP_FUNCTION,
     OP_INDEX,
@@ -28,6 +27,7 @@ from conduit.kernels.cpu.gather import (
     OP_SOURCE,
     OP_STRIDE,
     OP_WORDS,
+    SIGNATURE,
 )
 from conduit.kernels.spec.plan import Output
 from conduit.kernels.spec.ragged import Ragged
@@ -74,7 +74,7 @@ addresses of the two other arrays; slot behind the block that is being made; des
 copy; address of a 0 that serves as its list of slots and as its row number; address of int32 0, 1, 2, ... up to the largest length."""
 
 _AHEAD = 4
-_flags = _POINTERS["uint8"]
+_flags = POINTERS["uint8"]
 
 
 @inner
@@ -192,8 +192,8 @@ def _pack(descriptor, slots, count, attempt):
 
 def callbacks() -> Iterator[tuple[Callable[..., int], str]]:
     """Both operations, for a library of kernels."""
-    yield _pad, _SIGNATURE
-    yield _pack, _SIGNATURE
+    yield _pad, SIGNATURE
+    yield _pack, SIGNATURE
 
 
 def describe_ragged(
@@ -245,7 +245,7 @@ def describe_ragged(
     fill(
         out,
         {
-            OP_FUNCTION: address(_pad if item.layout == "pad" else _pack, _SIGNATURE),
+            OP_FUNCTION: address(_pad if item.layout == "pad" else _pack, SIGNATURE),
             OP_SOURCE: spans,
             OP_STRIDE: w.SPAN_BYTES,
             OP_OUT: words.ctypes.data,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from conduit.kernels.cpu.job import JOB_GENERATIONS, JOB_ROWS
+from conduit.kernels.cpu.job import JOB_ENTRIES, JOB_ROWS
 from conduit.kernels.cpu.transitions import put_flag, too_old
 from conduit.kernels.cpu.windows import (
     ENTRY_ENVS,
@@ -202,7 +202,7 @@ def _in_turn(one: Any) -> Any:
         for i in range(count):
             slot = peek_i64(slots + 8 * i)
             row = peek_i64(peek_i64(job + JOB_ROWS) + 8 * slot)
-            if one(window, job, slot, row, peek_i64(peek_i64(job + JOB_GENERATIONS) + 8 * slot)) < 0:
+            if one(window, job, slot, row, peek_i64(peek_i64(job + JOB_ENTRIES) + 8 * slot)) < 0:
                 return i
         return count
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from conduit.kernels.cpu.job import JOB_GENERATIONS, JOB_ROWS, ask_for
+from conduit.kernels.cpu.job import JOB_ENTRIES, JOB_ROWS, ask_for
 from conduit.kernels.cpu.windows import (
     AGES,
     ENTRY_ENVS,
@@ -290,7 +290,7 @@ def _transitions(item: int, scaled: bool) -> Any:
     def resolve(window, job, slots, count, unused):
         # read once: nothing that is stored below can change them, which a compiler cannot know
         metas = peek_i64(peek_i64(window + WINDOW_TABLE) + w.VIEW_META)
-        row_at, entry_at = peek_i64(job + JOB_ROWS), peek_i64(job + JOB_GENERATIONS)
+        row_at, entry_at = peek_i64(job + JOB_ROWS), peek_i64(job + JOB_ENTRIES)
         oldest = peek_i64(window + WINDOW_OLDEST)
         base, stride = peek_i64(window + WINDOW_REWARD), peek_i64(window + WINDOW_REWARD_STRIDE)
         factor, offset = peek_f64(window + WINDOW_REWARD_FACTOR), peek_f64(window + WINDOW_REWARD_OFFSET)

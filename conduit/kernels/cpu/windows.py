@@ -1,7 +1,7 @@
 """From an anchor row to the rows its window reads: what resolvers are told. Only words: no function stands here.
 
 A resolver is a C function `resolve(window, job, slots, count, 0) -> done`, called through its address by samplers. For each
-listed slot it takes the job's row and, in place of the generation, the address of the sampler's description of the page (ENTRY_*).
+listed slot it takes the job's row and its entry, the address of the sampler's description of the page (ENTRY_*).
 It writes the window's row numbers (and what follows from meta alone: returns, discounts, flags, masks), and stops at the first
 row that anchors no such window: `done` slots are resolved. Rows may change under it; the page's generation is checked when
 all has been copied. Numbers that could lead out of the page are refused.

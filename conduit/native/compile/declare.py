@@ -40,6 +40,7 @@ KERNEL_MODULES = (
     "conduit.store.checkpoint.snapshot",
     "conduit.kernels.cpu.priorities",
     "conduit.native.philox",
+    "conduit.kernels.cpu.elements",
     "conduit.kernels.cpu.gather",
     "conduit.kernels.cpu.augment",
     "conduit.kernels.cpu.returns",

@@ -60,7 +60,7 @@ class Scratch:
         }
         shapes["lanes"] = shapes["following_lanes"] = lanes(plan.window)
         self.index = {name: np.zeros((size, *shape), np.int64) for name, shape in shapes.items()}
-        self.pages, self.generations, self.slots = np.zeros((3, size), np.int64)
+        self.pages, self.generations, self.entries, self.slots = np.zeros((4, size), np.int64)
         self.ages = np.zeros(windows.AGES, np.int64) if ages is None else ages
         self.counted = np.zeros(counted_deliveries.words_needed(size), np.int64)
         self.addresses = {
@@ -173,6 +173,7 @@ class BatchJob:
             (job.JOB_FOLLOWING, scratch.index["following"].ctypes.data),
             (job.JOB_PAGES, scratch.pages.ctypes.data),
             (job.JOB_GENERATIONS, scratch.generations.ctypes.data),
+            (job.JOB_ENTRIES, scratch.entries.ctypes.data),
             (job.JOB_SLOTS, scratch.slots.ctypes.data),
             (job.JOB_IDS, at[IDS]),
             (job.JOB_VERSIONS, at[VERSIONS]),

@@ -37,7 +37,9 @@ class Draws:
     def __init__(self, view: TableView) -> None:
         # flags are in every schema: nothing else is gathered, and no reward summed up
         self.plan = make_plan(SCHEMA, SIZE, fields=("terminated",))
-        self.rows, self.following, self.pages, self.generations, self._slots = np.zeros((5, SIZE), np.int64)
+        self.rows, self.following, self.pages, self.generations, self._entries, self._slots = np.zeros(
+            (6, SIZE), np.int64
+        )
         self._ages = np.zeros(AGES, np.int64)
         addresses = {WINDOW_FOLLOWING: self.following.ctypes.data, WINDOW_AGES: self._ages.ctypes.data}
         self._window, self._sums = describe_window(self.plan, view.address, (0, 0), [], addresses)
@@ -51,6 +53,7 @@ class Draws:
             (jobs.JOB_FOLLOWING, self.following.ctypes.data),
             (jobs.JOB_PAGES, self.pages.ctypes.data),
             (jobs.JOB_GENERATIONS, self.generations.ctypes.data),
+            (jobs.JOB_ENTRIES, self._entries.ctypes.data),
             (jobs.JOB_SLOTS, self._slots.ctypes.data),
         ):
             self.job[offset // 8] = value
