@@ -83,7 +83,8 @@ def mover(
             scales_at(descriptor),
         )
 
-    @inner(forceinline=True)
+    # as a call, which leaves its registers to the loops
+    @inner
     def place(known, slot):
         seed, batch, pick, pad = known[0]
         return moves(seed, batch, pick, slot, pad)
