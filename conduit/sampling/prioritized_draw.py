@@ -13,6 +13,7 @@ from conduit.kernels.cpu.job import (
     JOB_ENTRIES,
     JOB_FIRST,
     JOB_FOLLOWING,
+    JOB_PAGES,
     JOB_ROWS,
     JOB_TABLE,
     JOB_WINDOW,
@@ -114,11 +115,8 @@ def draw(state, job, slots, count, attempt):
     stratified = peek_i64(state + DRAW_STRATIFIED) != 0
     density = listed / total
     whole, rest = total // size, total % size
-    row_at, after_at, entry_at = (
-        peek_i64(job + JOB_ROWS),
-        peek_i64(job + JOB_FOLLOWING),
-        peek_i64(job + JOB_ENTRIES),
-    )
+    row_at, page_at = peek_i64(job + JOB_ROWS), peek_i64(job + JOB_PAGES)
+    after_at, entry_at = peek_i64(job + JOB_FOLLOWING), peek_i64(job + JOB_ENTRIES)
     block_at, place_at = peek_i64(state + DRAW_BLOCKS), peek_i64(state + DRAW_PLACES)
     first = second = np.uint64(0)
     computed = -1
@@ -144,17 +142,17 @@ def draw(state, job, slots, count, attempt):
         block, position = find_block(tree, table, page, position - peek_i64(entry_ + ENTRY_START))
         poke_i64(block_at + 8 * slot, block)
         poke_i64(place_at + 8 * slot, position)
+        poke_i64(page_at + 8 * slot, page)
         poke_i64(entry_at + 8 * slot, entry_)
     for start in range(0, count, _CHUNK):
         here = min(_CHUNK, count - start)
         for i in range(start, start + here):
             slot = peek_i64(slots + 8 * i)
-            entry_ = peek_i64(entry_at + 8 * slot)
-            page = peek_i64(entry_ + ENTRY_PAGE)
+            page = peek_i64(page_at + 8 * slot)
             local, leaf = find_row(tree, table, page, peek_i64(block_at + 8 * slot), peek_i64(place_at + 8 * slot))
             # a row that is none is refused below by its leaf; its number stays inside the page
             row = page * rows + max(local, 0)
-            after = ask_ahead(window, metas, row, peek_i64(entry_ + ENTRY_ENVS))
+            after = ask_ahead(window, metas, row, peek_i64(peek_i64(entry_at + 8 * slot) + ENTRY_ENVS))
             poke_i64(row_at + 8 * slot, row)
             poke_i64(after_at + 8 * slot, after)
             poke_f64(probabilities + 8 * slot, leaf / total)
