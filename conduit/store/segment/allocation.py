@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from conduit.errors import NoSpace
 from conduit.store.segment.memory import Bound, available, shared_memory
@@ -53,7 +53,7 @@ def allocate(fd: int, size: int, name: str, backing: Backing) -> None:
 
 
 @contextlib.contextmanager
-def allocated_behind(fd: int, size: int, name: str, backing: Backing) -> Iterator[None]:
+def allocated_behind(fd: int, size: int, name: str, backing: Backing) -> Generator[None]:
     """Reserve the memory of a file, which has its size, behind the block's writes.
 
     Memory that a write brings into being is not cleared first, and who clears it beside the writes keeps them waiting. So the

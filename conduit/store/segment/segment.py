@@ -15,7 +15,7 @@ import os
 import struct
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import numpy as np
 
@@ -165,7 +165,7 @@ def create(name: str, spec: SegmentSpec, backing: Backing = "shm", *, replace: b
 
 
 @contextlib.contextmanager
-def making(name: str, spec: SegmentSpec, backing: Backing = "shm", *, replace: bool = False) -> Iterator[Segment]:
+def making(name: str, spec: SegmentSpec, backing: Backing = "shm", *, replace: bool = False) -> Generator[Segment]:
     """A segment that the block allocates (store.segment.allocation) and fills; nobody can attach to it before the block is left.
 
     When the block raises, nothing is left behind.
@@ -185,11 +185,12 @@ def making(name: str, spec: SegmentSpec, backing: Backing = "shm", *, replace: b
     if backing not in ("shm", "memfd"):
         raise ConfigError(f"Expected backing 'shm' or 'memfd', got {backing!r}")
     layout = lay_out(spec)
-    fd = -1
-    while fd < 0:
+    while True:
         free_name(name, backing, layout.size, replace=replace)
         check_room(layout.size, name, backing)
         fd, locks = _create_files(name, backing)
+        if fd >= 0:
+            break
     try:
         os.ftruncate(fd, layout.size)
         segment = Segment(name, backing, fd, locks, layout)
