@@ -50,7 +50,7 @@ def attach(name: str, timeout: float = 0.0, *, on_owner_exit: OnOwnerExit = "rai
         OwnerGone: Its owner is dead.
         AccessDenied: It belongs to another user.
         BadSegment: Truncated, foreign, or made by a version with another layout.
-        ParticipantsFull: All seats are taken.
+        ParticipantsFull: All seats were taken for a second.
     """
     if on_owner_exit not in ("raise", "stay"):
         raise ConfigError(f"Expected on_owner_exit 'raise' or 'stay', got {on_owner_exit!r}")

@@ -102,7 +102,8 @@ def draw(state, job, slots, count, attempt):
     poke_i64(state + DRAW_TOTAL, total)
     poke_i64(state + DRAW_CANDIDATES, candidates)
     poke_i64(state + DRAW_OFFERED, offered)
-    if candidates < 1 or offered < peek_i64(state + DRAW_LEAST):
+    # damaged leaves can add up to 2^63 and more
+    if total < 0 or candidates < 1 or offered < peek_i64(state + DRAW_LEAST):
         return -1
     if total == 0:
         for i in range(count):

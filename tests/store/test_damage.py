@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 
 import conduit
-from conduit.errors import BadSegment, ConduitError
+from conduit.errors import BadSegment, ConduitError, DataTimeout
 from conduit.plane.deliver.scan import Scan
 from conduit.plane.observe import inspect
 from conduit.store.format import words as w
+from conduit.store.format.layout import LOADER_BYTES
 from conduit.store.segment.names import shm_name
+from conduit.store.tables.loader_cursors import LOADER_OWNER
 from conduit.testing import damage
 
 SCHEMA = conduit.Schema(
@@ -291,3 +293,30 @@ def test_seats_that_an_engine_had_more_of_are_not_written_behind_those_it_has(en
         for name, column in expected.items():
             np.testing.assert_array_equal(view.columns[name][live], column[live], err_msg=name)
         assert [one.rows for one in inspect.inspect(again.name).participants] == [0]
+
+
+def test_priorities_that_add_up_to_more_than_a_sum_can_hold_draw_nothing(engine):
+    leaves = engine._views["replay"].priorities
+    for count in range(1, len(leaves)):
+        leaves[:] = 0
+        leaves[:count] = (1 << 32) - 1
+        with engine.loader(
+            "replay", batch_size=32, min_rows=1, sampling=conduit.Prioritized(), format="numpy", timeout=0
+        ) as loader:
+            try:
+                drawn = loader.next().ids & (1 << 40) - 1
+            except DataTimeout:
+                continue
+            assert (drawn < count).all()
+            assert count < 33 or count > 63  # each of them is 2^58
+
+
+@pytest.mark.parametrize("owner", [-1, 1 << 10, 1 << 62, (1 << 63) - 1])
+def test_a_named_loader_of_a_participant_that_cannot_be_is_refused_as_damage(engine, owner):
+    engine.loader("replay", batch_size=2, name="first").close()
+    slot = engine._segment.array(engine._segment.layout.loaders, (LOADER_BYTES // 8,), np.dtype(np.int64))
+    slot[LOADER_OWNER] = owner
+    with pytest.raises(BadSegment, match="the list of named loaders"):
+        engine.loader("replay", batch_size=2, name="first")
+    slot[LOADER_OWNER] = 0
+    engine.loader("replay", batch_size=2, name="first").close()

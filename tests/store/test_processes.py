@@ -20,7 +20,7 @@ from conduit.errors import (
 from conduit.native import memory
 from conduit.store.format import words as w
 from conduit.store.segment import participants
-from conduit.store.segment.locks import held
+from conduit.store.segment.locks import held, try_lock, unlock
 from conduit.store.segment.names import shm_name
 from conduit.testing import rows
 from conduit.testing.invariants import check_nothing_leaked, check_proving_rows, kinds
@@ -421,6 +421,23 @@ def test_a_client_more_than_there_are_seats_is_refused_until_one_leaves_or_dies(
             with conduit.attach(engine_name) as client:
                 assert client._participants.number == 1
         assert engine._participants.list()[0].alive
+
+
+def test_a_client_gets_the_seat_of_a_dead_one_that_somebody_is_recovering(engine_name):
+    with conduit.Engine.create(engine_name, {"replay": small_table()}, max_participants=2) as engine:
+        with Puppet() as puppet:
+            number = puppet.do(attach, engine_name)
+            puppet.kill()
+        other = os.open(f"/proc/self/fd/{engine._segment.lock_fd}", os.O_RDWR)
+        try:
+            assert try_lock(other, number)
+            stopped = threading.Timer(0.3, unlock, (other, number))
+            stopped.start()
+            with conduit.attach(engine_name) as client:
+                assert client._participants.number == number
+            stopped.join()
+        finally:
+            os.close(other)
 
 
 def test_an_adopter_without_a_seat_leaves_the_engine_as_it_was(engine_name):

@@ -18,6 +18,7 @@ from typing import Protocol
 
 import numpy as np
 
+from conduit.clock import Deadline
 from conduit.errors import Closed, ConduitError, EngineNotFound, Forked, OwnerGone, ParticipantsFull
 from conduit.native.finish import when_gone
 from conduit.native.jit import entry
@@ -35,8 +36,9 @@ LINE_PID, LINE_SINCE, LINE_ROWS, LINE_ROLES, LINE_NAME = 0, 1, 2, 3, 4
 ROLES = ("owner", "writer", "loader", "consumer", "launcher")
 """What a participant has done since it joined; each is a bit of LINE_ROLES, and nothing depends on them."""
 
-_SECOND_LOOK = 0.005
-"""Seconds before a joiner that found every seat taken looks once more."""
+_PATIENCE = 1.0
+"""Seconds for which a joiner that finds every seat taken looks again."""
+_BETWEEN_LOOKS = 0.005
 
 _open_handles: weakref.WeakSet[Participants] = weakref.WeakSet()
 
@@ -119,9 +121,10 @@ class Participants:
 
     def _join(self) -> int:
         number = self._take_seat()
-        if number < 0:
-            # the seat of a dead participant is locked for a moment while somebody recovers it
-            time.sleep(_SECOND_LOOK)
+        # the seat of a dead participant is locked while somebody recovers it, who may be stopped in the middle
+        deadline = Deadline(_PATIENCE)
+        while number < 0 and not deadline.passed():
+            time.sleep(_BETWEEN_LOOKS)
             number = self._take_seat()
         if not self._segment.is_current():
             # `clean` holds all locks while it removes a name; having got ours, we may have come just after it

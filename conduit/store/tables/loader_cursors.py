@@ -62,6 +62,9 @@ def _name_of(segment: Segment, slot: Words) -> str | None:
         return None
     if not (0 < length <= LONGEST_NAME and 0 <= table < len(segment.layout.tables) and 0 <= batch < LARGEST):
         raise damaged("the list of named loaders", f"a name of {length} bytes, table {table}, batch {batch}")
+    owner = int(slot[LOADER_OWNER])
+    if not 0 <= owner <= segment.layout.spec.max_participants:
+        raise damaged("the list of named loaders", f"participant {owner - 1} has one of them")
     text = slot[w.LINE // 8 :].tobytes()[:length]
     try:
         return text.decode()
