@@ -1,4 +1,4 @@
-"""What the parts of Conduit that can be replaced must do, as abstract classes and protocols; nothing here depends on an implementation.
+"""Contracts of the parts of Conduit that can be replaced, as abstract classes and protocols; nothing here depends on an implementation.
 
     ingestion   when the rows that a writer commits become visible
     placement   which memory a stream's pages live in

@@ -18,7 +18,7 @@ class Pool:
         name: Unique among the pools of a table.
         tier: "host" for a shared-memory segment.
         device: Device in torch's notation.
-        capacity: Bytes in all, those in use included.
+        capacity: Bytes in all, used and free.
     """
 
     name: str
@@ -47,22 +47,22 @@ class Request:
 class Placement(ABC):
     """Which pool the pages of a stream live in.
 
-    One placement may serve many writers. Threads of one process may ask it at the same time; it is never shared with another process.
+    One placement may serve many writers. Threads of one process may call it at the same time; it is never shared with another process.
     """
 
     @abstractmethod
     def choose(self, request: Request, pools: Sequence[Pool]) -> Pool:
         """Pick a pool for a stream.
 
-        Asked once per stream, before its first page; the answer holds for the life of the stream. It must not block, must not change
-        anything (neither its arguments nor itself), and must give the same answer to the same question. What it raises is raised
-        by the call that opens the writer, which then has written nothing.
+        Called once per stream, before its first page; the choice holds for the life of the stream. It must not block, must not change
+        anything (neither its arguments nor itself), and must return the same pool for the same arguments. The call that opens the
+        writer raises its exceptions; nothing is written then.
 
-        A pool that is chosen may be full by the time that a page is needed; choosing reserves nothing.
+        Choosing reserves nothing: the pool may be full by the time that a page is needed.
 
         Args:
             request: The stream.
-            pools: What the table may use, at least one, in no promised order.
+            pools: The pools that the table may use, at least one, in no particular order.
 
         Returns:
             One of `pools`. Anything else is refused with ConfigError.
@@ -70,10 +70,10 @@ class Placement(ABC):
 
 
 def place(policy: Placement, request: Request, pools: Sequence[Pool]) -> Pool:
-    """Ask a placement and hold it to its contract.
+    """Call a placement and check its result.
 
     Raises:
-        ConfigError: It answered with something that is not among the pools.
+        ConfigError: The result is not one of the pools.
     """
     pool = policy.choose(request, pools)
     if pool not in pools:

@@ -1,4 +1,4 @@
-"""Attaching to a running engine by its name, waiting for it to appear if told to."""
+"""`attach`: a client of a running engine by the engine's name; it can wait until the engine exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints as an engine's users meet them: what a restore found, and which checkpoints are there."""
+"""Restoring an engine, the report of a restore (`Restored`), and the list of checkpoints in a folder."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from conduit.store.segment.names import Backing
 from conduit.store.segment.segment import Segment
 
 Progress = Callable[[int, int], None]
-"""Called with bytes done and bytes in all."""
+"""Called with the bytes done and the total bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestoredTable:
-    """A table as it was restored.
+    """A restored table.
 
     Attributes:
-        rows: Rows that are in it, halo copies not counted.
+        rows: Rows in the table, halo copies not counted.
         rows_left_out: Rows that writers overwrote before the checkpoint could copy them.
-        inserted, sampled, deleted: What its limiter counts from now on.
-        waits: What sampling or inserting waits for now, and how many rows or samples end it; "" when neither waits.
+        inserted, sampled, deleted: The counts with which its limiter begins.
+        waits: Which side waits at the limiter now, and how many rows or samples end the wait; "" when neither waits.
     """
 
     rows: int
@@ -43,14 +43,14 @@ class RestoredTable:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What an engine was restored from.
+    """The report of a restore.
 
     Attributes:
         path: The checkpoint.
         created_ns: When it was made, nanoseconds since the epoch.
-        tables: By name.
-        loaders: {name of a loader: number of the batch it goes on with}.
-        extra: The caller's own bytes, by name.
+        tables: {table: report}.
+        loaders: {name of a loader: number of its next batch}.
+        extra: The caller's own bytes, by name (`Client.checkpoint`).
         skipped: Newer checkpoints that could not be used, and why.
     """
 
@@ -69,10 +69,10 @@ class Checkpoint:
     Attributes:
         path: Its folder.
         problem: Why it cannot be used, or None.
-        engine: Name of the engine; "" where it cannot be read, as the rest is 0.
+        engine: Name of the engine; if it cannot be read, "", and the numbers are 0.
         created_ns: When it was made, nanoseconds since the epoch.
-        bytes: Of all its files.
-        rows: {table: rows in it, halo copies not counted}.
+        bytes: Total size of its files.
+        rows: {table: its rows, halo copies not counted}.
         rows_left_out: Rows that writers overwrote before they could be copied.
     """
 
@@ -86,7 +86,7 @@ class Checkpoint:
 
 
 def waits(limits: Limits | None, inserted: int, sampled: int, deleted: int) -> str:
-    """What a limiter makes wait, by which term, and what ends it; "" for nothing."""
+    """Which side waits at a limiter, by which term of its formula, and what ends the wait; "" when neither waits."""
     if limits is None:
         return ""
     spi = limits.samples_per_insert
@@ -120,7 +120,7 @@ def restore(
     progress: Progress | None,
     replace: bool,
 ) -> tuple[Segment, Restored]:
-    """Create a segment from the best checkpoint that `path` means; see `Engine.restore`."""
+    """Create a segment from the newest good checkpoint at `path`; see `Engine.restore`."""
     if limiter not in (None, "keep", "reset", "rebase"):
         raise ConfigError(f"Expected limiter 'keep', 'reset' or 'rebase', got {limiter!r}")
     skipped: list[tuple[Path, str]] = []
@@ -150,7 +150,7 @@ def restore(
             except Leftover:
                 if not replace:
                     raise
-                # what a dead owner left goes only once it is sure that something comes in its place
+                # a dead owner's engine is removed only once the checkpoint that takes its place is known to be good
                 _verify(one, manifest, None)
                 segment, counts = make(replace=True)
         except CheckpointError as error:
@@ -213,12 +213,12 @@ def _report(
 def checkpoints(
     path: str | os.PathLike[str], *, verify: bool = False, progress: Progress | None = None
 ) -> list[Checkpoint]:
-    """The checkpoints at a path, oldest first: itself, or those in it.
+    """The checkpoints at a path, oldest first: the path itself, or the checkpoints in that folder.
 
     Args:
         path: A checkpoint, or a folder of checkpoints.
         verify: Read every file and compare its digest, instead of only the manifest.
-        progress: Called with bytes done and bytes in all, of each checkpoint that is verified.
+        progress: Called with the bytes done and the total bytes of each checkpoint that is verified.
 
     Raises:
         CheckpointError: The path cannot be looked at.

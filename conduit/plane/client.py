@@ -48,7 +48,7 @@ class Client(OpensLoaders):
         self, segment: Segment, again: Callable[[str], Client], on_owner_exit: OnOwnerExit | None = None
     ) -> None:
         self._segment = segment
-        # attaches by the engine's name, as this client was attached: what is sent to other processes instead of it
+        # attaches by the engine's name, as this client was attached; pickling a client sends this call instead of the client
         self._again = again
         self._views = {name: TableView(segment, layout) for name, layout in segment.layout.tables.items()}
         descriptors = [view.descriptor for view in self._views.values()]
@@ -63,7 +63,7 @@ class Client(OpensLoaders):
         self._writers: weakref.WeakSet[Writer] = weakref.WeakSet()
         self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
         self._closed = self._left = False
-        # an owner has nobody to look out for
+        # an owner need not watch for an owner's death
         self._watch = None if on_owner_exit is None else Watch(segment, self._participants, on_owner_exit)
 
     @property
@@ -287,7 +287,7 @@ class Client(OpensLoaders):
         """Close this client's writers and detach; idempotent. Batches that are held stay valid."""
         if self._left:
             return
-        # what comes below may be interrupted, and then be called again
+        # an interrupt may end the calls below; then `close` is called again
         self._closed = True
         if self._watch is not None:
             self._watch.end()
@@ -306,7 +306,7 @@ class Client(OpensLoaders):
         self._left = True
 
     def _before_leaving(self) -> None:
-        """What an owner does while it still has its seat."""
+        """Hook for the owner: called while it still has its seat."""
 
     @never_raises
     def __repr__(self) -> str:

@@ -114,7 +114,7 @@ class Engine(Client):
 
     @classmethod
     def _take_over(cls, name: str, spec: SegmentSpec | None = None) -> Engine:
-        """`adopt`, of an engine that was made with a specification."""
+        """`adopt`; if a specification is given, only an engine that was made with it."""
         segment = segments.attach(name)
         if not try_lock(segment.lock_fd, LOCK_CREATOR):
             segment.release_locks()
@@ -171,7 +171,7 @@ class Engine(Client):
             SchemaMismatch: With `exist_ok`, as `create`.
             ConfigError: Bad options, or, with `exist_ok`, as `create`.
         """
-        # what checkpoints need is imported where it is used: most processes make and read none
+        # imported here, since most processes neither make nor read checkpoints
         from conduit.plane.checkpoints import meant, restore
 
         _check_one_way(exist_ok=exist_ok, replace=replace)
@@ -215,7 +215,7 @@ class Engine(Client):
 
     def _before_leaving(self) -> None:
         self._segment.mark_closed()
-        # the finalizer is called once, so it stays until the name is gone
+        # a finalizer runs only once, so it is kept until the name is gone
         _unlink_in_owner(self._segment, os.getpid())
         self._finalizer.detach()
 
@@ -233,6 +233,6 @@ def _unlink_in_owner(segment: Segment, pid: int) -> None:
         try:
             segment.unlink()
         except BaseException:
-            segment.unlink()  # an interrupt: a finalizer is called once
+            segment.unlink()  # an interrupt came; the finalizer does not run again
             raise
         owner_watch.disown(segment)

@@ -1,4 +1,4 @@
-"""What steps have in other libraries and not here: what their names stand for, and what is passed in their place."""
+"""Names of step fields in other libraries, such as `next_obs` and `done`, and what a writer is passed in their place."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _MEANINGS = {
 
 
 def explained(error: FieldError, names: Iterable[object]) -> FieldError:
-    """An error about an unknown name, with what is passed in its place where other libraries have such a name.
+    """An error about unknown names; for a name that other libraries use, it also says what to pass in its place.
 
     Args:
-        error: What was raised.
-        names: Names that are no fields here.
+        error: The error that was raised.
+        names: The unknown names.
     """
     for name in names:
         meaning = _MEANINGS.get(str(name).rpartition(".")[2])

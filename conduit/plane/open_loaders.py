@@ -1,7 +1,7 @@
-"""What a client opens loaders with: `loader` for one table, `mixed_loader` for several, `dataset` for torch's DataLoader.
+"""The client's calls that open loaders: `loader` for one table, `mixed_loader` for several, `dataset` for torch's DataLoader.
 
-Options are checked by the loader that takes them; here it is decided which loader that is, and a named loader's name is taken
-before it opens and given back if it cannot.
+This module chooses the kind of loader, and each loader checks its own options. A named loader takes its name before it opens, and
+gives the name back if it cannot open.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def _device_loader(device: str | Device, pool: str | int | None) -> Callable[..., Loader]:
-    """What opens loaders on a device; torch and Triton are first imported here."""
+    """The constructor of loaders on a device; torch and Triton are first imported here."""
     from conduit.plane.device.cuda import CudaDevice
     from conduit.plane.device.loader import DeviceLoader
 
@@ -49,7 +49,7 @@ def _device_loader(device: str | Device, pool: str | int | None) -> Callable[...
 
 
 def _opener(sampling: object, device: str | Device, pool: str | int | None) -> Callable[..., Loader]:
-    """What opens a loader with these options."""
+    """The constructor of the loader that these options need."""
     if device != "cpu":
         if isinstance(sampling, Shuffled):
             raise ConfigError(f"Expected sampling=conduit.Shuffled(...) with device='cpu', got {device!r}")
@@ -60,7 +60,7 @@ def _opener(sampling: object, device: str | Device, pool: str | int | None) -> C
 
 
 class _LoaderOptions(TypedDict, total=False):
-    """The options of `Client.loader` but for `sampling`, on which the type of the loader depends; for type checkers."""
+    """The options of `Client.loader` except `sampling`, which decides the loader's type; for type checkers."""
 
     batch_size: Required[int]
     window: Window | None
@@ -346,7 +346,7 @@ class OpensLoaders(ABC):
         for option in ("batch_transforms", "fields"):
             if isinstance(options.get(option), Iterator):
                 options[option] = tuple(options[option])
-        # what is wrong with the options is said here and not in a worker
+        # bad options are refused here and not in a worker
         self.loader(table, seed=seed, **options).close()
         slot, shard = options.pop("policy", None), options.pop("shard", None)
         policy = None if slot is None else slot.name
@@ -354,7 +354,7 @@ class OpensLoaders(ABC):
 
     @contextlib.contextmanager
     def _named(self, name: str | None, view: TableView, seed: int | None) -> Generator[tuple[NamedLoader | None, int]]:
-        """A loader's name, or None, and the seed that it begins with; the name is let go if the loader cannot be opened."""
+        """Take a loader's name, if it has one; yields the name and the seed. If the loader cannot be opened, the name is given back."""
         start = whole(seed)
         if start is None and seed is not None:
             raise ConfigError(f"Expected an int as seed, got {seed!r}")

@@ -223,7 +223,7 @@ class TableHandle(StaysHere):
 
 
 def with_room(table: Table, steps: float) -> Table:
-    """The declaration, with a capacity raised until all of so many steps of one writer stay, whatever its pages copy.
+    """The declaration with its capacity raised until the table keeps this many steps of one writer beside the rows that pages copy.
 
     Args:
         table: With a capacity in rows.
@@ -234,7 +234,7 @@ def with_room(table: Table, steps: float) -> Table:
     """
     while True:
         pages, page_rows, _ = geometry(table)
-        # a page begins with its halo and the final observations of that, and may end with a row too few for a step
+        # a page begins with its halo and the halo's final observations, and may end with too few rows for another step
         own = page_rows - 2 * halo_ticks(table) - 2
         if (pages - 1) * own >= steps:
             return table

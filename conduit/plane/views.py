@@ -1,7 +1,7 @@
 """Names that lead to arrays: `row.obs.camera`, `row["obs.camera"]` and `row["obs"]["camera"]` are one and the same.
 
-What several names lie below (`obs` of `obs.camera` and `obs.pose`) is handed out as `Nested`. A name that leads nowhere raises
-`UnknownName`, which is a KeyError and an AttributeError, so that `in`, `get` and `hasattr` answer.
+A parent of several names (`obs` of `obs.camera` and `obs.pose`) leads to a `Nested`. An unknown name raises `UnknownName`, which is a
+KeyError and an AttributeError, so that `in`, `get` and `hasattr` work.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ Put = Callable[[str, Any], None]
 
 
 def find(path: object, names: Collection[str], get: Get, put: Put | None = None) -> Any:
-    """What a name leads to: its array, or `Nested` where other names lie below it.
+    """The array of a name, or a `Nested` for a parent of other names.
 
     Args:
-        path: The name, dotted.
-        names: All names that lead to arrays.
-        get: Gives the array of one of them.
-        put: Assigns to one of them, or None where nothing can be assigned.
+        path: The dotted name.
+        names: The names of all arrays.
+        get: Returns the array of a name.
+        put: Assigns to a name; None if nothing can be assigned.
 
     Raises:
-        UnknownName: It leads nowhere; the message has the nearest name.
+        UnknownName: There is no such name; the message has the nearest one.
     """
     if path in names:
         return get(str(path))
@@ -41,7 +41,7 @@ def find(path: object, names: Collection[str], get: Get, put: Put | None = None)
 
 
 def spread(path: str, names: Collection[str], value: Any) -> Mapping[str, Any]:
-    """A nested value for everything below a name, as {dotted name: value}.
+    """A nested value for all names below a parent, as {dotted name: value}.
 
     Raises:
         FieldError: A key is missing or unknown, or a dict or tuple was expected.
@@ -58,9 +58,9 @@ def attributes(names: Collection[str]) -> list[str]:
 
 
 class Nested(Mapping[str, Any]):
-    """What lies below a name: its parts by attribute (`obs.camera`), by name (`obs["camera"]`, `obs["pose.0"]`), of a tuple by place.
+    """The parts of a parent: by attribute (`obs.camera`), by name (`obs["camera"]`, `obs["pose.0"]`), and by index for a tuple.
 
-    A part that is called as a method of a mapping (keys, values, items, get) is reached by name.
+    A part with the name of a mapping's method (keys, values, items, get) is reached by name only.
     """
 
     __slots__ = ("_get", "_names", "_path", "_put")
@@ -106,7 +106,7 @@ class Nested(Mapping[str, Any]):
 
 
 class Arrays(Mapping[str, Any]):
-    """A mapping of dotted names to arrays, which are reached by attribute as well; `self[name]` comes from whoever inherits."""
+    """A mapping of dotted names to arrays, which attributes reach too; subclasses define `self[name]`."""
 
     __slots__ = ()
 
@@ -129,7 +129,7 @@ class Arrays(Mapping[str, Any]):
 
 
 class Views:
-    """Arrays by attribute or by dotted name, of something that knows its names."""
+    """Arrays by attribute or by dotted name; subclasses define `_names` and `_view`."""
 
     __slots__ = ()
 
@@ -140,7 +140,7 @@ class Views:
         raise NotImplementedError
 
     def _putter(self) -> Put | None:
-        """What assigns to a name, or None where nothing can be assigned."""
+        """The function that assigns to a name; None if nothing can be assigned."""
         return None
 
     def __getitem__(self, name: str) -> Any:

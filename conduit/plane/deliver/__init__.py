@@ -1,1 +1,1 @@
-"""Control point *delivery*: loaders and consumers, from the draw to the batch that is handed out."""
+"""Control point *delivery*: loaders and consumers, from the draw to the delivered batch."""

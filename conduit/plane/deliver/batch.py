@@ -1,4 +1,4 @@
-"""Batches: what a buffer holds, under its names, and copies that have memory of their own."""
+"""Batches: a buffer's arrays by name, and copies that have memory of their own."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Array = np.ndarray[Any, Any]
 Format = Literal["torch", "numpy"]
 
 Wrap = Callable[[Array], Any]
-"""Makes what is handed out of a buffer's array: a tensor, or a view."""
+"""Makes the delivered value of a buffer's array: a tensor, or a numpy view."""
 
 
 class _InMaking(Arrays):
-    """A batch whose attributes can still be assigned: once they are there it becomes a Batch, whose cannot."""
+    """A batch under construction: its attributes can be assigned. Once they are, its class becomes Batch, which refuses assignment."""
 
     __slots__ = ("_buffer", "_keys", "_schema", "_turn", "_values", "_wrap")
 
@@ -41,7 +41,7 @@ class _InMaking(Arrays):
         for name in buffer.brains:
             self._values[name] = as_bfloat16(self._values[name])
         self._keys: dict[str, Any] = {}
-        # costs a tenth of six calls of object.__setattr__
+        # a tenth of the cost of six calls of object.__setattr__
         self.__class__ = _BATCH
 
     def __getitem__(self, name: str) -> Any:
@@ -58,14 +58,14 @@ class _InMaking(Arrays):
 class Batch(_InMaking):
     """One delivered batch: names to tensors (or arrays), and where the rows come from.
 
-    `batch["obs.camera"]` is `batch.obs.camera` too; a field that is called as something the batch has itself (ids, steps, keys,
+    `batch["obs.camera"]` is `batch.obs.camera` too. A field with the name of one of the batch's own attributes (ids, steps, keys,
     items and so on) is reached by its name in brackets.
 
     Its memory stays valid and unchanged as long as anything made from it is alive: the batch, a tensor of it, a view of
     such a tensor. `release()` gives it back earlier.
 
-    Tensors may be written to in place: the memory is this process's own, and no stored row is changed by it. The batch itself
-    takes no assignment; `dict(batch)` is a mapping that does. A copy, by `clone`, `copy.deepcopy` or `pickle`, has memory of its
+    Tensors may be written to in place: the memory belongs to this process, and stored rows do not change. The batch itself
+    refuses assignments; `dict(batch)` is a mapping that takes them. A copy, by `clone`, `copy.deepcopy` or `pickle`, has memory of its
     own, needs neither loader nor engine, and takes assignments of entries.
     """
 
@@ -78,12 +78,12 @@ class Batch(_InMaking):
 
     @property
     def ids(self) -> Any:
-        """Row ids, int64 [B]: they name the rows until these are overwritten (`Loader.valid`)."""
+        """Row ids, int64 [B]. An id names its row until a writer overwrites the row (`Loader.valid`)."""
         return self._key(IDS)
 
     @property
     def versions(self) -> Any:
-        """Policy versions that acted, int64 [B]."""
+        """Versions of the policy that acted, int64 [B]."""
         return self._key(VERSIONS)
 
     @property
@@ -124,11 +124,11 @@ class Batch(_InMaking):
         )
 
     def _transform(self, transforming: Transforming, number: int) -> None:
-        """Run a loader's steps on the whole batch; called once, before it is handed out."""
+        """Run a loader's steps on the whole batch; called once, before the batch is delivered."""
         transforming.finish(self._values, self._buffer.arrays, number)
 
     def nest(self) -> dict[str, Any]:
-        """The batch with nested fields as nested dicts and tuples; what is no field keeps its name."""
+        """The batch with nested fields as nested dicts and tuples; other columns keep their names."""
         own = {f"{prefix}{name}" for name in self._schema.names for prefix in ("", "next_")} | {
             "terminated",
             "truncated",
@@ -137,7 +137,7 @@ class Batch(_InMaking):
         return self._schema.nest(fields) | {name: value for name, value in self._values.items() if name not in own}
 
     def clone(self) -> Batch:
-        """A copy with memory of its own, which no buffer of the loader stands behind; on the same device. It takes assignments."""
+        """A copy on the same device with memory of its own, apart from the loader's buffers. It takes assignments."""
         return self._with(cloned)
 
     def to(self, device: Any, *, non_blocking: bool = False) -> Batch:
@@ -148,7 +148,7 @@ class Batch(_InMaking):
             non_blocking: As of `torch.Tensor.to`.
 
         Returns:
-            This batch itself where all of its tensors are there already, otherwise a batch with memory of its own.
+            This batch itself if all of its tensors are on the device already, otherwise a batch with memory of its own.
 
         Raises:
             ConfigError: A batch of numpy arrays.
@@ -167,7 +167,7 @@ class Batch(_InMaking):
         return self._with(lambda value: value.to(device, non_blocking=non_blocking), moved)
 
     def _with(self, change: Callable[[Any], Any], values: dict[str, Any] | None = None) -> Batch:
-        """A batch of its own, whose arrays are these ones changed, or `values` where they are there already."""
+        """A new batch with its own memory: `values` if given, otherwise this batch's arrays after `change`."""
         changed = {name: change(value) for name, value in self._values.items()} if values is None else values
         return OwnedBatch(changed, {name: change(self._key(name)) for name in KEYS}, self._schema, self.reward_names)
 
@@ -181,8 +181,8 @@ class Batch(_InMaking):
         return self.clone().__reduce__()
 
     def release(self) -> None:
-        """Promise not to look at this batch or anything made from it again; its memory may be reused at once. Idempotent."""
-        if self._buffer.turn == self._turn:  # else the memory is another batch's by now
+        """Promise not to use this batch or anything made from it again; its memory may be reused at once. Idempotent."""
+        if self._buffer.turn == self._turn:  # otherwise the memory belongs to a later batch by now
             self._buffer.released = True
 
     @never_raises
@@ -192,20 +192,19 @@ class Batch(_InMaking):
 
 
 _BATCH: Any = Batch
-"""What a batch in making becomes; type checkers know no object that changes its class."""
+"""The later class of a batch under construction; typed Any, since type checkers do not let an object change its class."""
 
 
 class OwnedBatch(Batch, MutableMapping[str, Any]):
-    """A batch that no buffer of a loader stands behind: its memory goes with the last thing that is made of it.
+    """A batch with memory of its own, apart from a loader's buffers. The memory is freed with the last object made from it.
 
-    It is a mapping of its holder's own and takes assignments. What torch's DataLoader does to mappings (default_convert, pin_memory)
-    is done to a copy of such a one, which keeps its ids.
+    It is a mutable mapping. torch's DataLoader applies default_convert and pin_memory to a copy of it, and the copy keeps the ids.
 
     Args:
         values: {name: tensor or array}.
         keys: Where the rows come from, {conduit.kernels.spec.plan.KEYS: int64 [B]}.
-        schema: The table's, with the names that fields have in the batch.
-        reward_names: Those of `values` that are rewards.
+        schema: The table's schema, with the names that fields have in the batch.
+        reward_names: Names of the rewards in `values`.
     """
 
     __slots__ = ("_reward_names",)
@@ -235,21 +234,21 @@ class OwnedBatch(Batch, MutableMapping[str, Any]):
         return self._reward_names
 
     def _transform(self, transforming: Transforming, number: int) -> None:
-        """Nothing: the steps on the whole batch have been run."""
+        """Does nothing: the steps on the whole batch have been run."""
 
     def release(self) -> None:
-        """Nothing: the memory is free when nothing made of the batch is alive."""
+        """Does nothing: the memory is freed with the last object made from the batch."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return OwnedBatch, (self._values, self._keys, self._schema, self._reward_names)
 
 
 batch_of = cast(Callable[[Buffer, Wrap, Schema], Batch], _InMaking)
-"""What a buffer holds as a batch."""
+"""Makes the Batch of a buffer's contents."""
 
 
 def cloned(value: Any) -> Any:
-    """A tensor, array or whatever else a user's step put into a batch, with memory of its own and no graph behind it."""
+    """A copy of a batch's value with memory of its own and without an autograd graph: a tensor, an array, or any value of a user's step."""
     return value.detach().clone() if hasattr(value, "detach") else copy.deepcopy(value)
 
 
@@ -263,7 +262,7 @@ def as_bfloat16(value: Any) -> Any:
 
 
 def torch_wrap() -> Wrap:
-    """What makes tensors of arrays.
+    """The function that makes tensors of arrays.
 
     Raises:
         MissingExtra: torch is not installed.

@@ -1,4 +1,4 @@
-"""The words by which the delivery kernel fills one buffer: what is drawn, where it is read, and where it goes."""
+"""The job of one buffer: the words that tell the delivery kernel what to draw, which memory to read, and where to write."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from conduit.store.tables.view import TableView
 Array = np.ndarray[Any, Any]
 
 AGAIN = 1 << 10
-"""Attempts of draws after a batch's first ones: other random bits than theirs."""
+"""First attempt number of draws after a batch's first draw, so that they use other random bits."""
 _MADE = {
     "discount": windows.WINDOW_DISCOUNT,
     "n_steps": windows.WINDOW_USED,
@@ -38,14 +38,14 @@ _MADE = {
 
 
 class Scratch:
-    """Row numbers and page words of the batch being made, shared by a maker's buffers.
+    """Row numbers and pages of the batch that is being made, shared by a maker's buffers.
 
     Attributes:
-        index: {rows of an output: int64 [batch_size, *lanes]}.
-        pages, generations: int64 [batch_size], the page of each sample and the generation it was drawn in.
+        index: {kind of rows that an output reads: int64 [batch_size, *lanes]}, physical rows.
+        pages, generations: int64 [batch_size], the page of each sample and the page's generation at the draw.
         addresses: Addresses of the index arrays that a window fills, by its words (kernels.cpu.windows.WINDOW_*).
         ages: int64 [AGES], rows refused as too old, by age.
-        counted: What is counted of the batch being made (plane.deliver.counted_deliveries), where deliveries are.
+        counted: Words for the counted deliveries of the batch (plane.deliver.counted_deliveries), in a table that counts them.
     """
 
     def __init__(self, plan: Plan, ages: Array | None = None) -> None:
@@ -74,12 +74,12 @@ class Scratch:
 
 
 def _made(plan: Plan, at: dict[str, int]) -> dict[int, int]:
-    """Addresses of the arrays that the window makes, by its words."""
+    """Addresses of the arrays that the window fills, by its words."""
     return {_MADE[item.name]: at[item.name] for item in plan.computed if item.name in _MADE}
 
 
 def _rewards(table: TableView, plan: Plan, at: dict[str, int]) -> list[Summed]:
-    """Where the rewards lie that the window sums up, and where their sums go."""
+    """The rewards that the window sums up: where they lie, and where their sums go."""
     columns = (table.columns[item.field.name] for item in plan.returns)
     return [
         Summed(item, column.ctypes.data, column.strides[0], at[item.name])
@@ -88,7 +88,7 @@ def _rewards(table: TableView, plan: Plan, at: dict[str, int]) -> list[Summed]:
 
 
 def _goals(wanted: Goals, scratch: Scratch, flags: int, seed: int, batch_at: int) -> Array:
-    """The words of a plan's goals, but for the resolver."""
+    """The words of a plan's goals, except the resolver's address."""
     words = np.zeros(hindsight.GOAL_WORDS, np.int64)
     for offset, value in (
         (hindsight.GOAL_ROWS, scratch.index["goal"].ctypes.data),
@@ -105,22 +105,22 @@ def _goals(wanted: Goals, scratch: Scratch, flags: int, seed: int, batch_at: int
 
 
 class BatchJob:
-    """A job of kernels.cpu.job and all that its words lead to, but for the arrays of the batch.
+    """A job of kernels.cpu.job. It keeps all memory alive that the words lead to, except the arrays of the batch.
 
     Args:
         table: The table.
-        plan: What a batch is made of.
-        scratch: Where samples lie; it is kept alive, and so are sampler and transforming.
-        transforming: Of the maker.
-        sampler: Of the maker.
+        plan: The plan of a batch.
+        scratch: Rows and pages of the samples.
+        transforming: The maker's transforms.
+        sampler: The maker's sampler.
         block: Rows that are drawn, gathered and checked at a time.
-        arrays: The batch's, by name; their memory is the caller's to keep.
+        arrays: The batch's arrays, by name; the caller keeps their memory alive.
 
     Attributes:
-        scratch: Where samples lie.
+        scratch: Rows and pages of the samples.
         words: int64 [JOB_WORDS].
-        address: Of the words.
-        operations: int64 [outputs, OP_WORDS], the row operations in the plan's order, those of ragged fields last.
+        address: Address of `words`.
+        operations: int64 [outputs, OP_WORDS], the row operations in the plan's order, ragged fields last.
         window: int64 words of the window (kernels.cpu.windows.WINDOW_*).
     """
 
@@ -200,7 +200,7 @@ class BatchJob:
         return int(self.words[job.JOB_REDRAWN // 8])
 
     def draw(self) -> bool:
-        """Draw what the job would gather, and gather nothing; False when there is nothing to draw."""
+        """Draw a batch without gathering it; False when there is nothing to draw."""
         words, at = self.words, job.JOB_OPERATION_COUNT // 8
         words[at] = 0
         try:
@@ -209,20 +209,20 @@ class BatchJob:
             words[at] = self._count
 
     def begin_packed(self, arrays: Mapping[str, Array], first: int, end: int) -> None:
-        """Let packed values of the slots [first, end) be empty, for a gather that finds none of an earlier batch there."""
+        """Make the packed values of the slots [first, end) empty, so that a gather finds no values of an earlier batch there."""
         for words, name in self._packed:
             starts = arrays[name]
             starts[first : end + 1] = starts[first] if first else 0
             words[RAGGED_END // 8] = end
 
     def gather(self, slots: Array) -> bool:
-        """Gather listed slots as they were drawn; those that a writer has overwritten are drawn again.
+        """Gather listed slots as they were drawn. If a writer has overwritten a slot's rows, the slot is drawn again.
 
         Args:
             slots: int64 [n], each once.
 
         Returns:
-            False when there was nothing to draw in the place of one.
+            False when a slot had to be drawn again and there was nothing to draw.
         """
         if self._staging is None:
             self._stage()
@@ -240,7 +240,7 @@ class BatchJob:
         return True
 
     def _stage(self) -> None:
-        """Describe the host's own gather to kernels.cpu.near_far: every slot is far, and its copy lies in the batch."""
+        """Describe the host's own gather to kernels.cpu.near_far, as if every slot were far and its copy lay in the batch."""
         size = self._size
         places = np.full((self._table.layout.pages, near_far.PL_BYTES // 8), -1, np.int64)
         self._lists = np.zeros((5, size), np.int64)

@@ -1,12 +1,12 @@
-"""What makes batches: a plan, a sampler and the job that fills a buffer. It waits for nothing, counts nothing and has no name.
+"""Batch makers: a plan, a sampler, and the job that fills a buffer. A maker does not wait, keeps no counts and has no name.
 
-What a maker puts into a buffer is a function of its inputs: the plan with its window, the random counters (seed and number of the
+The bytes of a batch depend only on the maker's inputs: the plan with its window, the random counters (seed and number of the
 batch, `prepare`), and the table's pages as the sampler lists them at the call. The same inputs give the same bytes.
 
-A batch is made at once (`fill`), or in two parts: `draw` finds rows, windows, keys, flags, returns and probabilities and reads no
-field that is delivered as it is stored; `gather` reads the fields of all slots, or of listed ones. Between the two, `drawn` is a
-copy of where the samples lie, and two of these can be compared: a batch that was made early is drawn again later with the same
-counters, and only the slots that came out differently are gathered again.
+A batch is made in one call (`fill`) or in two. `draw` finds rows, windows, keys, flags, returns and probabilities, and reads none of
+the stored fields that are only copied. `gather` reads the fields of all slots or of listed ones. Between the two calls, `drawn`
+copies the places of the samples, and two such copies can be compared: a batch that was made early can be drawn again later with
+the same counters, and only the slots that differ are gathered again.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _SHORTEST_BLOCK = 16
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Where the samples of a batch lie, as they were drawn: a copy.
+    """A copy of the places of a batch's samples, as they were drawn.
 
     Attributes:
-        pages, generations: int64 [B], the page of each sample and the generation it was drawn in.
-        index: {rows of an output: int64 [B, *lanes]}, physical rows; -1 stands for zeros.
+        pages, generations: int64 [B], the page of each sample and the page's generation at the draw.
+        index: {kind of rows that an output reads: int64 [B, *lanes]}, physical rows; -1 means zeros.
     """
 
     pages: Array
@@ -50,10 +50,10 @@ class Drawn:
     index: dict[str, Array]
 
     def differing(self, other: Drawn) -> Array:
-        """Slots whose samples are not of the same rows, window and generation in both, int64 [n], in order.
+        """Slots whose samples differ in rows, window or generation, int64 [n], in order.
 
         Args:
-            other: Drawn by a maker of the same plan.
+            other: A draw of a maker with the same plan.
         """
         differs = (self.pages != other.pages) | (self.generations != other.generations)
         for name, rows in self.index.items():
@@ -66,21 +66,21 @@ class BatchMaker:
 
     Args:
         table: The table.
-        plan: What a batch is made of.
-        sampler: What draws it; `sampler.batch` is the number of the batch that is drawn.
-        seed: Of the plan's own random numbers, such as those of random_shift; 64 bits.
-        schema: The table's, with the names that fields have in the batch; None for its own names.
-        wrap: Makes what is handed out of a buffer's array.
+        plan: The plan of a batch.
+        sampler: Draws the batches; `sampler.batch` is the number of the batch that is drawn.
+        seed: Seed of the plan's own random numbers, such as the moves of random_shift; 64 bits.
+        schema: The table's schema, with the names that fields have in the batch; None for the table's names.
+        wrap: Makes the delivered value of a buffer's array.
 
     Attributes:
-        plan: What a batch is made of.
-        sampler: What draws it.
-        scratch: Where samples lie, and rows that were refused as too old.
+        plan: The plan of a batch.
+        sampler: Draws the batches.
+        scratch: Places of the samples, and counts of rows that were refused as too old.
         prepares: Whether `prepare` has anything to do.
-        settles: Whether `hand_out` has.
+        settles: Whether `hand_out` has anything to do.
 
     Raises:
-        ConfigError: A field is to be normalized for which the table keeps no statistics.
+        ConfigError: The plan normalizes a field of which the table keeps no statistics.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class BatchMaker:
         """A buffer for this maker to fill.
 
         Args:
-            beside: Another maker's buffer, in whose memory it lies too; that one's plan has the same arrays.
+            beside: A buffer of another maker whose memory the new buffer shares; both plans have the same arrays.
         """
         buffer = Buffer(self.plan, beside)
         buffer.given(self._job_of(buffer, self.plan, self.scratch))
@@ -121,19 +121,19 @@ class BatchMaker:
         return BatchJob(self._table, plan, scratch, self._transforming, self.sampler, self._block, buffer.arrays)
 
     def prepare(self, number: int) -> None:
-        """Get ready for batch `number`: random numbers that transforms need, and one reading of the statistics."""
+        """Prepare batch `number`: set the random counters of its transforms, and read the statistics once."""
         self._transforming.before(number)
 
     def bound(self, buffer: Buffer, current: int, oldest: int) -> None:
-        """Let rows of policy versions below `oldest` be refused, and counted by how far they lie behind `current`."""
+        """Refuse rows of policy versions below `oldest` from now on, and count them by their distance from `current`."""
         window = buffer.job.window
         window[WINDOW_CURRENT // 8], window[WINDOW_OLDEST // 8] = current, oldest
 
     def fill(self, buffer: Buffer) -> bool:
-        """Draw and gather a batch; False when there is nothing to draw, and the arrays are undefined then.
+        """Draw and gather a batch; False when there is nothing to draw. The arrays are undefined then.
 
         Raises:
-            FieldError: A stored value that a transform cannot take; what was drawn has been given back.
+            FieldError: A transform refused a stored value; the drawn rows have been given back.
         """
         if self._deliver(buffer.job_address) < 0:
             return False
@@ -152,11 +152,11 @@ class BatchMaker:
     def draw(self, buffer: Buffer) -> bool:
         """Draw a batch and gather nothing; False when there is nothing to draw.
 
-        Keys, what the window makes (flags, lengths, returns) and what the sampler adds are those of the draw then; the other
-        arrays are as they were.
+        Afterwards the keys, the window's columns (flags, lengths, returns) and the sampler's columns belong to this draw; the other
+        arrays are unchanged.
 
         Raises:
-            ConfigError: The table has max_times_sampled: a draw that is not gathered would be no delivery.
+            ConfigError: The table has max_times_sampled: there, rows are taken when they are gathered.
         """
         self._refuse_counted()
         if not buffer.job.draw():
@@ -165,23 +165,23 @@ class BatchMaker:
         return True
 
     def drawn(self, buffer: Buffer) -> Drawn:
-        """Where the samples of the batch lie that was drawn last; `buffer` is where."""
+        """The places of the samples that were last drawn into `buffer`."""
         scratch = buffer.job.scratch
         index = {name: rows.copy() for name, rows in scratch.index.items()}
         return Drawn(scratch.pages.copy(), scratch.generations.copy(), index)
 
     def gather(self, buffer: Buffer, slots: Array | None = None) -> bool:
-        """Gather what was drawn last; rows that a writer has overwritten since are drawn again, as `fill` does.
+        """Gather the last draw. Slots whose rows a writer has overwritten since are drawn again, as in `fill`.
 
         Args:
-            buffer: The buffer it was drawn for.
-            slots: int64 [n], the slots to gather, each once; None for all. The others have been gathered before.
+            buffer: The buffer of the draw.
+            slots: int64 [n], the slots to gather, each once; None for all. The other slots have been gathered before.
 
         Returns:
-            False when there was nothing to draw in the place of rows that are gone.
+            False when a slot had to be drawn again and there was nothing to draw.
 
         Raises:
-            FieldError: A stored value that a transform cannot take.
+            FieldError: A transform refused a stored value.
             ConfigError: The table has max_times_sampled.
         """
         self._refuse_counted()
@@ -202,14 +202,14 @@ class BatchMaker:
         return buffer.job.gather(slots)
 
     def _weigh(self, buffer: Buffer) -> None:
-        """Write what the sampler adds to a batch."""
+        """Write the sampler's columns of a batch."""
         if buffer.part is None:
             self._finish(buffer.arrays)
         else:
             self._finish(buffer.arrays, buffer.part[0], buffer.part[1] - buffer.part[0])
 
     def _inspect(self, buffer: Buffer) -> None:
-        """Look for values that a transform cannot take."""
+        """Look for values that a transform refuses."""
         slots = slice(None) if buffer.part is None else slice(*buffer.part)
         self._transforming.after(buffer.arrays, buffer.job.scratch.index, buffer.job.operations, slots)
 
@@ -221,7 +221,7 @@ class BatchMaker:
             )
 
     def batch(self, buffer: Buffer, number: int) -> Batch:
-        """What a buffer holds, as batch `number`, with the steps on the whole batch.
+        """Run the steps on the whole batch, and return a buffer's contents as batch `number`.
 
         Raises:
             FieldError: A step refuses the batch.
@@ -233,16 +233,16 @@ class BatchMaker:
         return batch
 
     def hand_out(self, buffer: Buffer) -> None:
-        """The batch in a buffer is handed out: where deliveries are counted its rows have been delivered, and statistics take it."""
+        """Record that the batch in a buffer is delivered: count its rows' deliveries if the table does, and update statistics."""
         if self._is_counted:
             entry(counted_deliveries.hand_out)(buffer.job_address)
         if self._inspects:
             self._transforming.deliver()
 
     def give_back(self, buffer: Buffer) -> None:
-        """The batch in a buffer is not handed out: its rows may be delivered to others."""
+        """Record that the batch in a buffer is not delivered: other loaders may deliver its rows."""
         if self._is_counted:
             entry(counted_deliveries.give_back)(buffer.job_address)
 
     def close(self) -> None:
-        """Let go of what was opened for this maker alone; its buffers are free by then. Idempotent."""
+        """Release resources that this maker alone uses; its buffers must be free. Idempotent."""

@@ -1,4 +1,4 @@
-"""The memory that batches lie in: when nobody looks at a batch any more, buffers that take turns, what is done when all are in use."""
+"""The memory of batches: a ring of buffers, the test whether a buffer is free, and the choices when all buffers are in use."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _REMEDY = "drop batches, or batch.release() them, when you are done, batch.clone
 
 
 def check_on_busy(given: object) -> None:
-    """Refuse what is no OnBusy.
+    """Refuse a value that is not an OnBusy.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: The value is not an OnBusy.
     """
     if given not in get_args(OnBusy):
         raise ConfigError(f"Expected on_busy 'allocate', 'error' or 'wait', got {given!r}")
 
 
 def spans_of(plan: Plan) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
-    """{name: dtype and shape} of every array of a batch, those included that are not delivered under their names."""
+    """{name: dtype and shape} of every array of a batch, internal arrays included."""
     size = plan.batch_size
     spans = {item.name: (item.numpy_dtype, (size, *item.lanes, *item.shape)) for item in plan.outputs}
     spans |= {item.name: (item.numpy_dtype, (size, *item.field.shape)) for item in plan.returns}
@@ -49,7 +49,7 @@ def spans_of(plan: Plan) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
 
 
 def offsets_of(spans: Spans) -> tuple[dict[str, int], int]:
-    """{name: offset} of arrays that lie in one piece of memory, each at a multiple of 128 bytes, and where they end."""
+    """{name: offset} of arrays in one piece of memory, each at a multiple of 128 bytes, and the total size in bytes."""
     offsets, end = {}, 0
     for name, (dtype, shape) in spans.items():
         offsets[name] = end
@@ -73,25 +73,25 @@ def _allocate(plan: Plan) -> tuple[Array, dict[str, Array]]:
 class Buffer:
     """Memory for one batch, which a maker fills (conduit.plane.deliver.batch_maker).
 
-    A buffer is free when nobody but itself refers to its arrays. A torch tensor made by `from_numpy` keeps its array
-    alive, and so does every view of it, so reference counts tell the truth without any bookkeeping by users.
+    A buffer is free when only the buffer itself refers to its arrays. A torch tensor made by `from_numpy` keeps its array
+    alive, and so does every view of it. So reference counts are enough, and users need not give memory back.
 
     Args:
-        plan: What a batch is made of.
-        beside: A buffer in whose memory this one lies too, to fill a part of its slots; its plan has the same arrays.
-        memory: Memory to lie in, uint8, aligned to 128 bytes: the arrays lie there from its first byte on, as
-            `offsets_of(spans_of(plan))`. None for memory of its own.
+        plan: The plan of a batch.
+        beside: A buffer whose memory this one shares, to fill a part of its slots; both plans have the same arrays.
+        memory: The memory to use, uint8, aligned to 128 bytes; the arrays lie at `offsets_of(spans_of(plan))` from its first
+            byte. None for memory of its own.
 
     Attributes:
-        arrays: Every output by name, and what is not delivered under its name (conduit.kernels.spec.plan.INTERNAL).
-        names, delivered: What is delivered, in the order of the batch: names and arrays.
-        reward_names: Of what is delivered.
-        narrowed: Names of arrays that are handed out only up to their last start, and the starts.
+        arrays: Every output by name, and internal arrays (conduit.kernels.spec.plan.INTERNAL).
+        names, delivered: Names and arrays that are delivered, in the order of the batch.
+        reward_names: Names of the rewards that are delivered.
+        narrowed: Names of arrays that are delivered only up to their last start, and the starts.
         brains: Names of arrays whose elements are bfloat16 bits.
-        released: The present batch's holder has promised not to look at it again.
-        turn: Number of batches this memory has been handed out for.
+        released: Whether the caller has released the present batch.
+        turn: Number of batches that this memory has been delivered for.
         part: Slots [first, end) to fill, or None for all of them.
-        job, job_address: What its maker fills it by.
+        job, job_address: The job by which its maker fills it.
     """
 
     job: BatchJob
@@ -120,16 +120,16 @@ class Buffer:
         self.settle()
 
     def given(self, job: BatchJob) -> None:
-        """Take the job that fills it."""
+        """Set the job that fills it."""
         self.job, self.job_address = job, job.address
 
     def settle(self) -> None:
-        """Take the references that there are now for its own."""
+        """Count the references to the memory now as the buffer's own; further ones mean that it is in use."""
         self._array_count = self._counts()
         self._memory_count = sys.getrefcount(self._memory)
 
     def narrow(self, first: int, end: int) -> None:
-        """Let only the slots [first, end) be filled from now on."""
+        """Fill only the slots [first, end) from now on."""
         self.job.narrow(first, end)
         self.part = first, end
 
@@ -137,39 +137,39 @@ class Buffer:
         return [sys.getrefcount(array) for array in self._every]
 
     def is_free(self) -> bool:
-        """True when no batch, tensor or view of this buffer is alive, or its holder has released it."""
+        """True when no batch, tensor or view of this buffer is alive, or the caller has released its batch."""
         if self.released:
             return True
         return sys.getrefcount(self._memory) == self._memory_count and self._counts() == self._array_count
 
     def wait(self) -> bool:
-        """Wait until it is free, where that comes by itself; False where somebody has to let go of it."""
+        """Wait until the buffer is free, if it gets free by itself; False if a caller has to release it."""
         return False
 
     def held(self) -> list[str]:
-        """Names of the arrays that somebody refers to, as far as one can tell: a numpy view refers to all of the memory."""
+        """Names of the arrays that are still referred to. Numpy views are not found: they refer to the whole memory."""
         counts = dict(zip(self.arrays, zip(self._counts(), self._array_count, strict=True), strict=True))
         return [name.removeprefix(INTERNAL) for name, (now, own) in counts.items() if now > own]
 
     def take(self) -> None:
-        """Begin the turn of the batch that was filled in; an earlier one's release means nothing from now on."""
+        """Begin a new batch's turn; `release` of an earlier batch has no effect from now on."""
         self.released = False
         self.turn += 1
 
 
 class BufferRing:
-    """A loader's buffers: the next one that nobody refers to, or what the loader does where there is none.
+    """A loader's buffers: gives out the next free one, or does what `on_busy` says if there is none.
 
     Args:
-        opens: Makes a buffer for the loader's maker to fill, in another one's memory where it is given that one.
-        table: The table, which may be closed while somebody waits.
-        beside: For each buffer the one in whose memory it lies, or None.
-        on_busy: What is done when every buffer is in use.
+        opens: Makes a buffer for the loader's maker; given another buffer, the new one shares its memory.
+        table: The table; closing it ends a wait.
+        beside: For each buffer of the ring, the buffer whose memory it shares, or None.
+        on_busy: What to do when every buffer is in use.
 
     Attributes:
-        buffers: Those whose memory is used again.
+        buffers: The buffers that are used again.
         waited_s: Seconds spent waiting for one of them.
-        allocated: Buffers that were made for one batch alone.
+        allocated: Number of buffers that were made for one batch each.
     """
 
     def __init__(
@@ -186,15 +186,15 @@ class BufferRing:
         self._turn = 0
         self._redrawn = 0
         self._newest: Array | None = (
-            None  # the job of the newest buffer for one batch alone, which nobody here keeps alive
+            None  # the job of the newest single-batch buffer; the ring keeps no such buffer alive
         )
 
     def take(self, timeout: float | None) -> Buffer:
-        """The next free buffer; waits for one with on_busy="wait", and where buffers come free by themselves.
+        """The next free buffer. Waits for one with on_busy="wait", or if buffers get free by themselves.
 
         Raises:
-            BuffersBusy: There is none.
-            Closed, OwnerGone: The table was closed meanwhile.
+            BuffersBusy: No buffer is free.
+            Closed, OwnerGone: The client or engine was closed, or the owner died, during the wait.
         """
         buffers = self.buffers
         count = len(buffers)
@@ -211,7 +211,7 @@ class BufferRing:
             return first
         if self._on_busy == "wait":
             deadline = Deadline(timeout)
-            # another thread of this process lets go of a batch by dropping a reference: nothing announces that
+            # another thread releases a batch by dropping its last reference, which sends no signal: look again and again
             while not deadline.passed():
                 time.sleep(_BUSY_SLEEP)
                 self._table.check_open()
@@ -226,14 +226,14 @@ class BufferRing:
         return self.fresh()
 
     def fresh(self, beside: Buffer | None = None) -> Buffer:
-        """A buffer for one batch, which goes with everything that is made from it."""
+        """A buffer for one batch; its memory is freed with the last object made from the batch."""
         buffer = self._opens(beside)
         self._redrawn = self._redrawn_alone()
         self.allocated, self._newest = self.allocated + 1, buffer.job.words
         return buffer
 
     def _redrawn_alone(self) -> int:
-        """Rows drawn again, but for those of the buffers that are used again."""
+        """Rows drawn again in single-batch buffers."""
         return self._redrawn + (0 if self._newest is None else int(self._newest[JOB_REDRAWN // 8]))
 
     @property
@@ -242,7 +242,7 @@ class BufferRing:
         return self._redrawn_alone() + sum(buffer.job.redrawn for buffer in self.buffers)
 
     def close(self) -> None:
-        """Wait for what a device still reads, and let the buffers go; batches that are still held stay valid. Idempotent."""
+        """Wait until a device has read the buffers, and release them; batches that callers hold stay valid. Idempotent."""
         try:
             for buffer in self.buffers:
                 buffer.wait()
@@ -252,7 +252,7 @@ class BufferRing:
 
 
 def _holders(buffers: Sequence[Buffer]) -> str:
-    """What of the buffers' batches is still referred to."""
+    """The arrays of the buffers' batches that are still referred to, as text."""
     kinds = Counter(
         "a whole batch" if set(buffer.names) <= set(held) else f"{', '.join(f'`{name}`' for name in held)} of a batch"
         for buffer, held in ((buffer, buffer.held() or ["some array"]) for buffer in buffers)
@@ -261,7 +261,7 @@ def _holders(buffers: Sequence[Buffer]) -> str:
 
 
 def _refused(buffers: Sequence[Buffer]) -> BuffersBusy:
-    """The error of a loader that hands out no more."""
+    """The error of a loader whose buffers are all in use."""
     return BuffersBusy(
         f"Expected at most {len(buffers) - 1} batches of this loader to be in use, got all {len(buffers)} buffers in use (held: "
         f"{_holders(buffers)}): {_REMEDY}"
@@ -269,8 +269,8 @@ def _refused(buffers: Sequence[Buffer]) -> BuffersBusy:
 
 
 def _warn_of_copies(table: str, buffers: Sequence[Buffer]) -> None:
-    """Say why batches get memory of their own from now on."""
-    # the level of the first caller that is none of Conduit's, however it came here
+    """Warn that batches get memory of their own from now on, and why."""
+    # the warning points at the first caller outside Conduit
     level, frame = 1, sys._getframe()  # noqa: SLF001 - there is no other door to it
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("conduit."):
         level, frame = level + 1, frame.f_back

@@ -1,4 +1,4 @@
-"""What a consumer hands out: rows of one page, as arrays [ticks, environments, ...] where they lie."""
+"""Claims, the deliveries of a consumer: rows of one page, as arrays [ticks, environments, ...] in shared memory."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ _ENDS = {queue.ACKNOWLEDGED: "acknowledged", queue.GIVEN_BACK: "given back", que
 
 
 class Record:
-    """The claim itself, apart from its arrays: it ends once, in whichever thread is first, or when the record goes.
+    """The state of a claim, apart from its arrays. A claim ends once: in the first thread that ends it, or when the record is dropped.
 
-    Made before anything is claimed, so that what the claiming call notes in its words always has an end.
+    The record exists before the claiming call, which notes in its words what it claims. So an interrupted call leaves no claim behind.
 
     Args:
         table: The queue.
-        seat: This process's seat.
+        seat: This process's seat among the engine's participants.
         counts: The consumer's counts.
 
     Attributes:
@@ -83,20 +83,20 @@ class Record:
             raise Closed(f"Expected a claim that is held, got one that was {self.ended}: its rows are delivered again")
 
     def give_back(self) -> None:
-        """Let the rows be delivered again, to anybody.
+        """Give the rows back: they are delivered again, to any consumer.
 
         Raises:
-            Closed: They have been acknowledged.
+            Closed: The rows have been acknowledged.
         """
         if entry(queue.end)(self.array, self._seat, self._counts, queue.GIVEN_BACK) == queue.ACKNOWLEDGED:
             raise Closed("Expected a claim that is not acknowledged, got one that is: its rows are done")
 
 
 class RolloutBatch(dict[str, Any]):
-    """A claim as a batch of one rollout: a dict that knows which of its arrays are rewards.
+    """A claim as a batch of one rollout, for batch transforms.
 
     Attributes:
-        reward_names: Their names.
+        reward_names: Names of the arrays that are rewards.
     """
 
     reward_names: tuple[str, ...]
@@ -195,7 +195,7 @@ class Claim(StaysHere, Arrays):
 
     @property
     def versions(self) -> Any:
-        """Policy versions that acted, int32 [ticks, num_envs]; a view."""
+        """Versions of the policy that acted, int32 [ticks, num_envs]; a view."""
         return self._columns.make(self._meta("version"))
 
     @property
@@ -215,12 +215,12 @@ class Claim(StaysHere, Arrays):
 
     @property
     def mask(self) -> Any:
-        """Where a row is a step, bool [ticks, num_envs]; with autoreset "next_step" others are only an observation."""
+        """True where a row is a step, bool [ticks, num_envs]; with autoreset "next_step" the other rows are only an observation."""
         return self._columns.own((self._meta("link") & w.FINAL) == 0)
 
     @property
     def bootstrap(self) -> dict[str, Any] | None:
-        """The observations behind the last tick, {observation name: [num_envs, *shape]}, views; None where none were given."""
+        """The observations after the last tick, {observation name: [num_envs, *shape]}, views; None if the writer gave none."""
         self._check()
         local = self._record.words[CLAIM_BOOTSTRAP]
         if local < 0:
@@ -240,10 +240,11 @@ class Claim(StaysHere, Arrays):
 
     @property
     def finals(self) -> tuple[Any, dict[str, Any]]:
-        """Final observations that were handed over with the steps that ended episodes ("same_step", "disabled").
+        """Final observations that the writer was given with the steps that ended episodes ("same_step", "disabled").
 
         Returns:
-            Their places, int64 [K, 2] (tick, environment), and {observation name: [K, *shape]}, copies; a ragged one is a list.
+            Their places, int64 [K, 2] (tick, environment), and {observation name: [K, *shape]}, copies; a list for a ragged
+            observation.
         """
         link = self._meta("link").reshape(-1)
         places = np.flatnonzero(link & w.KEPT)
@@ -267,11 +268,11 @@ class Claim(StaysHere, Arrays):
     def batch(self) -> RolloutBatch:
         """The claim as a batch of one rollout, {name: [1, ticks, num_envs, *shape]}, as `conduit.gae(...)(batch, ...)` takes it.
 
-        "is_first" and "mask" are in it, and bootstrap_<observation> [1, num_envs, *shape] where there are such. Ragged fields
-        are left out.
+        It has "is_first" and "mask", and bootstrap_<observation> [1, num_envs, *shape] if the claim has a bootstrap. It has no ragged
+        fields.
 
         Raises:
-            ConfigError: A stored field has one of these names; the consumer's `rename` gives it another.
+            ConfigError: A stored field has one of these names; `rename` of the consumer gives it another.
         """
         self._columns.check_batch()
         batch = RolloutBatch({name: value[None] for name, value in self.items() if not isinstance(value, list)})
@@ -283,10 +284,10 @@ class Claim(StaysHere, Arrays):
         return batch
 
     def _convert(self) -> None:
-        """Apply a consumer's transforms; called once, before the claim is handed out.
+        """Apply a consumer's transforms; called once, before the claim is delivered.
 
         Raises:
-            FieldError: A row that one of them refuses.
+            FieldError: A transform refuses a row.
         """
         columns, generation = self._columns, self._record.words[CLAIM_GENERATION]
         self._reading = columns.converting.read()
@@ -299,10 +300,10 @@ class Claim(StaysHere, Arrays):
         self._due = [(rows, is_step)]
 
     def _transform(self, number: int) -> None:
-        """Run a consumer's steps on the claim as a batch; called once, before it is handed out.
+        """Run a consumer's steps on the claim as a batch; called once, before the claim is delivered.
 
         Raises:
-            ConfigError: A step lacks its inputs, or makes what is there already.
+            ConfigError: A step lacks its inputs, or adds a column that exists already.
         """
         steps = self._columns.steps
         batch = self.batch()
@@ -325,27 +326,27 @@ class Claim(StaysHere, Arrays):
         self._values |= {name: batch[name][0] for name in self._added}
 
     def nest(self) -> dict[str, Any]:
-        """The claim with nested fields as nested dicts and tuples; what is no field keeps its name."""
+        """The claim with nested fields as nested dicts and tuples; other columns keep their names."""
         own = {*self._columns.names}
         fields = {name: value for name, value in self.items() if name in own}
         return self._columns.schema.nest(fields) | {name: value for name, value in self.items() if name not in own}
 
     def ack(self) -> None:
-        """The rows are done: nobody gets them again, and statistics that a transform updates take them. Idempotent.
+        """Acknowledge the rows: no consumer gets them again, and transforms with update=True add them to the statistics. Idempotent.
 
         Raises:
             Closed: The claim was given back, or its client or engine has closed: the rows are delivered again.
         """
         self._record.acknowledge()
         if self._due:
-            with contextlib.suppress(IndexError):  # another thread was first
+            with contextlib.suppress(IndexError):  # another thread took the last one
                 self._columns.converting.count(*self._due.pop())
 
     def give_back(self) -> None:
-        """The rows are not done: they are delivered again, to anybody. Idempotent.
+        """Give the rows back: they are delivered again, to any consumer. Idempotent.
 
         Raises:
-            Closed: They have been acknowledged.
+            Closed: The rows have been acknowledged.
         """
         self._record.give_back()
 

@@ -1,4 +1,4 @@
-"""How the rows of a claim become arrays: views of the page that they lie in, or values of the claim's own where they are converted."""
+"""The arrays of a claim: views of the rows in their page, or arrays of the claim's own for fields with transforms."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ Array = np.ndarray[Any, Any]
 
 MARKS = ("is_first", "mask")
 BOOTSTRAP = "bootstrap_"
-"""Names in a claim as a batch, beside those of fields: marks of its rows, and what stands before the name of an observation."""
+"""The prefix of a bootstrap observation's name in a claim as a batch."""
 
 
 class Columns:
-    """How a table's arrays are made, for all claims of a consumer.
+    """Makes the arrays of all claims of a consumer.
 
     Args:
         table: The queue.
-        make: Makes what is handed out from a view of shared memory.
-        own: The same from an array that belongs to the claim.
+        make: Makes a delivered value of a view of shared memory.
+        own: Makes a delivered value of an array that belongs to the claim.
         steps: Steps on each claim's arrays as a batch of one rollout.
         rename: {field, or parent: name in claims}.
         converting: The consumer's transforms.
 
     Raises:
-        ConfigError: A step that is none, that lacks its inputs or makes what is there already; names that cannot be.
+        ConfigError: A step is not a batch transform, lacks its inputs, or adds a column that exists already; or a name is not possible.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Columns:
         self.table = table
         self.converting = converting
         self.schema = shown(table.layout.schema, rename)
-        # names in claims to names in the table
+        # {name in claims: name in the table}
         self.stored = dict(zip(self.schema.names, table.layout.schema.names, strict=True))
         self.converted = {name: field for name, field in self.stored.items() if field in converting.outputs}
         self.make = make
@@ -84,10 +84,10 @@ class Columns:
             self._check_steps()
 
     def check_batch(self) -> None:
-        """Refuse a field of the name of something that a batch of a claim holds beside the fields.
+        """Refuse a field that has the name of another column of a claim's batch.
 
         Raises:
-            ConfigError: There is one.
+            ConfigError: There is such a field.
         """
         for name in (*MARKS, *map(BOOTSTRAP.__add__, self.schema.observation_names)):
             if name in self.stored:
@@ -98,7 +98,7 @@ class Columns:
                 )
 
     def _check_steps(self) -> None:
-        """Find out that the steps go together, for a claim in which everything is that can be in one."""
+        """Check that the steps have their inputs, for a claim that has every optional column."""
         self.check_batch()
         table = self.table.layout.table
         lead = (table.rollout_length or 1, table.num_envs or 1)
@@ -135,12 +135,12 @@ class Columns:
         return np.ndarray((*lead, *shape), dtype, hold, offset + row * stride, (*outer, *inner))
 
     def deliver(self, hold: Any, name: str, row: int, lead: tuple[int, ...]) -> Any:
-        """The same as it is handed out; of a ragged field a list of one value for each row."""
+        """`array` as it is delivered; for a ragged field a list of one value per row."""
         if name in self._odd:
             if name not in self._brains or self.schema[name].ragged:
                 return self._values(hold, name, row, lead)
             return as_bfloat16(self.make(self.array(hold, name, row, lead)))
-        # what a learner waits for: `array`, written out
+        # `array`, written out, since learners wait for this call
         dtype, shape, inner, stride, offset = self._described[name]
         outer = (stride,) if len(lead) == 1 else (lead[1] * stride, stride)
         return self.make(np.ndarray((*lead, *shape), dtype, hold, offset + row * stride, (*outer, *inner)))

@@ -42,10 +42,10 @@ OnRefused = Literal["raise", "drop"]
 
 @dataclass(frozen=True, slots=True)
 class ConsumerStats:
-    """What a consumer has done so far.
+    """Counts of a consumer since it was opened.
 
     Attributes:
-        claims, rows: Delivered.
+        claims, rows: Claims and rows delivered.
         acknowledged, given_back: Claims that ended in this way.
         delivered_before: Claims whose rows may have been delivered before, to a consumer that died or gave them back.
         dropped: Short rollouts that were acknowledged undelivered (partial="drop").
@@ -106,7 +106,7 @@ class Consumer(StaysHere):
         self._converts = bool(converting.outputs)
         self._shapes = self._converts or bool(self._columns.steps)
         self._passes = on_refused == "drop"
-        # one object for each claim stands behind its arrays; its death says that nobody can look any more
+        # each claim's arrays keep one object alive; when that object goes, no array of the claim is left
         self._hold_type = type("_Hold", (ctypes.c_char * table.segment.layout.size,), {})
         self._counts = np.zeros(queue.CONSUMER_WORDS, np.int64)
         self._open: list[Array] = []
@@ -117,19 +117,19 @@ class Consumer(StaysHere):
         self._closed = False
 
     def next(self, timeout: float | None = None, max_ticks: int | None = None) -> Claim:
-        """Claim the oldest rows that nobody has claimed; waits for them.
+        """Claim the oldest rows that no consumer has claimed; waits for them.
 
         Args:
-            timeout: Seconds to wait; None takes the consumer's.
-            max_ticks: Ticks at most, of a queue without rollouts; None for all that its page has.
+            timeout: Seconds to wait; None takes the consumer's timeout.
+            max_ticks: Most ticks to claim, for a queue without rollouts; None for all that the page has.
 
         Raises:
             DataTimeout: No rows came.
             BufferError: This client holds too many claims and leases.
-            BadSegment: The page whose turn it is is damaged.
-            ConfigError: `max_ticks` for rollouts.
-            FieldError: A row that a transform refuses: `row_id`, `at` and `value` say which. Its claim has been given back, nothing
-                is lost, and it comes again; on_refused="drop" passes such claims over.
+            BadSegment: The next page is damaged.
+            ConfigError: `max_ticks` is given for a queue of rollouts.
+            FieldError: A transform refuses a row: `row_id`, `at` and `value` say which. The claim has been given back and is
+                delivered again; with on_refused="drop" such claims are passed over instead.
             Closed: The consumer, client or engine has closed.
             OwnerGone: The engine's owner is gone.
         """
@@ -148,7 +148,7 @@ class Consumer(StaysHere):
         return found
 
     def poll(self, max_ticks: int | None = None) -> Claim | None:
-        """The same without a wait: None where no rows can be claimed now.
+        """As `next`, without a wait: None if no rows can be claimed now.
 
         Raises:
             BufferError, ConfigError, Closed, OwnerGone: As `next`.
@@ -169,7 +169,7 @@ class Consumer(StaysHere):
                 return claim
 
     def _shape(self, claim: Claim) -> bool:
-        """Run transforms and steps on a claim; False where a row of it was refused and it has been passed over.
+        """Run transforms and steps on a claim; False if a row was refused and the claim was passed over (on_refused="drop").
 
         Raises:
             FieldError: A row was refused; the claim has been given back.
@@ -180,7 +180,7 @@ class Consumer(StaysHere):
             if self._columns.steps:
                 claim._transform(int(self._counts[queue.CONSUMER_CLAIMS]))  # noqa: SLF001
         except FieldError as error:
-            # what is no row's fault would pass everything over
+            # "drop" applies to refused rows only: after any other error it would drop every claim
             self._refused += error.row_id is not None
             if error.row_id is None or not self._passes:
                 claim.give_back()
@@ -214,7 +214,7 @@ class Consumer(StaysHere):
         return Claim(self._columns, record, hold, self._rollout)
 
     def _prepare(self, seat: Array) -> tuple[Record, Any]:
-        """What a claim is noted in, and what stands behind its arrays: whatever they come to hold ends with them."""
+        """A claim's record, and the object that its arrays keep alive; both exist before the claim, so nothing that it takes can leak."""
         record = Record(self._table, seat, self._counts)
         hold = self._hold_type.from_address(self._table.segment.base)  # type: ignore[attr-defined]
         hold.table = self._table
@@ -231,7 +231,7 @@ class Consumer(StaysHere):
         return ConsumerStats(claims, rows, acknowledged, given_back, again, self._dropped, self._waited, self._refused)
 
     def close(self) -> None:
-        """Give back what is claimed and not acknowledged; idempotent. Arrays of claims stay valid as long as the client lives."""
+        """Give back the claims that are not acknowledged; idempotent. Arrays of claims stay valid as long as the client lives."""
         self._closed = True
         for words in list(self._open):
             self._end(words, self._table.segment.seat, self._counts, queue.GIVEN_BACK)

@@ -1,8 +1,7 @@
-"""A consumer's transforms: fields of a claim as arrays of its own, made by the same row operations as a loader's.
+"""A consumer's transforms: they make arrays of the claim's own, by the same row operations as a loader's.
 
-What a transform makes is made when the rows are claimed, from one reading of the running statistics; a claim with a row that one of
-them refuses is not handed out. What statistics take of a claim (`normalize(update=True)`) they take when it is acknowledged, so
-rows that are delivered again are counted once.
+Transforms run when the rows are claimed, with one reading of the running statistics; a claim with a refused row is not delivered.
+`normalize(update=True)` adds a claim to the statistics when it is acknowledged, so rows that are delivered again are counted once.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ Array = np.ndarray[Any, Any]
 _ALIGNED = 64
 
 Reading = dict[str, Array]
-"""{field: float64 [2, *shape], mean and inverse deviation}, never written to again."""
+"""{field: float64 [2, *shape], mean and inverse standard deviation}; read-only once made."""
 
 
 @functools.cache
@@ -45,13 +44,13 @@ class Converting:
     Args:
         table: The queue.
         transform: {field, or parent: step or tuple of steps}.
-        own: Makes what is handed out from an array that belongs to the claim.
+        own: Makes a delivered value of an array that belongs to the claim.
 
     Attributes:
-        outputs: {field: what it becomes}.
+        outputs: {field: its output after the transforms}.
 
     Raises:
-        ConfigError: A transform that does not fit its field, or that a consumer has no meaning for.
+        ConfigError: A transform does not fit its field, or does not work in a consumer.
     """
 
     def __init__(self, table: TableView, transform: Mapping[str, Pipeline] | None, own: Wrap) -> None:
@@ -105,18 +104,18 @@ class Converting:
         reading: Reading,
         counts: Array | None = None,
     ) -> Any:
-        """A field's rows, converted, as they are handed out.
+        """A field's rows, converted, as they are delivered.
 
         Args:
             name: The field.
             rows: int64 [n], physical rows that the caller has claimed.
-            generation: Of their page.
+            generation: Generation of their page.
             lead: Axes before the field's shape; n elements.
-            reading: Of the statistics.
-            counts: bool [n], which rows have to be of a value that the transform takes; None for all.
+            reading: The statistics, from `read`.
+            counts: bool [n], True for rows whose values are checked; None for all.
 
         Returns:
-            [*lead, *shape], of the transform's dtype; in numpy bfloat16 as its uint16 bits.
+            [*lead, *shape], of the transform's dtype; numpy arrays hold bfloat16 as its uint16 bits.
 
         Raises:
             FieldError: A class out of range.
@@ -145,10 +144,10 @@ class Converting:
         return as_bfloat16(value) if output.transform.dtype == "bfloat16" else value
 
     def check(self, name: str, rows: Array, generation: int, counts: Array) -> None:
-        """Refuse rows that a field's statistics could not take.
+        """Refuse values that statistics cannot take.
 
         Raises:
-            FieldError: One of them is not finite.
+            FieldError: A value is not finite.
         """
         output = self.outputs[name]
         if output.normalize is not None and output.normalize.update:
@@ -156,7 +155,7 @@ class Converting:
             self._refuse(output, rows, generation, bad, counts, FINITE, "use conduit.normalize(update=False)")
 
     def count(self, rows: Array, is_step: Array) -> None:
-        """Add rows that are done to the statistics: of rows that are only an observation, the observations."""
+        """Add acknowledged rows to the statistics; rows that are only an observation count for the observations only."""
         taken = {
             name: self._values(output, rows if output.field.observation else rows[is_step])
             for name, output in self.outputs.items()

@@ -1,11 +1,11 @@
-"""A table as a dataset of torch: a loader, opened anew by name in every process that iterates it.
+"""A table as a torch dataset: every process that iterates it attaches by the engine's name and opens a loader.
 
-The workers of a `torch.utils.data.DataLoader` attach by themselves, each with a seat of its own, and part the batches of one loader
-among them by `shard`: worker w of n makes every n-th batch from the w-th on. A DataLoader takes its workers' batches in turn, so what
-comes out is what one loader of the seed gives, in its order, as long as the table rests.
+The workers of a `torch.utils.data.DataLoader` attach by themselves, each with its own seat among the engine's processes. They divide
+the batches of one loader by `shard`: worker w of n makes every n-th batch, beginning with the w-th. A DataLoader takes its workers'
+batches in turn. So, as long as no rows are written, it delivers the batches of one loader of that seed, in its order.
 
-The batches themselves go through torch's shared memory. That costs a copy that a loader in the learner's own process does not make: a
-loader is the faster door, this one is for code that has a DataLoader.
+The batches go through torch's shared memory, which costs a copy. A loader in the learner's process saves that copy; this dataset is
+for code that needs a DataLoader.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from conduit.errors import ConfigError
 from conduit.plane.deliver.batch import Batch, OwnedBatch
 
 _NEXT_SEED = 0x9E3779B97F4A7C15
-"""Apart from one another: the seeds of a worker that iterates again and again."""
+"""Distance between the seeds of a worker's successive iterations."""
 
 
 class Dataset(IterableDataset[Batch]):
@@ -31,9 +31,9 @@ class Dataset(IterableDataset[Batch]):
         name: Engine name.
         attach: Attaches by an engine's name; it is pickled with the dataset.
         table: Table name.
-        seed: The loader's, or None: torch's, so that `torch.manual_seed` repeats it, and each iteration has another.
-        shard: The loader's.
-        policy: Name of the slot that `max_staleness` counts in, or None.
+        seed: The loader's seed. None takes a new seed from torch for each iteration, which `torch.manual_seed` repeats.
+        shard: The loader's shard.
+        policy: Name of the slot whose versions `max_staleness` counts, or None.
         options: The loader's other options.
     """
 
@@ -61,13 +61,13 @@ class Dataset(IterableDataset[Batch]):
         return f"Dataset(engine {self._name!r}, table {self._table!r}, {self._options})"
 
     def __iter__(self) -> Iterator[Batch]:
-        """Attach, and deliver as a loader does until the iterator is dropped."""
+        """Attach, and deliver a loader's batches until the iterator is dropped."""
         worker = get_worker_info()
         rank, world = self._shard or (0, 1)
         if worker is None:
             seed = int(torch.empty((), dtype=torch.int64).random_()) if self._seed is None else self._seed
         else:
-            # workers that persist keep their seed from one iteration to the next, and count them alike
+            # persistent workers keep torch's seed from one iteration to the next; all of them count the same iterations
             drawn = worker.seed - worker.id + _NEXT_SEED * self._iterations
             seed = drawn % 2**63 if self._seed is None else self._seed
             rank, world = rank + world * worker.id, world * worker.num_workers
@@ -77,7 +77,7 @@ class Dataset(IterableDataset[Batch]):
             options = {**self._options, "policy": policy, "seed": seed, "shard": (rank, world)}
             with client.loader(self._table, **options) as loader:
                 for batch in loader:
-                    # a mapping that torch's default_convert and pin_memory leave what it is
+                    # an OwnedBatch stays one in torch's default_convert and pin_memory
                     yield batch.clone()
 
 

@@ -1,4 +1,4 @@
-"""Episodes that ended, as a learner reads them: returns, lengths and where they come from (conduit.store.ingest.report_episodes)."""
+"""Returns, lengths and origins of episodes that ended, read from the records that writers keep (conduit.store.ingest.report_episodes)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Array = np.ndarray[Any, Any]
 
 
 class Episodes:
-    """Episodes that ended in a table, the first to end first; arrays of this process's own.
+    """Episodes that ended in a table, in the order in which they ended; the arrays are copies.
 
     Attributes:
         lengths: Steps, int64 [n].
         terminated, truncated: How they ended, bool [n].
         streams, envs: The writer's stream and its environment, int64 [n].
-        numbers: Number of the episode, unique in the table, int64 [n]: that of `Batch.episodes`.
+        numbers: Number of the episode, unique in the table, int64 [n]; the same number as in `Batch.episodes`.
         versions: Policy version of the last step, int64 [n].
         times: When the end was committed, seconds since the epoch, float64 [n].
         total: Episodes that ever ended in the table.
@@ -69,7 +69,7 @@ class Episodes:
 
     @property
     def mean_return(self) -> Any:
-        """Mean of `returns`: a float, or float64 [k]; NaN where no episode is.
+        """Mean of `returns`: a float, or float64 [k]; NaN if there is no episode.
 
         Raises:
             ConfigError: The table has no reward.
@@ -82,7 +82,7 @@ class Episodes:
 
     @property
     def mean_length(self) -> float:
-        """Mean of `lengths`; NaN where no episode is."""
+        """Mean of `lengths`; NaN if there is no episode."""
         return float(self.lengths.mean()) if len(self) else float("nan")
 
     def __repr__(self) -> str:
@@ -95,12 +95,12 @@ class Episodes:
 
 
 def read_episodes(table: TableView, since: Episodes | None, last: int | None) -> Episodes:
-    """The episodes that ended since another look, or the newest that are there.
+    """The episodes that ended after an earlier call, or all that the table has.
 
     Args:
         table: The table.
-        since: What the look before returned, or None.
-        last: At most so many, the newest.
+        since: The result of the earlier call, or None.
+        last: Return at most this many, the newest; None for all.
 
     Raises:
         ConfigError: Bad options.
@@ -119,13 +119,13 @@ def read_episodes(table: TableView, since: Episodes | None, last: int | None) ->
 def read_ring(
     name: str, schema: Schema, ring: int, total: int, since: Episodes | None = None, last: int | None = None
 ) -> Episodes:
-    """The same of a ring, or a copy of one.
+    """`read_episodes` from a ring of records, or from a copy of one.
 
     Args:
-        name: Of the table.
-        schema: Its schema.
-        ring: Address.
-        total: Episodes that had ended at the look.
+        name: Name of the table.
+        schema: The table's schema.
+        ring: Address of the ring.
+        total: Number of episodes that had ended at the time of the call.
         since: As for `read_episodes`.
         last: As for `read_episodes`.
     """
@@ -137,7 +137,7 @@ def read_ring(
     now = entry(report_episodes.read_records)(
         ring, size, tickets.ctypes.data, len(tickets), words.ctypes.data, found.ctypes.data
     )
-    # what is not there is being written, until its place is another's
+    # a record that was not found is being written, unless its place has gone to a newer episode
     lost = ~found & (tickets < now - RECORDS)
     missed = max(0, total - RECORDS - begin) + int(lost.sum())
     pending = tuple(tickets[~found & ~lost].tolist())

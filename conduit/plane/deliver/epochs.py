@@ -1,7 +1,8 @@
-"""A loader that delivers every window of a table once in an epoch (`sampling.shuffled`), and goes on where it was left.
+"""A loader that delivers every window of a table once per epoch (`sampling.shuffled`), and can continue an epoch later.
 
-Its place is the number of the next batch: epoch and windows behind it, one word, stored after each delivery like that of any named
-loader. With it goes a digest of the rows that the epoch's order was made of: an epoch can be gone on with only over the same rows.
+Its position is one word, the number of the next batch: the epoch, and the number of windows already delivered in it. A named loader
+stores the word after each delivery, with a digest of the rows that the epoch's order was made from. An epoch continues only over the
+same rows.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class EpochLoader(Loader):
         for option in (
             "batch_transforms",
             "fields",
-        ):  # a plan is made of them again, for the shorter last batch of an epoch
+        ):  # the plan of the shorter last batch of an epoch is made from them later
             if isinstance(options.get(option), Iterator):
                 options[option] = tuple(options[option])
         super().__init__(
@@ -89,7 +90,7 @@ class EpochLoader(Loader):
 
     @property
     def sampler(self) -> ShuffledSampler:
-        """Has `epoch`, `place` (windows behind), `windows` (of this epoch) and `skipped`."""
+        """The sampler, with `epoch`, `place` (windows delivered or skipped in this epoch), `windows` (in this epoch) and `skipped`."""
         return self._shuffled
 
     def next(self, timeout: float | None = None) -> Batch:
@@ -132,18 +133,18 @@ class EpochLoader(Loader):
         return count // size if self._rule.drop_last else -(-count // size)
 
     def __bool__(self) -> bool:
-        return True  # it is there, also when an epoch has no batch
+        return True  # a loader is true even if an epoch has no batch
 
     def state_dict(self) -> dict[str, int]:
-        """Where it is: what `load_state_dict` goes on from, in this or another process, over the same rows."""
+        """The loader's position, for `load_state_dict` in this or another process, over the same rows."""
         stock = self._shuffled.stock if self._begun else self._stock
         return {"seed": self._seed, "epoch": self.epoch, "place": self._shuffled.place, "stock": stock}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on where another loader of the same seed was.
+        """Continue from the position of another loader of the same seed.
 
         Raises:
-            ConfigError: It had another seed, or this is no state of a loader.
+            ConfigError: The state has another seed, or is not the state of a loader.
         """
         if set(state) != {"seed", "epoch", "place", "stock"} or state["seed"] != self._seed:
             raise ConfigError(f"Expected the state of a loader with seed {self._seed}, got {state!r}")
@@ -169,7 +170,7 @@ class EpochLoader(Loader):
         self._begun = False
 
     def _begin(self, deadline: Deadline | None) -> None:
-        """List the epoch's windows; with a deadline, once there are enough of them."""
+        """List the epoch's windows; with a deadline, wait until there are enough of them."""
         self._table.check_open()
         self._shuffled.begin()
         if self._shuffled.place:
@@ -201,7 +202,7 @@ class EpochLoader(Loader):
         return True if self._shuffled.candidates >= self._least else None
 
     def _deliver(self, deadline: Deadline) -> Batch | None:
-        """The present epoch's next batch; None when it has no more."""
+        """The present epoch's next batch; None when the epoch is over."""
         if self._closed:
             raise Closed("Expected an open loader, got one that was closed")
         self._table.check_open()
@@ -225,7 +226,7 @@ class EpochLoader(Loader):
             batch = self._made(maker, buffer, number, behind)
             if batch is not None:
                 break
-            # some of them have gone since they were listed
+            # writers overwrote some of the windows since they were picked
             if deadline.passed():
                 raise DataTimeout(
                     f"Expected a batch within {deadline.timeout:g} s, writers overwrote its rows each time"
@@ -238,7 +239,7 @@ class EpochLoader(Loader):
         return batch
 
     def _made(self, maker: BatchMaker, buffer: Buffer, number: int, behind: int) -> Batch | None:
-        """The batch of what is picked, or None when one of it is not there any more."""
+        """The batch of the picked windows, or None if one of them is gone."""
         drawn = False
         try:
             if maker.prepares:
@@ -252,7 +253,7 @@ class EpochLoader(Loader):
         except BaseException as error:
             maker.give_back(buffer)
             if isinstance(error, FieldError) or (drawn and isinstance(error, Exception)):
-                # a batch with a row that is refused would be refused for ever
+                # go on after the batch: it would be refused every time
                 self._go_to(self.epoch, behind)
             raise
         return batch

@@ -1,4 +1,4 @@
-"""What is true of a table in which somebody waited for rows in vain: rows, complete ones, and which writers live."""
+"""The text of a loader's DataTimeout: how many rows the table has, how many begin a complete window, and which writers live."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _compiling() -> str:
 
 
 def _writers(table: TableView) -> tuple[dict[int, int], int]:
-    """{process number: writers} of those that live, and how many are dead.
+    """{pid: number of its open writers} of living processes, and the number of writers of dead processes.
 
     Raises:
         Closed, Forked, OwnerGone: As `TableView.check_open`.
@@ -33,11 +33,11 @@ def _writers(table: TableView) -> tuple[dict[int, int], int]:
 
 
 def what_is_there(table: TableView, window: Window) -> str:
-    """How many rows there are and how many of them begin a window, which writers are at work, and what helps.
+    """How many rows the table has, how many begin a window, which writers are open, and a remedy, as text.
 
     Args:
         table: The table.
-        window: What the loader builds.
+        window: The loader's window.
     """
     there, complete = table.counts().size, anchors(table, window)
     kind = type(window).__name__
@@ -70,16 +70,16 @@ def too_few_rows(
     blocked: str | None,
     stale: tuple[int, dict[int, int]] | None,
 ) -> DataTimeout:
-    """The error of a loader that waited in vain.
+    """The error of a loader that waited for rows until its deadline.
 
     Args:
         table: The table.
-        window: What the loader builds.
-        rows: How many rows its last draw was offered, and the least it draws from.
-        wanted: Samples of a batch.
-        timeout: Seconds it waited.
-        blocked: Why the table's limiter let none out, or None.
-        stale: Largest staleness, and the rows that were refused as older, by age; None without a bound.
+        window: The loader's window.
+        rows: Number of rows that the last draw looked at, and the loader's minimum.
+        wanted: Samples per batch.
+        timeout: Seconds that the loader waited.
+        blocked: Why the table's limiter did not let a batch out, or None.
+        stale: `max_staleness`, and the refused rows by age; None without `max_staleness`.
     """
     times = table.layout.table.max_times_sampled
     spent = ""

@@ -49,10 +49,10 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class LoaderStats:
-    """What a loader has done so far.
+    """Counts of a loader since it was opened.
 
     Attributes:
-        batches, rows: Delivered.
+        batches, rows: Batches and rows delivered.
         redrawn: Rows drawn again because a writer overwrote them between draw and check.
         waited_s: Seconds spent waiting for rows or for a free buffer.
         stale: Rows refused by `max_staleness`, {age in versions: count}; 63 stands for 63 and more. A uniform loader counts a row each time
@@ -136,7 +136,7 @@ class Loader(StaysHere, Delivery[Batch]):
         limited = table.layout.limits is not None
         self._gate = Gate(table, batch_size, self.plan.reach[1]) if limited else None
         self._is_plain = self._gate is None and self._policy is None
-        # with a limiter it is min_size that says how many rows have to be there
+        # with a limiter, its min_size says how many rows there must be
         least = (1 if limited else batch_size) if min_rows is None else whole(min_rows)
         if least is None or not 1 <= least <= table.layout.rows:
             given = least if min_rows is None else min_rows
@@ -144,7 +144,7 @@ class Loader(StaysHere, Delivery[Batch]):
         self._sampler = _sampler_of(table, sampling, batch_size, seed, least)
         self._place = place
         self._sampler.batch = rank if place is None else place.batch or rank
-        # the sampler's own number of the batch, which this loader advances
+        # the sampler's `batch`, which this loader advances
         self._number = words_at(self._sampler.batch_at, 1)
         self._world = world
         self._table = table
@@ -199,7 +199,7 @@ class Loader(StaysHere, Delivery[Batch]):
             maker.prepare(number)
         drawn = False
         try:
-            # straight away where nothing is asked before: two calls less
+            # without a limiter or max_staleness the kernel is called directly, which saves two calls
             if not (maker.fill(buffer) if self._is_plain else self._attempt(buffer)):
                 self._wait_for_rows(buffer, self._timeout if timeout is None else timeout)
             drawn = True
@@ -214,7 +214,7 @@ class Loader(StaysHere, Delivery[Batch]):
                 self._gate.cancel()
             own = drawn and isinstance(error, Exception) and not isinstance(error, DeviceError)
             if own or isinstance(error, FieldError):
-                # a batch with a row that is refused would be refused for ever
+                # go on after the batch: it would be refused every time
                 self._go_on(number)
             raise
         self._batches += 1
@@ -222,17 +222,17 @@ class Loader(StaysHere, Delivery[Batch]):
         return batch
 
     def _go_on(self, number: int) -> None:
-        """Leave batch `number` behind."""
+        """Set the number of the next batch, after batch `number`."""
         self._number[0] = following = number + self._world
         if self._place is not None:
             self._place.batch = following
 
     def _attempt(self, buffer: Buffer) -> bool:
-        """Draw a batch, reserved in the table's limiter; False when it is against it or there is nothing to draw."""
+        """Reserve a batch in the table's limiter and draw it; False if the limiter refuses or there is nothing to draw."""
         gate = self._gate
         if gate is None:
             return self._fill(buffer)
-        gate.cancel()  # of a call that did not come to its end
+        gate.cancel()  # an interrupted call may have left a reservation
         if not gate.reserve(self._wanted):
             return False
         filled = self._fill(buffer)
@@ -241,7 +241,7 @@ class Loader(StaysHere, Delivery[Batch]):
         return filled
 
     def _fill(self, buffer: Buffer) -> bool:
-        """Draw a batch; staleness is counted from the version that is published now, however long rows were waited for."""
+        """Draw a batch; each attempt counts staleness from the policy version that is published then."""
         if self._policy is not None:
             current = min(self._policy.version, w.LAST_VERSION)
             self._maker.bound(buffer, current, current - self._max_staleness)
@@ -261,7 +261,7 @@ class Loader(StaysHere, Delivery[Batch]):
 
     @property
     def sampler(self) -> Uniform | PrioritizedSampler:
-        """What draws the rows; `sampler.batch` is the number of the next batch, and setting it repeats or skips batches."""
+        """The sampler that draws the rows; `sampler.batch` is the number of the next batch, and setting it repeats or skips batches."""
         return self._sampler
 
     @property
@@ -364,7 +364,7 @@ def checked_shard(shard: object) -> tuple[int, int]:
     """Rank and world of (rank, world).
 
     Raises:
-        ConfigError: No pair of whole numbers with 0 <= rank < world.
+        ConfigError: The value is not a pair of integers with 0 <= rank < world.
     """
     pair = shard if isinstance(shard, tuple | list) and len(shard) == 2 else (None, None)
     rank, world = map(whole, pair)

@@ -39,9 +39,9 @@ _COUNTS_KEY = 0x636F756E7473  # "counts": apart from the keys of draws
 
 
 class MixedLoader(StaysHere, Delivery[Batch]):
-    """Batches to which each table gives its share. Use `Client.mixed_loader`; for use by one thread.
+    """Batches with rows of several tables. Use `Client.mixed_loader`; for use by one thread.
 
-    A batch has, beside its outputs, `source` int64 [B]: the number of the table that a row comes from, in the order of `tables`.
+    Beside its outputs, a batch has `source` int64 [B]: for each row the number of its table, in the order of `tables`.
 
     Attributes:
         tables: Names of the tables, in the order of their rows.
@@ -87,7 +87,7 @@ class MixedLoader(StaysHere, Delivery[Batch]):
                     "conduit.Shuffled(...), are those of one table, client.loader(table, ...)"
                 )
         rows = self._by_table(min_rows, "min_rows")
-        # names of fields for all tables, or for each its own
+        # one mapping of field names for all tables, or one for each table
         each = isinstance(rename, Mapping) and any(isinstance(names, Mapping) for names in rename.values())
         shown = self._by_table(rename, "rename") if each else [rename] * len(self.tables)
         extra = (*(WEIGHTS if any(one is not None for one in chosen) else ()), SOURCE)
@@ -135,9 +135,9 @@ class MixedLoader(StaysHere, Delivery[Batch]):
             part.sampler.batch = number
 
     def bounds(self, number: int) -> list[int]:
-        """Where the rows of each table begin in batch `number`, and the batch size as the last one; a pure function of it."""
+        """First slot of each table's rows in batch `number`, and the batch size at the end; a pure function of the number."""
         if self._counts == "random":
-            # a generator of its own for each batch: a batch can be repeated without those before it
+            # each batch has its own generator, so that it can be repeated without the batches before it
             key = [self._seed % 2**64, _COUNTS_KEY]
             rng = np.random.Generator(np.random.Philox(key=np.array(key, np.uint64), counter=[0, 0, 0, number]))
             drawn = rng.multinomial(self._batch_size, [float(share) for share in self._shares])
@@ -153,7 +153,7 @@ class MixedLoader(StaysHere, Delivery[Batch]):
         """The next batch.
 
         Args:
-            timeout: Seconds to wait for rows of all tables together; None takes the loader's.
+            timeout: Seconds to wait for rows, all tables together; None takes the loader's timeout.
 
         Raises:
             DataTimeout: Too few rows came into one of the tables; the message names it.
@@ -167,7 +167,7 @@ class MixedLoader(StaysHere, Delivery[Batch]):
         deadline = Deadline(allowed)
         first, place = self._first.free_buffer(timeout)
         buffers = [first, *(part.beside(first, place) for part in self._parts[1:])]
-        # an interrupted call may have left some behind the first
+        # an interrupted call may have advanced some of the parts only
         self.batch = self.batch
         batch = self.batch
         bounds = self.bounds(batch)
@@ -187,7 +187,7 @@ class MixedLoader(StaysHere, Delivery[Batch]):
             for part, buffer in zip(self._parts, buffers, strict=True):
                 part.cancel(buffer)
             if isinstance(error, FieldError) or (drawn and isinstance(error, Exception)):
-                # as of a loader of one table
+                # as in a loader of one table: the batch would be refused every time
                 self.batch = batch + 1
                 if self._place is not None:
                     self._place.batch = self.batch
@@ -279,7 +279,7 @@ class MixedLoader(StaysHere, Delivery[Batch]):
         return f"MixedLoader(engine {engine!r}, batch_size={self._batch_size}, batch {self.batch}, {state}: {rows})"
 
     def close(self) -> None:
-        """Let the buffers, and the loader's name, go; batches that are still held stay valid. Idempotent."""
+        """Release the buffers and the loader's name; batches that callers hold stay valid. Idempotent."""
         if self._place is not None:
             self._place.release()
         self._closed = True
@@ -309,5 +309,5 @@ def _shares(weights: Mapping[str, float]) -> list[Fraction]:
 
 
 def _given(share: Fraction, rows: int) -> int:
-    """Rows of the first `rows` that a share of them is, rounded to the nearest."""
+    """How many of the first `rows` rows a share gives, rounded to the nearest."""
     return (2 * share.numerator * rows + share.denominator) // (2 * share.denominator)

@@ -1,4 +1,4 @@
-"""The loader of one table of a mixture: it fills slots of batches that the loaders of other tables fill too (plane.deliver.mixed)."""
+"""One table's loader inside a mixed loader (plane.deliver.mixed): it fills its table's slots of each batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from conduit.store.tables.view import TableView
 
 
 class MixedPart(Loader):
-    """The loader of one table of a mixture; it fills slots of batches that others fill too."""
+    """One table's loader inside a mixed loader; other parts fill the other slots of the same batches."""
 
     def __init__(self, table: TableView, *, share: Share, **options: Any) -> None:
         super().__init__(table, share=share, **options)
@@ -28,21 +28,21 @@ class MixedPart(Loader):
             share.buffers = self._ring.buffers
 
     def settle(self) -> None:
-        """Take the references to the shared arrays that there are now for the loaders' own."""
+        """Count the references to the shared arrays now as the buffers' own; further ones mean that a buffer is in use."""
         for buffer in self._ring.buffers:
             buffer.settle()
 
     def free_buffer(self, timeout: float | None) -> tuple[Buffer, int | None]:
-        """A buffer that nobody refers to, and its number; None for one with memory of its own.
+        """A free buffer and its number in the ring; the number is None for a buffer that was made for this batch.
 
         Raises:
-            BuffersBusy: There is none.
+            BuffersBusy: No buffer is free.
         """
         buffer, own = self._ring.take(self._timeout if timeout is None else timeout), self._ring.buffers
         return buffer, own.index(buffer) if buffer in own else None
 
     def beside(self, first: Buffer, number: int | None) -> Buffer:
-        """This table's buffer in the memory of the first one's, which has this number."""
+        """This table's buffer that shares the memory of the first part's buffer; `number` is from `free_buffer`."""
         return self._ring.fresh(first) if number is None else self._ring.buffers[number]
 
     def draw(self, buffer: Buffer, first: int, end: int, timeout: float | None) -> None:
@@ -50,7 +50,7 @@ class MixedPart(Loader):
 
         Raises:
             DataTimeout: Too few rows came.
-            FieldError: A stored value that a transform cannot take.
+            FieldError: A transform refused a stored value.
         """
         buffer.narrow(first, end)
         if self._maker.prepares:
@@ -59,25 +59,25 @@ class MixedPart(Loader):
         if not self._attempt(buffer):
             self._wait_for_rows(buffer, timeout)
         if self._drawable is not None:
-            # every row is as likely as any other: nothing to make up for
+            # the draw is uniform, so the importance weights are 1
             buffer.arrays["weights"][first:end] = 1.0
-            # a writer may have gone on since the draw, and rows may have gone
+            # the count may have changed since the draw, by writers; it is 1 at least
             buffer.arrays["probabilities"][first:end] = 1.0 / max(
                 1, self._drawable.count(buffer.job.window.ctypes.data)
             )
 
     def batch_of(self, buffer: Buffer) -> Batch:
-        """The batch whose slots have all been filled."""
+        """The batch in a buffer whose slots have all been filled."""
         return self._maker.batch(buffer, self._sampler.batch)
 
     def cancel(self, buffer: Buffer) -> None:
-        """What it has drawn into a buffer is not handed out: neither its table's limiter nor its rows' deliveries count it."""
+        """Give back the rows drawn into a buffer: neither the table's limiter nor the rows' delivery counts include them."""
         self._maker.give_back(buffer)
         if self._gate is not None:
             self._gate.cancel()
 
     def advance(self, buffer: Buffer, rows: int) -> None:
-        """Go on to the next batch; of the one in a buffer it gave `rows`."""
+        """Record the delivery of the batch in a buffer, with `rows` rows of this table, and go on to the next batch."""
         number = self._sampler.batch + 1
         self._maker.hand_out(buffer)
         if self._gate is not None:

@@ -1,4 +1,4 @@
-"""Stored values that a transform cannot take, and the error that names the first of them, for loaders and consumers alike."""
+"""The error for stored values that a transform refuses; it names the first one. Loaders and consumers use it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ MORE_CLASSES = "raise n in conduit.one_hot(n), or name the first class, one_hot(
 
 
 def classes_of(output: Output) -> str:
-    """What a one-hot output takes, in words."""
+    """The classes that a one-hot output takes, as text."""
     return f"classes from {output.start} to {output.start + output.classes - 1}"
 
 
 def numbers(output: Output, stored: Array) -> Array:
-    """Stored values of a field as numbers: bfloat16 bits as float32, others as they are."""
+    """Stored values of a field as numbers: bfloat16 bits become float32, other values stay as they are."""
     return from_bfloat16(stored) if output.field.dtype == "bfloat16" else stored
 
 
@@ -38,13 +38,13 @@ def refusal(
     """The error for one value.
 
     Args:
-        output: What was to be made of the field.
-        what: What its values are expected to be.
-        stored: The row's value as it is stored, [*shape].
-        inside: Where in it the refused element is.
-        row: What is said before the row's id, and the id.
-        among: How many values were refused, and in what.
-        remedy: What helps.
+        output: The output that the transform makes.
+        what: The expected values, as text.
+        stored: The row's stored value, [*shape].
+        inside: Index of the refused element in `stored`.
+        row: The text before the row's id, and the id.
+        among: How many values were refused, and in what, as text.
+        remedy: The remedy, as text.
     """
     value = numbers(output, stored)[inside].item()
     where = f"{inside} of " if inside else ""

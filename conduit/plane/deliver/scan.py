@@ -1,12 +1,13 @@
-"""Reading a table from its oldest step to its newest, environment by environment: what exports are made of.
+"""Reading a table from its oldest step to its newest, environment by environment; exports use it.
 
-A scan takes stock of the pages once. It holds one page at a time (a lease) while it copies from it, so writers go on; what they
-overwrite before the scan has come there is missing from it and counted. Streams are read up to where they were when the
-scan began, so the steps of an environment are a run of its history without holes, unless some are missing.
+A scan lists the pages once, when it is made, and reads each stream up to its end at that time. It leases one page at a time while
+it copies from it, so writers go on. Rows that writers overwrite before the scan reaches them are missing, and counted. Without missing
+rows, the steps of an environment are a part of its history without holes.
 
-Each page gives the ticks from its own first one on, up to where the next page of its stream begins (conduit.sampling.uniform
-draws by the same rule), so no step comes twice and each step's successor is in its page. Rows that are gone, by a reset, by
-`TableHandle.delete` or since they were delivered as often as they may be, are left out; the step behind one begins anew.
+A page begins with a halo, copies of the last ticks of the page before. The scan reads each page from its first own tick to the
+first own tick of the stream's next page (conduit.sampling.uniform draws by the same rule). So no step comes twice, and each
+step's successor is in its page. Rows that were removed by a reset, by `TableHandle.delete` or by max_times_sampled are left out;
+the step after such a row counts as the start of a new part (`Steps.starts`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from conduit.store.tables.view import Lease, TableView
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The ticks of a page that a scan reads, local ticks [begin, end), and the page as it was."""
+    """The ticks of a page that a scan reads, local ticks [begin, end), and the page's words when the scan was made."""
 
     extent: Extent
     begin: int
@@ -39,9 +40,9 @@ class Scan(StaysHere):
     """Every step that a table had when the scan was made, once; iterating yields `Steps`.
 
     Attributes:
-        schema: The table's.
-        rows: Rows to read at most; rows that only close an episode count here and are no steps.
-        missing: Rows that were overwritten before the scan came to them, so far.
+        schema: The table's schema.
+        rows: Most rows to read; rows that are only a final observation count here, but are not steps.
+        missing: Rows that were overwritten before the scan reached them, so far.
     """
 
     _elsewhere = "scan there, client.table(name).scan()"
@@ -61,7 +62,7 @@ class Scan(StaysHere):
     def __iter__(self) -> Iterator[Steps]:
         for (stream, envs), parts in self._streams.items():
             for env in range(envs):
-                known = (-1, -1)  # the tick that would go on, and its episode
+                known = (-1, -1)  # the tick that would continue the steps so far, and its episode
                 for part in parts:
                     lease = self._table.hold(part.extent)
                     if lease is None:
@@ -76,7 +77,7 @@ class Scan(StaysHere):
     def _read(
         self, lease: Lease, part: _Part, stream: int, env: int, known: tuple[int, int]
     ) -> tuple[Steps, Array, int]:
-        """The steps of one environment in a page, their episodes, and the tick of the last one."""
+        """The steps of one environment in a page, their episodes, and the last step's tick."""
         envs = lease.envs
         every = slice(part.begin * envs + env, part.end * envs, envs)
         page = part.extent.page
@@ -94,7 +95,7 @@ class Scan(StaysHere):
             starts[0] = episodes[0] != known[1]
         ended = np.flatnonzero(flags & (w.TERMINATED | w.TRUNCATED))
         links = rows[ended] + (flags[ended] >> w.LINK_SHIFT)
-        # a final observation is kept in the tail, or is the environment's next row
+        # a final observation is kept in the page's tail, or is the environment's next row
         inside = np.minimum(links, lease.rows - 1)
         follows = (links > rows[ended]) & (links < lease.rows) & ((meta["link"][inside] & w.FINAL) != 0)
         has = ((flags[ended] & w.KEPT) != 0) | follows
@@ -112,7 +113,7 @@ class Scan(StaysHere):
         return steps, episodes, part.extent.tick + int(rows[-1]) // envs if len(rows) else -1
 
     def _page(self, array: Array, page: int) -> Array:
-        """All rows of a page in an array of the whole table, its tail included, which a lease's own view has not."""
+        """All rows of a page in an array of the whole table, its tail included; a lease's own view leaves the tail out."""
         size = self._table.layout.page_rows
         view: Array = array[page * size : (page + 1) * size]
         return view
@@ -128,7 +129,7 @@ class Scan(StaysHere):
 def _take_stock(table: TableView) -> dict[tuple[int, int], list[_Part]]:
     """{(stream, environments): what to read of its pages, in the order of time}."""
     found = table.pages()
-    # a page that has a successor in the first look is complete, which its words may only say in a later one
+    # a page that has a successor in the first look is complete, although only a later look at its words may show that
     later = table.pages()
     generations = found[:, w.PAGE_STATE // 8] >> w.GENERATION_SHIFT
     same = generations == later[:, w.PAGE_STATE // 8] >> w.GENERATION_SHIFT

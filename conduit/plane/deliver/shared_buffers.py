@@ -1,4 +1,4 @@
-"""What the loaders behind one mixed loader share: the arrays of each batch, of which each fills its own slots."""
+"""The memory that the parts of a mixed loader share: the arrays of each batch. Each part fills its own slots of them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from conduit.plane.deliver.buffers import Buffer, spans_of
 
 
 class Share:
-    """The memory of the first loader, for those behind it.
+    """The first part's buffers, whose memory the other parts share.
 
     Attributes:
-        extra: Arrays that every batch has beside what the tables give.
-        buffers: The first loader's, once it is there.
+        extra: Arrays that every batch has beside the outputs of the tables.
+        buffers: The first part's buffers, once it is open.
     """
 
     def __init__(self, extra: tuple[Computed, ...]) -> None:
@@ -23,10 +23,10 @@ class Share:
         self._first: tuple[str, Plan] | None = None
 
     def admit(self, table: str, plan: Plan, count: int) -> list[Buffer | None]:
-        """The buffers whose memory a loader is to fill, or as many None for the first one.
+        """The buffers whose memory a part has to share; for the first part as many None.
 
         Raises:
-            ConfigError: Its batches would have other arrays than the first one's; names the first difference.
+            ConfigError: The part's batches have other arrays than the first part's; names the first difference.
         """
         if self._first is None:
             self._first = table, plan

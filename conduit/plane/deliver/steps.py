@@ -1,4 +1,4 @@
-"""Many steps of one environment as whole columns: what a table is read and written by in bulk."""
+"""Many steps of one environment as whole columns: the unit of scans and of bulk writes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Steps:
     Attributes:
         columns: {field: array [n, *shape]}; of a ragged field a list of n arrays [length, *shape[1:]].
         terminated, truncated: bool [n].
-        starts: bool [n], True where an episode begins; False in the first row goes on with the steps before.
+        starts: bool [n], True where an episode begins; if the first one is False, the first step continues the previous `Steps`.
         places: int64 [k], ascending: the steps that end an episode and whose final observation is known.
-        finals: {observation: array [k, *shape]}, or a list of k arrays: those observations.
-        episodes, numbers: int64 [n], episode numbers and steps in the episode, where they are known.
+        finals: {observation: array [k, *shape]}, or a list of k arrays for a ragged observation: the observations of `places`.
+        episodes, numbers: int64 [n], episode numbers and steps in the episode, if they are known.
     """
 
     columns: Mapping[str, Any]

@@ -1,4 +1,6 @@
-"""What surrounds a loader's fused pass: statistics before it, checks after it, steps on the whole batch, updates last."""
+"""The parts of a loader's transforms outside the compiled call: it reads statistics before the call, checks the values after it, runs
+the steps on the whole batch, and updates the statistics last.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +28,16 @@ class Transforming:
 
     Args:
         table: The table.
-        plan: The loader's.
-        seed: The loader's.
+        plan: The loader's plan.
+        seed: The loader's seed.
 
     Attributes:
         prepares: Whether `before` has anything to do.
-        inspects: Whether `after` has.
-        seed: The loader's as a word of 64 bits.
+        inspects: Whether `after` has anything to do.
+        seed: The loader's seed as a word of 64 bits.
 
     Raises:
-        ConfigError: A field is to be normalized for which the table keeps no statistics.
+        ConfigError: The plan normalizes a field of which the table keeps no statistics.
     """
 
     def __init__(self, table: TableView, plan: Plan, seed: int) -> None:
@@ -68,7 +70,7 @@ class Transforming:
         self.inspects = bool(self._indicators or self._updates)
 
     def describe(self, output: Output, column: Array, out: int, index: int) -> Array:
-        """The descriptor of an output's row operation; `column` is its field's, `out` and `index` are addresses."""
+        """The descriptor of an output's row operation; `column` is the field's column, `out` and `index` are addresses."""
         scales = self._scales.get(output.field.name)
         return augment.describe(
             output,
@@ -83,7 +85,7 @@ class Transforming:
         )
 
     def before(self, number: int) -> None:
-        """Get ready for batch `number`: its moves, and one reading of the statistics."""
+        """Prepare batch `number`: set the random counter of its shifts, and read the statistics."""
         if self._moves:
             self._draw[1] = number
         statistics = Statistics(self._table)
@@ -101,16 +103,16 @@ class Transforming:
             self._stamps[name] = stamp
 
     def after(self, arrays: Mapping[str, Array], index: Mapping[str, Array], operations: Array, slots: slice) -> None:
-        """Look at what was gathered; what statistics take of it is added by `deliver`, or forgotten by the next batch.
+        """Check the gathered values, and keep those that statistics take until `deliver` adds them or the next batch replaces them.
 
         Args:
-            arrays: The batch's, with its ids.
-            index: {rows of an output: row numbers} of the batch.
+            arrays: The batch's arrays, with its ids.
+            index: {kind of rows that an output reads: physical rows} of the batch.
             operations: Descriptors of the row operations, in the plan's order.
-            slots: Those that were filled.
+            slots: The slots that were filled.
 
         Raises:
-            FieldError: A class out of range, or a value that statistics cannot take; names the first, and the sample's row.
+            FieldError: A class is out of range, or statistics cannot take a value; names the first one and its row.
         """
         self._pending = {}
         for i, output in self._indicators:
@@ -128,13 +130,13 @@ class Transforming:
         self._pending = pending
 
     def deliver(self) -> None:
-        """The batch that `after` looked at is handed out: its values join the statistics, those of all fields together."""
+        """Add the values of the batch that `after` checked to the statistics, all fields in one update; the batch is delivered."""
         if self._pending:
             pending, self._pending = self._pending, {}
             Statistics(self._table).update(pending)
 
     def _check_classes(self, output: Output, arrays: Mapping[str, Array], index: Array, slots: slice) -> None:
-        """Refuse values out of range; those of rows that were overwritten and drawn again are counted too, and are not here."""
+        """Refuse classes that are out of range in the batch. The kernel's count also has rows that were drawn again since."""
         off, on = augment.indicators(output)
         if off == on:
             return
@@ -155,7 +157,7 @@ class Transforming:
         what: str,
         help_: str,
     ) -> FieldError:
-        """The error for the first of the values marked in `bad`, [slots, *lanes, *shape]."""
+        """The error for the first value that is marked in `bad`, bool [slots, *lanes, *shape]."""
         place = tuple(np.argwhere(bad)[0].tolist())
         slot, lanes, inside = place[0], place[: index.ndim], place[index.ndim :]
         row_id = int(arrays[IDS][slots][slot])
@@ -170,20 +172,20 @@ class Transforming:
         )
 
     def finish(self, values: dict[str, Any], arrays: Mapping[str, Array], number: int) -> None:
-        """Run the steps on the whole batch, `values` by name; `arrays` is the memory behind them."""
+        """Run the steps on the whole batch, {name: value}; `arrays` is the memory of the values."""
         for step in self._steps(values):
             step.run(values, arrays, (self._seed, number))
 
     def finish_on_device(self, values: dict[str, Any], number: int) -> None:
-        """Launch the steps on a whole batch that lies on a device, `values` by name."""
+        """Launch the steps on a whole batch that lies on a device, {name: tensor}."""
         for step in self._steps(values):
             step.run_on_device(values, (self._seed, number))
 
     def _steps(self, values: dict[str, Any]) -> Iterator[BatchTransform]:
-        """The steps on the whole batch, each of which finds in `values` what it is to fill, and nobody before it.
+        """The steps on the whole batch, in order. The arrays that a step fills are in `values` when its turn comes, and not before.
 
         Raises:
-            FieldError: A user's function has made an array of the name of one that a later step makes.
+            FieldError: A user's function has added an array with the name of an array of a later step.
         """
         pending = {item.name: values.pop(item.name) for item in self._plan.added}
         names = iter(pending)

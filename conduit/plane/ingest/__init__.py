@@ -1,1 +1,1 @@
-"""Control point *ingestion*: writers, from the call that brings a row to the page that it lies in."""
+"""Control point *ingestion*: writers, from the caller's `append` to the row in its page."""

@@ -1,8 +1,8 @@
 """`Writer.append`, generated for a schema: its keyword arguments are the schema's fields.
 
-The generated method only packs its arguments into a tuple and hands it to one compiled call (conduit.store.ingest.append_objects), which
-checks, stores and commits. Whatever that call does not recognise goes to the exact path, which converts it or raises the
-error that users read. The method lives on a subclass of Writer made once per schema, so that it has a real signature.
+The generated method only packs its arguments into a tuple and passes it to one compiled call (conduit.store.ingest.append_objects), which
+checks, stores and commits. Values that this call does not recognize go to the exact path (conduit.plane.ingest.exact), which converts
+them or raises the error that users read. The method lives on a subclass of Writer, made once per schema, so that it has a real signature.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from conduit.schema import Schema
 def generate_append(schema: Schema, *, rollouts: bool, vector: bool) -> Callable[..., None]:
     """The method `append(self, *, <fields>, terminated, truncated, final, priority)` for writers of a schema.
 
-    A schema with a field named "priority" has no such argument; its new rows get the table's own priority.
+    If the schema has a field named "priority", the argument is that field; new rows then get the table's own priority.
 
     Args:
-        schema: The table's.
-        rollouts: The method takes the observations behind a rollout as well, `bootstrap`.
-        vector: Its values have a leading axis of environments; only what `help` shows depends on it.
+        schema: The table's schema.
+        rollouts: Whether the method also takes `bootstrap`, the observations after a rollout.
+        vector: Whether values have a leading axis of environments; only the text of `help` depends on it.
     """
-    # names of fields never begin with "_", so the method's own ones do
+    # field names never begin with "_"; the method's own names do, so the two never clash
     plain = not any("." in name or keyword.iskeyword(name) for name in schema.names)
     flat = [
         "try:",
@@ -66,13 +66,13 @@ def generate_append(schema: Schema, *, rollouts: bool, vector: bool) -> Callable
 
 
 def _explainer(schema: Schema) -> Callable[[FieldError, Mapping[str, Any]], FieldError]:
-    """What says more of names that are no fields here and that steps have elsewhere."""
+    """The function that extends an error about unknown names, if other libraries use such a name (conduit.plane.habits)."""
     known = {part for name in schema.names for part in (name, name.partition(".")[0])}
     return lambda error, given: explained(error, (name for name in given if name not in known))
 
 
 def _documentation(schema: Schema, options: list[str], vector: bool) -> str:
-    """What `help(writer.append)` shows: the fields, with dtypes, shapes and roles."""
+    """The text of `help(writer.append)`: the fields, with dtypes, shapes and roles."""
     lead, flag = (("num_envs",), "bool, or bool [num_envs]") if vector else ((), "bool")
     lines = ["Write and commit one step; `Writer.append` has all that there is to it.", "", "Args:"]
     for field in schema.fields:
@@ -92,7 +92,7 @@ def _documentation(schema: Schema, options: list[str], vector: bool) -> str:
 
 
 def _signature(schema: Schema, options: list[str]) -> inspect.Signature:
-    """The method's arguments: the fields, or what they are nested in, and the options."""
+    """The method's arguments: the fields, or the parents of nested fields, and the options."""
     only = inspect.Parameter.KEYWORD_ONLY
     roots = dict.fromkeys(name.partition(".")[0] for name in schema.names)
     shown = [name for name in roots if not keyword.iskeyword(name) and name not in options]

@@ -1,4 +1,4 @@
-"""How environments begin the next episode, as a writer is told it: Gymnasium's three conventions, by any of their names."""
+"""The argument `autoreset` of a writer: Gymnasium's three conventions for the start of the next episode, by any of their names."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _REMEDY = "pass autoreset=envs.metadata['autoreset_mode'] of a Gymnasium vector 
 
 
 def autoreset_of(given: object, num_envs: int | None) -> Autoreset:
-    """The mode that was given: a name, a member of `gymnasium.vector.AutoresetMode`, or such a member's value.
+    """The autoreset mode of an argument: a name, a member of `gymnasium.vector.AutoresetMode`, or such a member's value.
 
     Args:
-        given: What came; None stands for "disabled" without `num_envs`.
+        given: The argument; without `num_envs`, None means "disabled".
         num_envs: Environments per call, or None.
 
     Raises:
-        ConfigError: No mode; or none was given for several environments, whose convention cannot be guessed.
+        ConfigError: The argument is not a mode, or it is None with `num_envs`.
     """
     if given is None:
         if num_envs is None:

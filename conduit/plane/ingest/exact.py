@@ -1,6 +1,7 @@
-"""The exact path behind `append`: it converts what the compiled call did not recognize, turns pages, and explains.
+"""The exact path behind `append`: it converts values that the compiled call did not recognize, turns pages, and raises precise errors.
 
-All is checked before the page is turned; what was stored is discarded where the tick is not committed.
+It checks everything before it turns the page (moves on to the stream's next page). If the tick is not committed, its stored values
+are discarded.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ Array = np.ndarray[Any, Any]
 
 
 class ExactAppend:
-    """`append` of one writer, for values that need more than storing.
+    """`append` of one writer, for calls that the compiled path leaves to Python.
 
     Args:
-        stream: The writer's.
-        store_row: Stores a tick's values where it recognizes them (append_objects.store_row).
-        lists_finals: Whether final observations that come one by one may come as a tuple: the observation is one array.
+        stream: The writer's stream.
+        store_row: Stores a tick's values if it recognizes them (append_objects.store_row).
+        lists_finals: Whether a tuple of final observations has one for each environment. True if the observation is one array;
+            otherwise a tuple may be the observation's own structure.
     """
 
     def __init__(self, stream: Stream, store_row: Callable[..., int], *, lists_finals: bool) -> None:
@@ -39,7 +41,7 @@ class ExactAppend:
         self._clipped = False
 
     def append(self, values: tuple[Any, ...], priority: Any, bootstrap: Any = None) -> None:
-        """Turn pages, convert values, keep final observations, explain; all is checked before the page is turned."""
+        """Write and commit one tick, or raise the error that explains why not; everything is checked before the page is turned."""
         stream = self._stream
         table, envs, final = stream.table, stream.envs, values[-1]
         stream.check()
@@ -79,7 +81,7 @@ class ExactAppend:
         leaves: Array | None,
         behind: Mapping[str, Any] | None,
     ) -> None:
-        """Commit the tick at `row`, whose values are stored, with all that belongs to it."""
+        """Commit the stored tick at `row` with its final observations, priorities and bootstrap."""
         stream = self._stream
         for env, observation in finals.items():
             stream.keep_final(row + env, observation, row + stream.envs)
@@ -94,7 +96,7 @@ class ExactAppend:
             stream.end_rollout()
 
     def _checked_priority(self, priority: Any) -> Array:
-        """Leaves of a tick's priorities, uint32 [envs].
+        """A tick's priorities as leaves of the sum tree, uint32 [envs].
 
         Raises:
             FieldError: The table has no priorities, or one is NaN, infinite or negative.
@@ -121,7 +123,7 @@ class ExactAppend:
         return leaves.array
 
     def _append_ragged(self, values: tuple[Any, ...], leaves: Array | None, behind: Mapping[str, Any] | None) -> None:
-        """The same for a schema with ragged fields, whose room depends on the values and the final observations."""
+        """`append` for a schema with ragged fields; the room it needs in the page depends on the lengths of values and final observations."""
         stream = self._stream
         table, envs = stream.table, stream.envs
         fields = self._schema.fields
@@ -200,7 +202,7 @@ class ExactAppend:
         return finals
 
     def _is_one_each(self, final: Any) -> bool:
-        """Whether final observations came one by one; a tuple may also be the observation's own structure."""
+        """Whether `final` has one observation for each environment; a tuple may also be the observation's own structure."""
         if isinstance(final, tuple):
             return self._lists_finals
         return isinstance(final, list) or (isinstance(final, np.ndarray) and final.dtype == object)

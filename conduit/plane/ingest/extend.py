@@ -1,6 +1,6 @@
-"""Writing many steps in one call: whole columns are copied page by page, and final observations with them.
+"""`Writer.extend`: many steps in one call, copied page by page as whole columns together with their final observations.
 
-Everything is checked before anything is written. A page is filled to its last row; turning it is the only wait.
+Everything is checked before anything is written. Each page is filled to its last row; the call waits only for a next page.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class Bulk:
     """Checked columns of many ticks of one writer.
 
     Args:
-        stream: The writer's.
+        stream: The writer's stream.
         columns: {field: [ticks, *lead, *shape]}, all fields of the schema.
         terminated, truncated: Bool [ticks, *lead], or None for all False.
         places: int64 [k], ascending: tick * num_envs + environment of the steps that have a final observation.
         finals: Nested like the observation: arrays [k, *shape].
 
     Raises:
-        FieldError: A key, dtype or shape does not fit, a place is none of a step that ends, a final observation is missing, or
-            the autoreset mode has no room for an end.
+        FieldError: A key, dtype or shape does not fit, a place is not a step that ends an episode, a final observation is missing, or
+            the autoreset mode does not allow an episode to end there.
         ConfigError: The schema has ragged fields.
     """
 
@@ -95,7 +95,7 @@ class Bulk:
         """Write and commit all steps, each page's at once.
 
         Raises:
-            SpaceTimeout, Busy: No page could be claimed; what fitted into pages before is committed.
+            SpaceTimeout, Busy: No page could be claimed; the steps that filled earlier pages are committed.
         """
         stream, envs = self._stream, self._stream.envs
         done = 0
@@ -119,13 +119,13 @@ class Bulk:
         return low, high
 
     def _need(self, done: int, count: int) -> tuple[int, int]:
-        """Rows that `count` ticks after the first `done` need, and final observations that they have."""
+        """Rows that `count` ticks after the first `done` ticks need, and the number of their final observations."""
         envs = self._stream.envs
         low, high = self._between(done * envs, (done + count) * envs)
         return count * envs, high - low
 
     def _exceeds(self, done: int, count: int) -> bool:
-        """Whether they are too many for the page."""
+        """Whether these ticks and their final observations are too many for the page."""
         return not entry(page_writer.fits)(self._stream.address, *self._need(done, count))
 
     def _store(self, row: int, start: int, stop: int) -> None:

@@ -1,4 +1,4 @@
-"""A writer's share in its table's running statistics: committed rows, counted page by page."""
+"""How a writer adds its committed rows to its table's running statistics, page by page."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Array = np.ndarray[Any, Any]
 class Tally:
     """Adds a stream's rows to the statistics: when its page is full, at `flush` and at `close`.
 
-    Every committed row is counted once, halos not again. Left out: of observation-only rows what is no observation, kept final
-    observations, and values that are not finite.
+    Every committed row is counted once; halo copies are not counted again. A row that is only an observation counts for the
+    observations only. Kept final observations and values that are not finite are left out.
 
     Args:
         table: The writer's table.
@@ -38,7 +38,12 @@ class Tally:
         self._ticks = np.zeros((len(table.layout.statistics), 1), np.int64)
 
     def take(self, words: memoryview[int], envs: int) -> None:
-        """Count what the stream of these words has committed since, all of it in its present page; before that page is turned."""
+        """Count the rows that the stream has committed since the last call. Call it before its page is turned: they lie in that page.
+
+        Args:
+            words: The stream's words (words.WRITER_*).
+            envs: Rows per tick.
+        """
         ticks = words[w.WRITER_TICK // 8]
         if words[w.WRITER_PAGE // 8] < 0 or self._table.segment.closed:
             return

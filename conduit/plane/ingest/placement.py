@@ -1,4 +1,4 @@
-"""The placement that comes with the plane: everything lies in this node's host memory (conduit.contracts.placement)."""
+"""The default placement: all pages lie in this node's host memory (conduit.contracts.placement)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ingestions that come with the plane: every commit is seen at once, or some ticks together (conduit.contracts.ingestion)."""
+"""The ingestions that Conduit has: every tick is published at once, or several together (conduit.contracts.ingestion)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class CommitPerStep(Ingestion):
 
 
 class CommitEvery(Ingestion):
-    """Publish every `ticks` ticks: fewer cache lines move between writer and readers, rows are seen later.
+    """Publish every `ticks` ticks: fewer cache lines move between writer and readers, and readers see rows later.
 
     Args:
         ticks: At least 1.
@@ -25,5 +25,5 @@ class CommitEvery(Ingestion):
         self._ticks = at_least("ticks", ticks, 1)
 
     def publish_every(self, table: str, num_envs: int) -> int:
-        """The number given."""
+        """`ticks`, for every table."""
         return self._ticks

@@ -62,8 +62,8 @@ class RolloutView(Staged):
         """Make all steps visible at once.
 
         Raises:
-            FieldError: A step ends an episode and its final observation was not kept, or the autoreset mode does not allow the
-                end; the view stays open (as a context manager it is discarded).
+            FieldError: A step ends an episode without a final observation (`set_final`), or where the autoreset mode does not allow it.
+                The view stays open; at the end of a `with` block its steps are discarded.
         """
         ends = self._stream.words[w.WRITER_ENDS // 8]
         place = self._finish(self.ticks)
@@ -79,13 +79,13 @@ class RolloutView(Staged):
             self._stream.end_rollout()
 
     def bootstrap(self, observation: Any) -> None:
-        """Keep the observations [num_envs, ...] behind the last step: the queue's rollout ends with this view's commit.
+        """Keep the observations [num_envs, ...] after the last step. The queue's rollout then ends with this view's commit.
 
-        After an environment's end with autoreset "same_step" it is the first of the new episode; the final one goes by
-        `set_final`.
+        If an episode ends with the last step under autoreset "same_step", the observation after it is the first one of the next
+        episode; pass the final observation to `set_final`.
 
         Raises:
-            FieldError: The table is no queue of rollouts, a key or value does not fit, or they are kept already.
+            FieldError: The table is not a queue of rollouts, a key or value does not fit, or the observations were given before.
         """
         self._check()
         if self._stream.words[w.WRITER_ENDS // 8]:
@@ -98,7 +98,7 @@ class RolloutView(Staged):
         self._discard()
 
     def __enter__(self) -> Self:
-        # another object: with the end of the block nothing holds this one, unless the caller has named it before
+        # returns a copy, so that only the `with` statement refers to this object, whose end discards uncommitted rows
         view = object.__new__(type(self))
         for name in ("_stream", "_names_", "_ragged", "_number", "_row", "_rows", "_lead", "_ticks", "_ends"):
             object.__setattr__(view, name, getattr(self, name))

@@ -1,4 +1,4 @@
-"""Rows that are written in place: views of them before they are committed, and what every form of writing in place refuses."""
+"""Views of rows that are written in place, before they are committed, and the checks that all such views share."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _FLAG = Field("flag", "bool")
 
 
 def check_plain(stream: Stream, what: str) -> None:
-    """Refuse a schema with ragged fields, whose values have no place of their own before their lengths are known.
+    """Refuse a schema with ragged fields: a ragged value has no place in the page before its length is known.
 
     Raises:
-        ConfigError: It has some.
+        ConfigError: The schema has ragged fields.
     """
     names = stream.schema.ragged_names
     if names:
@@ -36,10 +36,10 @@ def check_plain(stream: Stream, what: str) -> None:
 
 
 def check_place(value: object, count: int, what: str) -> int:
-    """The number of a tick or an environment whose final observation is given.
+    """The number of the tick or environment that a final observation is given for.
 
     Raises:
-        FieldError: It is none.
+        FieldError: The value is not such a number.
     """
     number = whole(value)
     if number is None or not 0 <= number < count:
@@ -48,10 +48,10 @@ def check_place(value: object, count: int, what: str) -> int:
 
 
 def check_names(form: type, schema: Schema, what: str) -> None:
-    """Refuse a field that attribute access could not reach, since the form has something of that name itself.
+    """Refuse a field that has the name of one of the view's own attributes: attribute access could not reach it.
 
     Raises:
-        ConfigError: There is one.
+        ConfigError: There is such a field.
     """
     for name in schema.names:
         first = name.partition(".")[0]
@@ -84,12 +84,12 @@ class Staged(Views):
         return self._names_
 
     def _start(self, form: Form, what: str, rows: int, tail: int, lead: tuple[int, ...]) -> None:
-        """Begin, as `form`: with the end of that object the rows are discarded, if they are not committed."""
+        """Begin to write. When the object `form` goes, uncommitted rows are discarded."""
         stream = self._stream
         self._number = stream.begin(form, what)
         self._rows = rows
         self._lead = lead
-        # a rollout of a queue may end with these ticks
+        # a queue's rollout may end with these ticks
         tail += stream.envs if stream.rollout else 0
         self._row = stream.here(rows, tail, stream.largest_tick)
         stream.words[w.WRITER_BUSY // 8] = self._number
@@ -119,7 +119,7 @@ class Staged(Views):
         return self._set
 
     def _set(self, name: str, value: Any) -> None:
-        """Checked assignment of a whole field, or of a nested value to all below a name."""
+        """Check and assign a whole field, or a nested value for all fields below a parent."""
         view = self[name]
         if isinstance(view, Nested):
             for below, part in spread(name, self._names_, value).items():
@@ -138,7 +138,7 @@ class Staged(Views):
         raise NotImplementedError
 
     def _store(self, name: str, value: Any) -> None:
-        """Checked storing of a ragged field's values."""
+        """Check and store a ragged field's values."""
         raise NotImplementedError
 
     @never_raises
@@ -161,7 +161,7 @@ class Staged(Views):
         self._stream.keep_final(row, checked_observation(self._stream.schema, observation), self._row + self._rows)
 
     def _finish(self, ticks: int) -> int:
-        """Commit; returns -1, or the row that ends an episode and cannot (nothing is committed then)."""
+        """Commit; returns -1, or a row whose episode must not end there. Nothing is committed then."""
         self._check()
         return self._stream.commit(ticks)
 

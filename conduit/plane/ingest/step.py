@@ -16,18 +16,19 @@ class StepView(Staged):
     """One step of all environments, in the block of `writer.step()`.
 
     `row.obs` is a view [num_envs, *shape] ([*shape] for one environment without an axis) into shared memory;
-    `row.reward = x` assigns with checks. Flags not assigned are False; other fields not assigned keep what the memory held.
+    `row.reward = x` checks and assigns. A flag that is not assigned is False. A field that is not assigned keeps the previous
+    contents of the memory.
 
-    A ragged field is assigned, `row.tokens = array` (a list of num_envs arrays), or filled in place after
-    `row.reserve("tokens", length)`, once in a step. Reading it gives the reserved view (a list of them), which is empty before.
-    If it is not assigned, its length is 0. When a step begins, the page is turned unless all ragged values of the step fit in at their
-    longest. So pages close a little earlier than with `append`, which knows the lengths.
+    A ragged field takes one value in a step: assign it, `row.tokens = array` (a list of num_envs arrays), or fill the memory from
+    `row.reserve("tokens", length)`. Reading the field returns the reserved view (a list of views); before, it is empty. If it is not
+    assigned, its length is 0. When a step begins, its page must have room for the longest possible ragged values; otherwise the writer
+    goes on to the next page. So pages close a little earlier than with `append`, which knows the lengths.
     """
 
     __slots__ = ("_stored",)
 
     def begin(self, form: Form) -> None:
-        """Begin the step, as `form`."""
+        """Begin the step. When the object `form` goes, the uncommitted step is discarded."""
         stream = self._stream
         self._start(form, "step", stream.envs, stream.envs if stream.hands_over else 0, stream.lead)
         if self._ragged:
@@ -36,7 +37,7 @@ class StepView(Staged):
                 stream.table.columns[name][self._row : self._row + stream.envs] = (0, 0)
 
     def leave(self, *, failed: bool) -> None:
-        """Commit the step, or discard it where it failed.
+        """Commit the step, or discard it if it failed.
 
         Raises:
             FieldError: An episode ends without its final observation; the step is discarded.
@@ -64,20 +65,20 @@ class StepView(Staged):
             stream.put(name, self._row + env, array)
 
     def _check_new(self, what: str | int, at: str) -> None:
-        """Refuse a second value of a ragged field, or final observation of an environment: room was made for one."""
+        """Refuse a second value of a ragged field, or a second final observation of an environment: there is room for one."""
         if what in self._stored:
             raise FieldError("Expected a ragged value to be given once in a step, got it twice", at=at)
 
     def reserve(self, name: str, lengths: Any) -> Any:
-        """Room for the values of a ragged field, to be filled in place.
+        """Reserve memory for the values of a ragged field, to be filled in place.
 
         Args:
             name: The field, by its dotted name.
-            lengths: Its length, int; with num_envs a list of one per environment.
+            lengths: The length, int; with num_envs a list of one length per environment.
 
         Returns:
-            A writable view [length, *shape[1:]] into shared memory, which holds whatever the memory held; with num_envs a list of
-            them.
+            A writable view [length, *shape[1:]] into shared memory, with the previous contents of the memory; with num_envs a list
+            of views.
 
         Raises:
             FieldError: The field is not ragged, a length is not a valid number or is too large, or the value was given before.
@@ -110,7 +111,7 @@ class StepView(Staged):
 class StepBlock:
     """The block of a step: commits it on leaving, and discards it on an exception.
 
-    Only the `with` statement holds it, so a step is over when its block is left, in any way.
+    Only the `with` statement refers to it. So a step is over when the program leaves its block, in any way.
     """
 
     __slots__ = ("__weakref__", "_step")

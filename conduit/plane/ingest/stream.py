@@ -1,7 +1,7 @@
-"""A stream: one writer's ordered chain of pages, which its forms of writing (append, step, rollout, unchecked handle) share.
+"""A stream: one writer's ordered chain of pages, shared by its forms of writing (append, step, rollout, unchecked handle).
 
-One form is in progress at a time. All of them commit here, and keep here what belongs to a row and is none itself: final
-observations, and the observations behind a rollout.
+One form is in progress at a time. Every form commits through the stream. The stream also keeps the observations that are not rows of
+their own: final observations, and the observations after a rollout.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from conduit.store.tables.view import TableView
 Array = np.ndarray[Any, Any]
 
 _NO_EPOCH = -2
-"""What no table's TABLE_EPOCH is."""
+"""A value that no table's TABLE_EPOCH has."""
 
 
 class Form(Protocol):
@@ -39,7 +39,7 @@ class Form(Protocol):
     @property
     @abstractmethod
     def number(self) -> int:
-        """Its number in the stream."""
+        """The form's number in the stream."""
 
 
 class Stream(WriterPages):
@@ -87,17 +87,17 @@ class Stream(WriterPages):
         self._form_name = ""
         seat = table.seat()
         seat.add(self)
-        # not the writer's end: an unchecked handle, step or rollout that outlives its writer still writes into the page
+        # the stream, not the writer, ends the page: an unchecked handle, step or rollout may outlive its writer and still write into it
         self._locked = seat.seat
         when_gone(self, entry(page_writer.end), self.array, seat.seat)
         self._note(seat, opened=True)
 
     def check(self) -> None:
-        """Refuse to write now.
+        """Check that a form of writing may begin now.
 
         Raises:
-            Closed: Writer, client or engine has closed, or a form of writing is in progress.
-            Forked: The writer came through a fork.
+            Closed: The writer, client or engine has closed, or another form of writing is in progress.
+            Forked: This process inherited the writer through a fork.
         """
         self._check_open()
         busy = self.words[w.WRITER_BUSY // 8]
@@ -107,11 +107,11 @@ class Stream(WriterPages):
                 raise Closed(
                     f"Expected the {self._form_name} in progress to be finished first: leave its block, commit or abort it"
                 )
-            # of a form that was dropped, or of a call that was interrupted
+            # left by a form that was dropped, or by a call that was interrupted
             self.discard(commit.ALL_ROWS)
 
     def begin(self, form: Form, name: str) -> int:
-        """Get a number for a form of writing, which keeps others out from when WRITER_BUSY is it, as long as the form is alive.
+        """A number for a new form of writing. While WRITER_BUSY has this number and the form is alive, no other form may begin.
 
         Raises:
             Closed: As `check`.
@@ -120,21 +120,22 @@ class Stream(WriterPages):
         self._forms += 1
         self._form, self._form_name = weakref.ref(form), name
         if self._seat:
-            # others may wait for what the limiter has granted to it
+            # the limiter may have granted the form rows that other writers wait for
             when_gone(form, entry(commit.drop), self.array, np.full(1, self._forms, np.int64))
         return self._forms
 
     def mark(self) -> None:
-        """Say that rows are being staged by a call, so that the next one discards them if this one does not come to its end."""
+        """Note that a call is staging rows. If the call does not reach its end, the next call discards them."""
         self.words[w.WRITER_BUSY // 8] = 1
 
     def commit(self, ticks: int) -> int:
-        """Commit `ticks` ticks; returns -1, or the row (counted from the first) that ends an episode and cannot.
+        """Commit `ticks` ticks; returns -1, or the place of a row (counted from the first) whose episode must not end there.
 
-        It lacks its final observation, or the end before it is not closed yet ("next_step"). Nothing is committed then.
+        Such a row lacks its final observation, or, with "next_step", it must be the final observation of the episode before.
+        Nothing is committed then.
 
         Raises:
-            Closed, Forked: Writer, client or engine has closed since the rows were begun.
+            Closed, Forked: The writer, client or engine has closed since the rows were begun.
             Frozen: The table was frozen since.
         """
         self._check_open()
@@ -143,22 +144,22 @@ class Stream(WriterPages):
         return -2 - result if result < -1 else -1
 
     def prioritize(self, row: int, leaves: Array) -> None:
-        """Give the tick at `row`, which is about to be committed, priorities of its own: leaves, uint32 [envs]."""
+        """Give the tick at `row`, which will be committed next, its own priorities: leaves of the sum tree, uint32 [envs]."""
         priorities = self.table.priorities
         if priorities is not None:
             priorities[row : row + self.envs] = leaves
             self.words[w.WRITER_PRIORITIES_GIVEN // 8] = 1
 
     def abort(self, rows: int) -> None:
-        """Forget flags, priorities and final observations staged for the next `rows` rows."""
+        """Discard the flags, priorities and final observations that are staged for the next `rows` rows."""
         entry(commit.abort)(self.address, rows)
 
     def discard(self, rows: int) -> None:
-        """`abort`, after which nothing is in progress."""
+        """`abort`, and mark that no form of writing is in progress."""
         entry(commit.discard)(self.address, rows)
 
     def refuse(self, place: int) -> None:
-        """Report that the tick's row `place` ends an episode as it cannot (`commit`); nothing was committed.
+        """Raise the error for a row whose episode must not end there; `place` is from `commit`, which committed nothing.
 
         Raises:
             FieldError: Always.
@@ -173,7 +174,7 @@ class Stream(WriterPages):
         )
 
     def ended_twice(self, place: int) -> FieldError:
-        """What says that row `place`, tick by tick, ends an episode where the end before it is still to be closed."""
+        """The error for row `place`, counted tick by tick, which ends an episode but must be the final observation of the one before."""
         tick, env = divmod(place, self.envs)
         where = f"environment {env}" if tick == 0 else f"environment {env}, tick {tick} of these"
         return FieldError(
@@ -185,36 +186,36 @@ class Stream(WriterPages):
         )
 
     def check_ends(self, ends: Array) -> None:
-        """Refuse ends of an episode behind one that is not closed yet ("next_step"), before anything is stored.
+        """With "next_step", refuse an end in a row that must be the final observation of the episode before; nothing is stored yet.
 
         Args:
-            ends: Bool [ticks, envs], steps to come that end an episode.
+            ends: Bool [ticks, envs], True where a step to be written ends an episode.
 
         Raises:
-            FieldError: There is one.
+            FieldError: There is such an end.
         """
         if self.hands_over or not ends.any():
             return
         open_ = np.zeros_like(ends)
         open_[1:] = ends[:-1]
-        # a table that was reset begins anew in every environment
+        # after a reset of the table, every environment begins a new episode
         open_[0] = (self._env_states[:, 0] == w.AWAITING_FINAL) & (entry(page_writer.is_stale)(self.address) == 0)
         twice = np.flatnonzero(ends & open_)
         if len(twice):
             raise self.ended_twice(int(twice[0]))
 
     def take_refusal(self) -> int:
-        """Place of the row for which the unchecked handle's last commit was refused, or -1; asked once."""
+        """Place of the row for which the unchecked handle's last commit was refused, or -1. The call clears it."""
         place = self.words[w.WRITER_REFUSED // 8] - 1
         self.words[w.WRITER_REFUSED // 8] = 0
         return place
 
     def keep_bootstrap(self, ticks: int, arrays: Mapping[str, Any]) -> None:
-        """Keep the observations behind the next `ticks` ticks, with which their rollout ends; `end_rollout` once they are committed.
+        """Keep the observations after the next `ticks` ticks, which end their rollout. Call `end_rollout` once the ticks are committed.
 
         Args:
             ticks: Uncommitted ticks.
-            arrays: From `checked_bootstrap`, [envs, *shape] each; a ragged one as a list.
+            arrays: From `checked_bootstrap`: [envs, *shape] each, a list for a ragged observation.
 
         Raises:
             FieldError: The page has no room left.
@@ -231,11 +232,11 @@ class Stream(WriterPages):
                 self.put(name, row + env, array[env])
 
     def cut(self) -> None:
-        """Let every environment begin a new episode with the next tick."""
+        """Make every environment begin a new episode with the next tick."""
         self._env_states[:, 0] = w.STARTING
 
     def check_hands_over(self) -> None:
-        """Refuse a final observation where the next row is it.
+        """Refuse a final observation if the autoreset mode makes the next row the final observation.
 
         Raises:
             FieldError: autoreset is "next_step".
@@ -247,7 +248,7 @@ class Stream(WriterPages):
             )
 
     def checked_bootstrap(self, observation: Any) -> dict[str, Any]:
-        """A nested observation behind a rollout as {observation name: array or list [envs, *shape]}.
+        """A nested observation after a rollout as {observation name: array or list [envs, *shape]}.
 
         Raises:
             FieldError: The table has no rollouts or no observations, or a key or value does not fit.
@@ -265,9 +266,9 @@ class Stream(WriterPages):
         """Keep the final observation of an uncommitted physical row.
 
         Args:
-            row: Physical row whose episode ends with it.
+            row: Physical row of the step that ends the episode.
             arrays: From `checked_observation`, for one row.
-            behind: Physical row behind those that are being written.
+            behind: First physical row after the rows that are being written.
 
         Raises:
             FieldError: The page has no room left.
@@ -281,12 +282,12 @@ class Stream(WriterPages):
             self.put(name, kept, array)
 
     def disarm(self) -> None:
-        """In a forked child: the page is the parent's; leave no way to it."""
+        """In a forked child: drop the references to the page, which belongs to the parent."""
         self.words[w.WRITER_PAGE // 8] = -1
         self.words[w.WRITER_BUSY // 8] = 1
 
     def halt(self) -> None:
-        """Have the next row, in whatever form, go to the path that asks what became of the engine."""
+        """Send the next row, in any form of writing, to the exact path, which checks the engine's state."""
         self.words[w.WRITER_EPOCH // 8] = _NO_EPOCH
 
     def close(self) -> None:

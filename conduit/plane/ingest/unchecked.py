@@ -1,4 +1,4 @@
-"""The unchecked handle: a writer without checks, for loops in which every call costs."""
+"""The unchecked handle: a writer without checks, for loops in which the cost of each call matters."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class UncheckedView(Views):
                 row = commit()
 
     Columns stay valid for the writer's life. With one environment, columns of single numbers are memoryviews, which store
-    a number faster than numpy does. Every field must be assigned; flags are False unless assigned. The writer's other
-    forms wait until the handle is closed; what was assigned but not committed is discarded then.
+    a number faster than numpy does. Every field must be assigned; flags are False unless assigned. No other form of writing may begin
+    until the handle is closed. Closing discards values that were assigned but not committed.
 
-    Where no page is free at once, or the table's limiter is against another tick, `commit` returns a row behind the table
-    (`row >= handle.rows`): storing to it fails, and `row = handle.row` waits as the writer was told to.
+    If no page is free at once, or the table's limiter does not admit another tick, `commit` returns a row past the table's end
+    (`row >= handle.rows`): storing to it fails. `row = handle.row` then waits as the writer's `on_full` and `timeout` say.
 
     Attributes:
         commit: Commits one tick; returns the physical row of the next one, or one that is `>= rows`.
@@ -54,7 +54,7 @@ class UncheckedView(Views):
         self._stream = stream
         self._names_ = (*stream.schema.names, "terminated", "truncated")
         self.rows = stream.table.layout.rows
-        # a C-level call: a Python function around it would cost as much again as the commit
+        # called at C level: a Python function around it would double the cost of a commit
         self.commit: Callable[[], int] = functools.partial(entry(commit.commit_and_turn), stream.array)
         self._number = stream.begin(self, "unchecked handle")
         stream.words[w.WRITER_BEYOND // 8] = 1
@@ -79,9 +79,9 @@ class UncheckedView(Views):
         """Physical row of the next tick; waits for a page if it must.
 
         Raises:
-            FieldError: The last commit was refused: an episode ends without its final observation, or as the autoreset mode has
-                no room for.
-            SpaceTimeout, Busy: No page could be claimed, or the limiter does not let a tick in.
+            FieldError: The last commit was refused: an episode ends without its final observation, or where the autoreset mode does
+                not allow it.
+            SpaceTimeout, Busy: No page could be claimed, or the limiter does not admit a tick.
             Frozen: The table is frozen.
         """
         stream = self._stream
@@ -98,7 +98,7 @@ class UncheckedView(Views):
         stream = self._stream
         stream.check_hands_over()
         env = check_place(env, stream.envs, "an environment")
-        # not `self.row`: a page is not turned under values that have been assigned
+        # not `self.row`, which may turn the page: the values that have been assigned lie in the present one
         words = stream.words
         row = self.row if words[w.WRITER_BEYOND // 8] else words[w.WRITER_BASE // 8] + words[w.WRITER_LOCAL // 8]
         stream.keep_final(row + env, checked_observation(stream.schema, observation), row + stream.envs)
@@ -109,13 +109,13 @@ class UncheckedView(Views):
         return f"UncheckedView({place_of(self._stream.table)}, {state}: {', '.join(self._names_)})"
 
     def close(self) -> None:
-        """Hand the writer back to its other forms; idempotent."""
+        """End the handle, so that the writer's other forms of writing may begin; idempotent."""
         stream = self._stream
         if stream.words[w.WRITER_BUSY // 8] == self._number:
             stream.discard(stream.envs)
 
     def __enter__(self) -> Self:
-        # another object, as a rollout's
+        # returns a copy, for the reason in RolloutView.__enter__
         unchecked = object.__new__(type(self))
         for name in ("_stream", "_names_", "_number", "commit", "rows"):
             setattr(unchecked, name, getattr(self, name))

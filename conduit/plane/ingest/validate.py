@@ -1,4 +1,4 @@
-"""Checking and converting what callers hand to a writer; the slow and exact path behind `append`."""
+"""Checks and conversions of the values that callers pass to a writer, for the exact path behind `append`."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ MISSING: Any = object()
 def checked(field: Field, value: Any, lead: tuple[int, ...], at: str | None = None) -> Array:
     """`value` as an array of the field's exact dtype and shape.
 
-    Arrays and tensors must have the field's dtype, or one of the same kind where the field says `casting="same_kind"`.
-    numpy scalars, Python numbers and sequences of them are taken by value: they must be representable, floats up to
-    rounding. A bool is no number.
+    Arrays and tensors must have the field's dtype, or a dtype of the same kind if the field has `casting="same_kind"`.
+    numpy scalars, Python numbers and sequences of them are converted by value: the field's dtype must represent them, floats up to
+    rounding. A bool is not a number.
 
     Args:
-        field: The field it is for.
-        value: What came.
+        field: The field.
+        value: The caller's value.
         lead: Leading axes in front of the field's shape, (num_envs,) for vector environments.
-        at: Path that errors name; default the field's name.
+        at: The path in error texts; default the field's name.
 
     Raises:
         FieldError: Wrong dtype, shape or range, with the path.
@@ -71,7 +71,7 @@ def checked_lengths(field: Field, given: Any, num_envs: int | None) -> list[int]
     """Lengths of a ragged field's values, one per environment: from an int, or from a sequence of num_envs ints.
 
     Raises:
-        FieldError: Another number of lengths, no int, below 0, or longer than the field allows.
+        FieldError: The number of lengths is wrong, or a length is not an int, below 0, or longer than the field allows.
     """
     if num_envs is not None and (np.ndim(given) != 1 or len(given) != num_envs):
         raise FieldError(f"Expected {num_envs} lengths, one per environment, got {given!r}", at=field.name)
@@ -91,7 +91,7 @@ def checked_values(field: Field, value: Any, num_envs: int | None, at: str | Non
     """One array per environment of a ragged field: from `value` itself, or from a sequence of one value per environment.
 
     Raises:
-        FieldError: As `checked_ragged`, or another number of values.
+        FieldError: As `checked_ragged`, or the number of values is wrong.
     """
     at = field.name if at is None else at
     if num_envs is None or value is MISSING:
@@ -108,13 +108,13 @@ def checked_observation(
 ) -> dict[str, Any]:
     """A nested final observation as {observation name: array [*lead, *shape]} of the fields' dtypes.
 
-    With a leading axis, a ragged observation is a list of one array per environment; None stands for none.
+    With a leading axis, a ragged observation is a list of one array per environment; None means that there is none.
 
     Args:
-        schema: The table's.
-        observation: What came.
+        schema: The table's schema.
+        observation: The caller's value.
         lead: Leading axes.
-        at: Path that errors' paths begin with.
+        at: The beginning of paths in error texts.
 
     Raises:
         FieldError: A key or value does not fit.
@@ -129,13 +129,13 @@ def _checked_part(field: Field, value: Any, lead: tuple[int, ...], at: str) -> A
     if not lead:
         return checked_ragged(field, value, at)
     if isinstance(value, list | tuple) or getattr(value, "dtype", None) == np.dtype(object):
-        # environments that did not end have none
+        # environments whose episode did not end have no final observation
         value = [np.empty((0, *field.shape[1:]), field.numpy_dtype) if one is None else one for one in value]
     return checked_values(field, value, lead[0], at)
 
 
 def _about_envs(shape: tuple[int, ...], lead: tuple[int, ...] | None, inner: tuple[int, ...]) -> str:
-    """What a shape that does not fit says about num_envs, where the field's own shape is right and an axis is too much or lacks."""
+    """A remedy about num_envs, for a wrong shape whose only fault is a missing or superfluous axis of environments."""
     if lead == () and len(shape) == len(inner) + 1 and shape[1:] == inner:
         return f": are these {shape[0]} environments? Open the writer with num_envs={shape[0]} and their autoreset mode"
     if lead is not None and len(lead) == 1 and shape == inner:
@@ -165,7 +165,7 @@ def _converted(field: Field, value: Any, shape: tuple[int, ...], at: str, lead: 
         )
     if has_dtype and name == field.dtype:
         return array
-    if name == "bfloat16":  # an array of its bits
+    if name == "bfloat16":  # stored as an array of its bits
         array = from_bfloat16(array)
     wanted = np.dtype(np.float32 if field.dtype == "bfloat16" else field.numpy_dtype)
     if has_dtype and (field.casting == "no" or not np.can_cast(array.dtype, wanted, "same_kind")) and array.shape != ():
@@ -200,10 +200,10 @@ def _by_value(field: Field, array: Array, wanted: np.dtype[Any], value: Any, at:
 
 
 def flags(value: Any, num_envs: int | None, name: str) -> Array:
-    """Flags of one tick, bool [num_envs], or bool [1] of a single environment; the object False stands for all False.
+    """Flags of one tick, bool [num_envs], or bool [1] of a single environment; the object False means all False.
 
     Raises:
-        FieldError: Another dtype or shape.
+        FieldError: The dtype or shape is wrong.
     """
     lead = () if num_envs is None else (num_envs,)
     if value is False:

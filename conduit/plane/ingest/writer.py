@@ -1,7 +1,8 @@
 """A writer appends the steps of one or more environments to a table.
 
-It does so one by one, in place (plane.ingest.step, plane.ingest.rollout), or many at once (plane.ingest.extend). A page is claimed only
-when the last one is full; that is the only place where a writer can wait.
+It writes one step per call (`append`), in place (plane.ingest.step, plane.ingest.rollout, plane.ingest.unchecked), or many steps at once
+(plane.ingest.extend). A writer can wait in one place only (plane.ingest.writer_pages): for a next page when its page is full, and for
+the table's limiter.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class Writer(StaysHere):
         )
         if statistics:
             stream.tally = Tally(table)
-            stream.words[w.WRITER_FINISHES // 8] = 0  # the rows are counted before their page is anybody's
+            stream.words[w.WRITER_FINISHES // 8] = 0  # the rows are counted before another process may take their page
         schema = stream.schema
         self.num_envs = num_envs = stream.num_envs
         self.autoreset = stream.autoreset
@@ -100,7 +101,7 @@ class Writer(StaysHere):
         described += [(Field(f"flag_{name}", "bool"), getattr(table, name)) for name in ("terminated", "truncated")]
         self._described, self._dims = field_specs.describe_fields(described, num_envs)
         field_specs.mark_flags(self._described)
-        # a list may change under a call that has let go of the interpreter lock
+        # large ticks are copied without the interpreter lock: another thread could change a list meanwhile
         large = schema.row_bytes * stream.envs > _LARGE and (num_envs is None or not schema.ragged_names)
         lists = num_envs is not None and not large and table.layout.limits is None
         self._final = field_specs.describe_final(schema, self._described, lists=lists)
@@ -291,6 +292,8 @@ class Writer(StaysHere):
 
 @functools.cache
 def writer_type(schema: Schema, *, rollouts: bool, vector: bool) -> type[Writer]:
-    """Writer with the `append` of a schema, for a queue of rollouts or another table, with an axis of environments or without."""
+    """The subclass of Writer whose `append` fits a schema, for a queue of rollouts or another table, with or without an axis of
+    environments.
+    """
     append = generate_append(schema, rollouts=rollouts, vector=vector)
     return type("Writer", (Writer,), {"append": append, "__doc__": Writer.__doc__})

@@ -1,7 +1,7 @@
-"""The pages that a writer's rows go to: where the next tick's row lies, and what has to be had for it.
+"""The pages that a writer fills: where the next tick's row lies, and the conditions for writing it.
 
-That is a page with room enough, rows that the table's limiter grants, and a table that is not frozen. Only this can wait. Everything
-that says where a writer stands is in its words (words.WRITER_*), which the kernels change; Python keeps no copy.
+The conditions are a page with enough room, rows that the table's limiter grants, and a table that is not frozen. A writer waits only
+here. The writer's position is in its words (words.WRITER_*), which kernels change; Python keeps no copy of it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OnFull = Literal["wait", "raise"]
 Array = np.ndarray[Any, Any]
 
 _TURNS_AT_ONCE = 15
-"""Pages that `append` turns in its compiled call before one is turned here, where the dead are looked after."""
+"""Number of page turns that `append` makes in its compiled call before Python makes one. Python also recovers dead processes' pages."""
 
 
 class WriterPages:
@@ -37,13 +37,13 @@ class WriterPages:
         table: The table's view in this process.
         schema: Its schema.
         envs: Rows per tick.
-        hands_over: True where final observations are handed over, instead of being the next row.
-        is_queue: True where rows wait for consumers instead of being overwritten.
+        hands_over: True if the caller passes final observations (`final=`); False if the next row is the final observation.
+        is_queue: True if rows wait for consumers instead of being overwritten.
         rollout: Ticks after which a page is complete, or 0.
-        tally: What adds its rows to the table's statistics, or None.
-        largest_tick: Items that a tick's ragged values take at their longest, final observations included, int64 [ragged fields];
-            None without such fields. A page that was just turned always has as many (conduit.store.format.arena_sizes).
-        words: int64 words (words.WRITER_*) as a memoryview; `array` is the same as an array, `address` its address.
+        tally: Adds the writer's rows to the table's statistics, or None.
+        largest_tick: Items of a tick's longest possible ragged values, final observations included, int64 [ragged fields];
+            None without such fields. A new page always has room for them (conduit.store.format.arena_sizes).
+        words: int64 words (words.WRITER_*) as a memoryview; `array` is the same memory as an array, `address` its address.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class WriterPages:
 
     @property
     def number(self) -> int:
-        """Number of the stream in the table; with its first row a writer may go on in a page, and stream, that ended."""
+        """Number of the stream in the table. With its first row a writer may continue the page, and the stream, of an earlier writer."""
         return self.words[w.WRITER_STREAM // 8]
 
     @property
@@ -135,12 +135,12 @@ class WriterPages:
         return self._closed
 
     def here(self, rows: int = 0, tail: int = 0, items: Array | None = None) -> int:
-        """Physical row of the next tick, after turning the page if it has too little room left, or the table was reset.
+        """Physical row of the next tick. If the page has too little room left, or the table was reset, the page is turned first.
 
         Args:
-            rows: Rows that are needed; 0 stands for one tick's, with all that it may need in the tail.
-            tail: Kept observations that they need.
-            items: Items of ragged values that are needed, int64 [ragged fields]; at most a tick's and its final observations'.
+            rows: Rows that are needed; 0 means one tick and all final observations that it may have.
+            tail: Number of final observations to keep room for at the page's end.
+            items: Items of ragged values that are needed, int64 [ragged fields]; at most those of one tick and its final observations.
 
         Raises:
             SpaceTimeout, Busy: No page could be claimed, or the table's limiter does not grant the rows.
@@ -167,25 +167,25 @@ class WriterPages:
         return self.words[w.WRITER_BASE // 8] + self.words[w.WRITER_LOCAL // 8]
 
     def check_grant(self, ticks: int, what: str) -> None:
-        """Refuse ticks that the table's limiter can never grant at once.
+        """Refuse a number of ticks that the table's limiter can never grant at once.
 
         Raises:
-            ConfigError: It cannot.
+            ConfigError: The limiter can never grant them.
         """
         if self._seat:
             check_rows(limits_of(self.table), ticks * self.envs, self.table.layout.name, what)
 
     def admit(self, rows: int) -> None:
-        """Have the table's limiter grant the next rows; nothing is moved.
+        """Wait until the table's limiter grants the next rows; the page does not change.
 
         Raises:
-            SpaceTimeout, Busy: It does not.
+            SpaceTimeout, Busy: The limiter does not grant them.
             Frozen: The table is frozen.
         """
         self.table.check_thawed()
         if not self._seat or entry(rate_limiter.grant)(self.address, rows):
             return
-        # what is held back may be what the loaders wait for
+        # loaders may wait for rows that the ingestion still holds back
         self.publish()
 
         def ask() -> bool | None:
@@ -220,7 +220,7 @@ class WriterPages:
             self.words[w.WRITER_TURNS // 8] = _TURNS_AT_ONCE
 
     def _turn_at_once(self) -> bool | None:
-        """Turn to another page; None when all are open or leased."""
+        """Turn to another page; None if all pages are open or leased."""
         seat = self.table.check_open()
         turn = entry(page_writer.turn_to_next)
         if turn(self.address) < 0 and (seat.recover_dead() == 0 or turn(self.address) < 0):
@@ -256,24 +256,24 @@ class WriterPages:
             self.tally.take(self.words, self.envs)
 
     def end_rollout(self) -> None:
-        """Close the page behind what was committed: consumers get it as it is."""
+        """Close the page after its last committed tick: consumers get the rollout at its present length."""
         if self.tally is not None:
             self.tally.take(self.words, self.envs)
         entry(page_writer.finish_page)(self.address)
 
     @property
     def ticks_left(self) -> int:
-        """Ticks that the present rollout still takes; 1 where its page may have no room for more, all of them between two."""
+        """Ticks that the present rollout still takes: rollout_length between two rollouts, 1 if its page may have no room for more."""
         words = self.words
         local, reserve = words[w.WRITER_LOCAL // 8], words[w.WRITER_RESERVE // 8]
         if not entry(page_writer.fits)(self.address, self.envs, reserve):
             return self.rollout
-        # each tick may keep a final observation of every environment; behind the last one come the next observations
+        # each tick may keep a final observation of every environment; after the last tick come the bootstrap observations
         free = words[w.WRITER_ROWS // 8] - words[w.WRITER_TAIL // 8] - local - self.envs
         return 1 if free < 2 * reserve else self.rollout - local // self.envs
 
     def put(self, name: str, row: int, array: Array) -> None:
-        """Store a checked value of one uncommitted physical row; a ragged one goes behind those that are in the page's arena.
+        """Store a checked value of one uncommitted physical row; a ragged value goes to the end of the page's arena.
 
         Raises:
             FieldError: The arena has no room for it.
@@ -286,7 +286,7 @@ class WriterPages:
             self._refuse_length(name, len(array))
 
     def reserve_value(self, name: str, row: int, length: int) -> Array:
-        """Room for a ragged value of one uncommitted physical row, a view [length, *shape[1:]] of whatever the memory held.
+        """Reserve a ragged value of one uncommitted physical row: a view [length, *shape[1:]] with the memory's previous contents.
 
         Raises:
             FieldError: The arena has no room for it.
