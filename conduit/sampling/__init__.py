@@ -1,1 +1,1 @@
-"""Which windows a batch is made of."""
+"""Samplers: they choose the windows of a batch, uniformly, by priority or in shuffled epochs."""

@@ -1,8 +1,9 @@
-"""Sampling without replacement: every window of a table once in an epoch, in an order that a seed shuffles.
+"""Sampling without replacement: every window of a table once per epoch, in an order shuffled by a seed.
 
-When an epoch begins, the sampler lists the rows at which a window could be drawn, 8 bytes each, and orders them by random numbers of (seed,
-epoch, place in the list). So the same rows in the same pages and the same seed give the same order on any machine, and a place in it is
-one number. Rows that are written later come in the next epoch. Rows that are overwritten or deleted before their turn are left out.
+When an epoch begins, the sampler lists the rows that begin a window, 8 bytes each, and orders them by random numbers of (seed, epoch,
+place in the list). So the same rows in the same pages and the same seed give the same order on any machine, and one number is enough to
+store a place in it. Rows that are written later come in the next epoch. Rows that are overwritten or deleted before their turn are left
+out.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from conduit.store.tables.view import TableView
 Array = np.ndarray[Any, Any]
 
 PLACE_BITS = 40
-"""A batch's number is its epoch, shifted by this, and the place of its first window in the epoch's order."""
+"""A batch's number is (epoch << PLACE_BITS) | place, where place is its first window's place in the epoch's order."""
 _PLACE = (1 << PLACE_BITS) - 1
 _LARGEST = (1 << 62) - 1
 
@@ -66,9 +67,9 @@ class ShuffledSampler(Uniform):
 
     Args:
         table: The table.
-        window: What is drawn.
+        window: The loader's window.
         seed: 64-bit seed.
-        size: Windows of a batch.
+        size: Windows per batch.
         shard: (rank, world): every world-th window of the order, from the rank-th on.
 
     Attributes:
@@ -105,7 +106,7 @@ class ShuffledSampler(Uniform):
 
     @property
     def place(self) -> int:
-        """Windows of the present epoch's order that lie behind."""
+        """Number of windows of the present epoch's order that were delivered or left out so far."""
         return self.batch & _PLACE
 
     @property
@@ -114,7 +115,7 @@ class ShuffledSampler(Uniform):
         return len(self._order)
 
     def begin(self) -> int:
-        """List and order the windows that there are now; returns their number."""
+        """List and order the table's windows now; returns their number."""
         rows = list_anchors(self._table, self._window, self._state)
         listed = self._snapshot[: self._words[UNIFORM_PAGES // 8]]
         pages = listed[:, ENTRY_PAGE // 8]
@@ -130,13 +131,13 @@ class ShuffledSampler(Uniform):
         return len(self._order)
 
     def take(self, place: int, wanted: int) -> int:
-        """Pick the windows from a place of the order on as they are listed, whatever became of them; returns how many there are."""
+        """Pick up to `wanted` windows from a place of the order, without a check that they are still there; returns how many."""
         found = self._order[place : place + wanted]
         self._picked[: len(found)] = found
         return len(found)
 
     def pick(self, job: int, place: int, wanted: int) -> tuple[int, int]:
-        """Pick the windows from a place of the order on that are still there; returns how many, and the place behind them."""
+        """Pick up to `wanted` windows from a place of the order, only those that are still there; returns how many, and the next place."""
         behind = entry(pick)(self.state, job, self._order.ctypes.data, place, len(self._order), wanted)
         return self._words[LISTED_COUNT // 8], behind
 

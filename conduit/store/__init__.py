@@ -1,1 +1,1 @@
-"""Where rows are: segment, words, protocol, participants, leases, weights. Knows nothing of batches."""
+"""The storage of rows: a segment of shared memory, its pages, tables, participants and checkpoints. It knows nothing of batches."""

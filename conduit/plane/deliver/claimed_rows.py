@@ -23,7 +23,7 @@ Array = np.ndarray[Any, Any]
 
 MARKS = ("is_first", "mask")
 BOOTSTRAP = "bootstrap_"
-"""The prefix of a bootstrap observation's name in a claim as a batch."""
+"""Names in a claim as a batch beside the fields: MARKS describe its rows, BOOTSTRAP is the prefix of a bootstrap observation."""
 
 
 class Columns:

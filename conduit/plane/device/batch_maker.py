@@ -1,4 +1,4 @@
-"""What makes batches of which a device gathers the fields: the host draws, and copies what the device cannot read by itself."""
+"""The batch maker of a device: the host draws and copies the rows that the device cannot read; the device gathers the fields."""
 
 from __future__ import annotations
 
@@ -24,29 +24,30 @@ from conduit.store.tables.view import TableView
 Array = np.ndarray[Any, Any]
 
 WIDE = 1024
-"""Bytes of a field's row from which on the device reads registered rows by itself; batches of narrower ones are made by the host,
-which costs less than reading them over the bus one by one. To be settled by measurement on the machine."""
+"""Least bytes of a field's row for which the device reads registered host memory. The host makes batches of narrower rows, which costs
+less than reading such rows over the bus one by one. The value is an estimate: it has not been measured on a GPU.
+"""
 
 
 class DeviceMaker(BatchMaker):
     """Fills buffers whose batches lie on a device: the same rows, by the same draws, as on the CPU.
 
     Args:
-        table: As of `BatchMaker`, and so are the next five.
-        plan: What a batch is made of.
-        sampler: What draws it.
-        seed: Of the plan's own random numbers.
-        schema: With the names that fields have in the batch.
-        wrap: Of no use here: batches are of torch tensors.
+        table: As for `BatchMaker`, like the next four.
+        plan: The plan of a batch.
+        sampler: Draws the batches.
+        seed: Seed of the plan's own random numbers.
+        schema: The table's schema, with the names that fields have in the batch.
+        wrap: Not used: batches are of torch tensors.
         device: The device.
         pool: Device memory for a mirror of the table's newest pages, or None.
 
     Attributes:
-        residence: Where the device reads rows by itself, or None where the host makes whole batches.
-        far: Samples whose rows the host copied, of all batches that were made.
+        residence: The rows that the device reads by itself, or None if the host makes whole batches.
+        far: Number of samples whose rows the host copied, in all batches so far.
 
     Raises:
-        ConfigError: A plan that the device cannot make.
+        ConfigError: The device cannot make the plan's batches.
     """
 
     def __init__(
@@ -75,13 +76,13 @@ class DeviceMaker(BatchMaker):
         return buffer
 
     def prepare(self, number: int) -> None:
-        """As `BatchMaker.prepare`; more pages are brought in place."""
+        """As `BatchMaker.prepare`; also makes more pages readable by the device (`Residence.refresh`)."""
         if self.residence is not None:
             self.residence.refresh()
         super().prepare(number)
 
     def fill(self, buffer: Buffer) -> bool:
-        """Draw a batch, and make on the host what the device cannot read by itself; False when there is nothing to draw."""
+        """Draw a batch, and copy the rows that the device cannot read by itself; False when there is nothing to draw."""
         if self.residence is None:
             return super().fill(buffer)
         return self.draw(buffer) and self.gather(buffer)
@@ -91,7 +92,7 @@ class DeviceMaker(BatchMaker):
         return super()._gather(buffer, slots) if self.residence is None else buffer.stage(slots)
 
     def batch(self, buffer: Buffer, number: int) -> Batch:
-        """Launch what makes the batch that was drawn, and the steps on it, without waiting."""
+        """Launch the gathers of the batch that was drawn, and the steps on the whole batch, without waiting."""
         assert isinstance(buffer, DeviceBuffer)  # noqa: S101 - for the type checker
         with self._device.guard():
             values, keys = buffer.send(number)
@@ -102,13 +103,13 @@ class DeviceMaker(BatchMaker):
         return batch
 
     def close(self) -> None:
-        """Give the pool and the registered memory back."""
+        """Release the pool and the registered memory."""
         if self.residence is not None:
             self.residence.close()
 
 
 def _residence_of(device: Device, table: TableView, plan: Plan, pool: str | int | None) -> Residence | None:
-    """Where rows are read, by what the plan needs, the bytes of a row, and what was asked for."""
+    """Choose where the device reads rows, by the plan's outputs, the bytes of a row and the option `pool`."""
     from conduit.kernels.gpu.launch import LARGEST
 
     for step in plan.batchwise:

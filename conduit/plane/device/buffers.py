@@ -1,9 +1,10 @@
 """From a draw to a batch on the device.
 
-The host draws as it does for itself (the same rows, in the same order), and what follows from `meta` alone is made on the way. Then
-one copy brings row numbers, flags, returns and keys to the device, and launches gather the fields: near rows where they are, far
-ones from copies. All of a batch is one piece of device memory that torch's allocator takes back when nobody refers to it any more,
-in the order of the stream; the pinned memory on the host is used again once the batch's event has passed.
+The host draws as for a batch on the CPU (the same rows, in the same order), and makes the columns that need no stored field. Then
+one copy brings row numbers, flags, returns and keys to the device, and launches gather the fields. A row is near if the device can
+read it where it lies; otherwise it is far, and the host copies it. A batch is one piece of device memory. torch's allocator takes it
+back, in the order of the stream, when nothing refers to the batch any more. The pinned memory on the host is used again once the
+batch's event has passed.
 """
 
 from __future__ import annotations
@@ -34,12 +35,14 @@ Array = np.ndarray[Any, Any]
 Spans = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
 
 _STATE, _SHIFT = f"{INTERNAL}state", f"{INTERNAL}shift"
-"""Arrays that are sent and not delivered: seed and number of the batch, and how far second stacks lie behind first ones."""
+"""Arrays that are sent and not delivered: seed and number of the batch, and by how many rows a next observation's stack lies after
+the observation's stack.
+"""
 _INT64 = np.dtype(np.int64)
 
 
 def can_gather(plan: Plan) -> str:
-    """What of a plan's outputs the device cannot make out of stored rows, or an empty string."""
+    """The first output of a plan that the device cannot make from stored rows, as text, or an empty string."""
     if plan.ragged:
         return f"ragged fields ({plan.ragged[0].field.name!r})"
     for output in plan.outputs:
@@ -51,10 +54,10 @@ def can_gather(plan: Plan) -> str:
 
 
 def check_plan(plan: Plan, schema: Schema) -> None:
-    """Refuse a plan that was made for another schema: it would read other bytes than it means.
+    """Refuse a plan that was made for another schema: it would read the wrong bytes.
 
     Raises:
-        SchemaMismatch: A field of it is another one, or none, of the schema.
+        SchemaMismatch: A field of the plan is not in the schema, or differs there.
     """
     for field in [
         *(item.field for item in plan.outputs),
@@ -77,17 +80,17 @@ def _torch_dtype(name: str) -> Any:
 
 
 def view_of(memory: Tensor, offset: int, dtype: str, shape: tuple[int, ...]) -> Tensor:
-    """An array [*shape] of a dtype, by torch's name, that begins at a byte of some memory, uint8 [size]."""
+    """A tensor [*shape] that begins at byte `offset` of `memory`, uint8 [size]; `dtype` is a name in torch."""
     kind = _torch_dtype(dtype)
     size = kind.itemsize * int(np.prod(shape, dtype=np.int64))
     return memory[offset : offset + size].view(kind).view(shape)
 
 
 class DeviceBatch(OwnedBatch):
-    """A batch on a device. It was made on the stream that was current when it was asked for.
+    """A batch on a device, made on the stream that was current at the call of `next`.
 
-    Use it on that stream, or tell the allocator of another one by `tensor.record_stream`. Its memory is its own: it is free again
-    when nothing made from it is alive any more.
+    Use it on that stream, or tell the allocator about another stream by `tensor.record_stream`. The batch has memory of its own, which
+    is freed with the last tensor made from it.
     """
 
     __slots__ = ("_device",)
@@ -111,17 +114,17 @@ class DeviceBatch(OwnedBatch):
 
 
 class DeviceBuffer(Buffer):
-    """Pinned memory for one batch at a time, and what is launched for it.
+    """Pinned memory for one batch at a time, and the launches for it.
 
     Args:
         device: The device.
         table: The table.
-        plan: The maker's.
-        residence: Where the device reads rows; None: the host makes the whole batch, the device gets a copy.
-        scratch: Where samples lie, this buffer's own: the device may still read it when the next one is being made.
+        plan: The maker's plan.
+        residence: Where the device reads rows; if None, the host makes the whole batch and the device gets a copy.
+        scratch: Rows and pages of the samples. Each buffer has its own, which the device may still read while the next batch is made.
 
     Attributes:
-        made: What of the plan the host makes.
+        made: The part of the plan that the host makes.
     """
 
     def __init__(
@@ -130,7 +133,7 @@ class DeviceBuffer(Buffer):
         check_plan(plan, table.layout.schema)
         self._device, self._table, self._plan, self._residence = device, table, plan, residence
         self.scratch = scratch
-        # what the device makes: the gathered fields, where it reads rows, and what steps on the whole batch add
+        # the device makes the fields, if it reads rows by itself, and the columns that steps on the whole batch add
         own = () if residence is None else plan.outputs
         names = {output.name for output in own} | {item.name for item in plan.added}
         kept = tuple(name for name in plan.names if name not in names)
@@ -161,13 +164,13 @@ class DeviceBuffer(Buffer):
         return np.ndarray(shape, dtype, memory, self._sent_at[name])
 
     def given(self, job: BatchJob, seed: int = 0) -> None:
-        """Take the job that draws for it, and the seed of its random numbers."""
+        """Set the job that draws for the buffer, and the seed of its random numbers."""
         super().given(job)
         if self._residence is not None:
             self._describe(self._residence, self._pinned.numpy(), seed)
 
     def _describe(self, residence: Residence, memory: Array, seed: int) -> None:
-        """The words of the staging, and pinned memory for far rows."""
+        """Fill in the words of the staging (kernels.cpu.near_far), and allocate pinned memory for far rows."""
         plan, table, size = self._plan, self._table, self._plan.batch_size
         self._state = self._array(memory, _STATE)
         if self._moves:
@@ -227,11 +230,11 @@ class DeviceBuffer(Buffer):
         self._own = indices, listed, copies
 
     def is_free(self) -> bool:
-        """True when the device has read everything of the last batch."""
+        """True when the device has read all of the last batch."""
         return self._event is None or self._event.passed()
 
     def wait(self) -> bool:
-        """Wait until it is free: a device's work ends by itself."""
+        """Wait until the buffer is free: the device's work ends by itself."""
         if self._event is not None:
             self._event.wait()
         return True
@@ -239,13 +242,13 @@ class DeviceBuffer(Buffer):
     def stage(self, slots: Array | None) -> bool:
         """Find out which of the drawn samples the device reads by itself, and copy the rows of the others.
 
-        What a writer has overwritten meanwhile is drawn again.
+        Slots whose rows a writer has overwritten meanwhile are drawn again.
 
         Args:
-            slots: int64 [n], those that were drawn since the last call; None for all.
+            slots: int64 [n], the slots that were drawn since the last call; None for all.
 
         Returns:
-            False when there was nothing to draw in the place of one.
+            False when a slot had to be drawn again and there was nothing to draw.
         """
         residence = self._residence
         assert residence is not None  # noqa: S101 - for the type checker
@@ -275,13 +278,13 @@ class DeviceBuffer(Buffer):
         return self._plan.batch_size - (int(self._near.sum()) if self._residence is not None else 0)
 
     def send(self, number: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Launch what makes the batch that was drawn, without waiting.
+        """Launch the copy and the gathers of the batch that was drawn, without waiting.
 
         Args:
-            number: Of the batch.
+            number: Number of the batch.
 
         Returns:
-            Its values and its keys by name, on the device.
+            The batch's values and its keys, by name, on the device.
         """
         if self._moves:
             self._state[1] = number
@@ -306,7 +309,7 @@ class DeviceBuffer(Buffer):
             if far < self._plan.batch_size:
                 self._gather(self._residence.columns, "near", tensors)
             if far:
-                # some copies may be of samples that were drawn again since, and are near now
+                # some copies may belong to samples that were drawn again since and are near now
                 self._gather_far(int(self._staging[near_far.SPLIT_USED // 8]), tensors)
         self._event = self._device.record()
         if self._residence is not None:
@@ -314,7 +317,7 @@ class DeviceBuffer(Buffer):
         return {name: tensors[name] for name in self._plan.names}, {name: tensors[name] for name in KEYS}
 
     def _gather_far(self, used: int, tensors: dict[str, Tensor]) -> None:
-        """Bring the copies of far rows to the device, and gather from them."""
+        """Send the copies of far rows to the device, and gather from them."""
         columns: dict[str, Tensor] = {}
         for output in self._plan.outputs:
             count = used * output.lane_count
@@ -325,7 +328,7 @@ class DeviceBuffer(Buffer):
         self._gather(columns, "far", tensors)
 
     def _gather(self, columns: dict[str, Tensor], way: str, tensors: dict[str, Tensor]) -> None:
-        """Launch the gathers of one way; near columns are named by field, far ones by output."""
+        """Launch the gathers of near or far rows; near columns are named by field, far columns by output."""
         from conduit.kernels.gpu import augment as frames
         from conduit.kernels.gpu.gather import MOST_FIELDS, Gather, gather
 
@@ -368,7 +371,7 @@ class DeviceBuffer(Buffer):
 
 
 def stack_pairs(plan: Plan) -> list[tuple[str, str]]:
-    """Outputs whose stack, and that of the next observation, are made by one launch that reads each frame once."""
+    """Pairs of outputs, a stack and the next observation's stack, which one launch makes and reads each frame once."""
     outputs = {output.name: output for output in plan.outputs}
     return [
         (name, NEXT + name)

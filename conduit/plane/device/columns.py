@@ -12,12 +12,12 @@ def columns_in(
 
     Args:
         memory: uint8 [size].
-        base: Offset of byte 0 of `memory` in the terms of `places`.
+        base: The offset that byte 0 of `memory` has in `places`.
         places: {name: offset of row 0, bytes from row to row, torch dtype, shape of a row}.
-        rows: Rows of each.
+        rows: Rows of each column.
 
     Returns:
-        {name: tensor [rows, *shape]}, rows as far apart as said.
+        {name: tensor [rows, *shape]}, with the distance between rows that `places` gives.
     """
     import torch
 

@@ -16,7 +16,7 @@ _ALREADY_REGISTERED = 712
 
 @contextlib.contextmanager
 def _guarded(place: str) -> Generator[None]:
-    """What torch says of a device that does not work any more, in this package's words."""
+    """Raise torch's errors about a device that does not work any more as LostDevice."""
     import torch
 
     try:
@@ -48,7 +48,7 @@ class _CudaEvent(Event):
             self._event.synchronize()
 
     def before(self, stream: Any) -> None:
-        """Make a stream wait for it, on the device."""
+        """Make a stream wait for the event, on the device."""
         stream.wait_event(self._event)
 
 
@@ -92,7 +92,7 @@ class CudaDevice(Device):
     Raises:
         MissingExtra: torch or Triton is not installed, or too old.
         MissingDevice: There is no such device.
-        ConfigError: Another kind of device.
+        ConfigError: It is not a CUDA device.
     """
 
     def __init__(self, place: str) -> None:
@@ -123,26 +123,26 @@ class CudaDevice(Device):
         self.place = f"cuda:{index}"
 
     def free_bytes(self) -> int:
-        """As the driver counts them."""
+        """The number from the driver."""
         import torch
 
         with _guarded(self.place):
             return int(torch.cuda.mem_get_info(self.place)[0])
 
     def empty(self, size: int) -> Tensor:
-        """From torch's caching allocator, whose blocks begin at multiples of 512."""
+        """Memory of torch's caching allocator, whose blocks begin at multiples of 512."""
         import torch
 
         return torch.empty(size, dtype=torch.uint8, device=self.place)
 
     def pinned(self, size: int) -> Tensor:
-        """From torch's pinned allocator, whose blocks are whole pages."""
+        """Memory of torch's pinned allocator, whose blocks are whole pages."""
         import torch
 
         try:
             return torch.empty(size, dtype=torch.uint8, pin_memory=True)
         except (RuntimeError, MemoryError) as error:
-            # torch says of a limit on locked memory what it says of a full device, and of some devices that were lost
+            # torch raises the same error for a limit on locked memory, for a full device, and for some lost devices
             if isinstance(error, RuntimeError) and not _is_about_memory(error):
                 with _guarded(self.place):
                     raise
@@ -177,13 +177,13 @@ class CudaDevice(Device):
         import torch
 
         if size < 1:
-            # it would leave an error behind that later calls report
+            # CUDA would keep the error, and later calls would report it
             return "no bytes"
         with torch.cuda.device(self.place):
             code = int(torch.cuda.cudart().cudaHostRegister(address, size, _PORTABLE | _MAPPED))  # type: ignore[no-untyped-call]
         if code == 0:
             return ""
-        # the error stays behind and the next launch would report it as its own: take it away
+        # CUDA keeps the error, and the next launch would report it as its own: clear it
         with contextlib.suppress(RuntimeError):
             torch.zeros(1, device=self.place).add_(1)
         known = (
@@ -192,7 +192,7 @@ class CudaDevice(Device):
         return f"{size:,} bytes cannot be registered: {known} (the limit on locked memory, `ulimit -l`, may be too low)"
 
     def unregister(self, address: int) -> None:
-        """cudaHostUnregister, after everything that was launched."""
+        """cudaHostUnregister, after all launched work is done."""
         import torch
 
         with _guarded(self.place), torch.cuda.device(self.place):
@@ -200,17 +200,17 @@ class CudaDevice(Device):
             torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
 
     def mapped(self, address: int, size: int) -> Tensor:
-        """The device reads registered memory under the host's address, as on all systems with one address space."""
+        """The registered memory under the host's address: with unified addressing, the device uses the same address."""
         import torch
 
         return torch.as_tensor(_Memory(address, size), device=self.place)
 
     def guard(self) -> contextlib.AbstractContextManager[None]:
-        """What torch and Triton raise as RuntimeError and CUDA reported."""
+        """Raises errors that CUDA reported, and that torch or Triton raise as RuntimeError, as DeviceError."""
         return _guarded(self.place)
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """A CUDA graph; what it needs beside is compiled and allocated by running the work before."""
+        """Captures a CUDA graph. The work runs once before, so that all compilation and allocation is done."""
         import torch
 
         with _guarded(self.place), torch.cuda.device(self.place):
@@ -220,8 +220,8 @@ class CudaDevice(Device):
                 work()
             torch.cuda.current_stream().wait_stream(beside)
             graph = torch.cuda.CUDAGraph()
-            # what other threads do meanwhile, such as asking events, is no part of it; the stream is named, since torch's own one
-            # for captures belongs to whichever device was captured on first
+            # calls of other threads meanwhile, such as queries of events, are not captured. The stream is explicit, since torch's
+            # default stream for captures belongs to the device that was captured on first
             with torch.cuda.graph(graph, stream=beside, capture_error_mode="thread_local"):
                 work()
             graph.replay()
@@ -230,7 +230,7 @@ class CudaDevice(Device):
 
 
 def _is_about_memory(error: RuntimeError) -> bool:
-    """Whether a failed call of torch's pinned allocator says that there is no memory, or that it may not be locked."""
+    """Whether an error of torch's pinned allocator means that there is no memory, or that the system does not lock it."""
     text = str(error).lower()
     return any(word in text for word in ("out of memory", "memory allocation", "not supported", "not permitted"))
 

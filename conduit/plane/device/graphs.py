@@ -1,8 +1,8 @@
-"""Draws made by the device itself out of the pool: one graph from the random numbers to the batch's arrays.
+"""Draws made by the device itself from the pool: one graph from the random numbers to the batch's arrays.
 
-The host only brings the pool, and the list of what is in it, up to date (`refresh`); it knows nothing of the rows that are drawn.
-As long as the pool holds the whole table the rows are those of a loader on the CPU with the same seed; otherwise draws are uniform
-over what the pool holds. Rows that were deleted, or went with a reset, before the last `refresh` are not drawn.
+The host only updates the pool and the list of its rows (`refresh`); it does not learn which rows are drawn. As long as the pool holds
+the whole table, the device draws the same rows as a loader on the CPU with the same seed. Otherwise draws are uniform over the rows in
+the pool. Rows that were removed by a delete or a reset before the last `refresh` are not drawn.
 """
 
 from __future__ import annotations
@@ -41,16 +41,17 @@ _LACKS = "draws of the device are of transitions without random_shift, use the l
 
 
 class Draws:
-    """Batches drawn by the device, in arrays that stay where they are: each draw overwrites the one before.
+    """Batches drawn by the device, in tensors at fixed addresses: each draw overwrites the previous one.
 
-    Use `replay`, or put `launch` into a graph of your own, and call `launched` after each launch of it. All of it is in the order of
-    the current stream, and nothing of it waits. Once the loader is closed the pool is gone and these calls raise Closed; a graph of
+    Use `replay`, or put `launch` into a graph of your own and call `launched` after each launch of that graph. All work is in the order
+    of the current stream, and no call waits for it. Once the loader is closed, the pool is gone and these calls raise Closed; a graph of
     your own must not be launched any more.
 
     Attributes:
-        outputs: {name: tensor} of the batch; its rows are zeros where nothing was drawn, and ids -1.
+        outputs: {name: tensor} of the batch; a sample for which no row was drawn has zeros, and the id -1.
         ids, versions, episodes, steps: int64 [B].
-        given_up: int64 [1], rows that were not drawn so far since the pool held none, or hardly one that begins a window.
+        given_up: int64 [1], number of samples so far for which no row was drawn, because the pool had no row, or very few rows, that
+            begin a window.
     """
 
     def __init__(self, device: Device, table: TableView, plan: Plan, mirror: Mirror, seed: int, number: int) -> None:
@@ -69,7 +70,7 @@ class Draws:
         self._ring = [device.pinned(self._heads_bytes) for _ in range(_RING)]
         self._events: list[Event | None] = [None] * _RING
         self._turn = 0
-        # the state stands behind what `refresh` overwrites
+        # the state lies after the part of the memory that `refresh` overwrites
         self._listed_bytes = self._heads_at["state"]
         memory = device.empty(self._heads_bytes)
         self._heads = {
@@ -79,10 +80,10 @@ class Draws:
         self._spans = heads
         self._shown: bytes = b""
         self._begun = -1
-        # of each page: its generation and rows that were looked at, and which of them are deleted
+        # for each page: generation and number of rows at the last look, and a bit for each deleted row
         self._looked = np.full((table.layout.pages, 2), -1, np.int64)
         self._gone = np.zeros((table.layout.pages, heads["gone"][1][1]), np.int32)
-        # what is not delivered has names that no field can have
+        # internal arrays have names that no field can have
         made: Spans = {
             **spans_of(plan),
             **dict.fromkeys((_ROWS, _FOLLOWING, _USED), (_INT64, (size,))),
@@ -101,7 +102,7 @@ class Draws:
         self._made = {
             name: view_of(memory, at[name], types.get(name, dtype.name), shape) for name, (dtype, shape) in made.items()
         }
-        # what a transition makes is written where the batch has it
+        # a transition's columns are written directly into the batch
         for name, output in (
             ("discount", _DISCOUNTS),
             ("n_steps", _USED),
@@ -125,7 +126,7 @@ class Draws:
             )
 
     def seek(self, seed: int, number: int) -> None:
-        """Make the draw of this seed and number the next one; it waits for the device.
+        """Make the draw of this seed and number the next one; waits for the device.
 
         Raises:
             Closed: The loader was closed.
@@ -136,9 +137,9 @@ class Draws:
         self._heads["state"].copy_(make_state(seed, number, self._device.place))
 
     def refresh(self) -> None:
-        """Bring the pool and the list of what is in it up to date, in the order of the current stream.
+        """Update the pool and the list of its rows, in the order of the current stream.
 
-        No draw that is launched behind it takes a row that had been deleted, or had gone with a reset, before it.
+        A draw that is launched after this call takes no row that was deleted, or removed by a reset, before the call.
 
         Raises:
             Closed: The loader was closed.
@@ -148,7 +149,7 @@ class Draws:
         self._show()
 
     def _show(self) -> None:
-        """Bring the device's list of what is in the pool up to date."""
+        """Update the device's list of the rows in the pool."""
         self._seen = self._mirror.refreshed
         turn = self._turn % _RING
         event = self._events[turn]
@@ -165,7 +166,7 @@ class Draws:
         self._turn += 1
 
     def _list(self, memory: Array) -> None:
-        """Write down the pages in place and the rows in them that may be drawn, as conduit.sampling.candidates would."""
+        """List the pages in the pool and their rows that may be drawn, by the rules of conduit.sampling.candidates."""
         heads = {
             name: np.ndarray(shape, dtype, memory, self._heads_at[name]) for name, (dtype, shape) in self._spans.items()
         }
@@ -176,7 +177,7 @@ class Draws:
         block = words[pages]
         envs, have = block[:, w.PAGE_ENVS // 8], places[pages, ROWS]
         growing = (block[:, w.PAGE_STATE // 8] & w.KIND_MASK) == w.OPEN
-        # what a page that was just opened has is its elder's as long as that is not sealed (sampling.candidates)
+        # while the stream's previous page is open, it offers the rows that it shares with the page just opened (sampling.candidates)
         elder = np.clip(block[:, w.PAGE_PREVIOUS // 8] - 1, 0, len(words) - 1)
         state = words[elder, w.PAGE_STATE // 8]
         named = (block[:, w.PAGE_PREVIOUS // 8] > 0) & (
@@ -207,7 +208,15 @@ class Draws:
         heads["listed"][0] = len(listed)
 
     def _look(self, pages: Array, born: Array) -> Array:
-        """Look which rows of pages in place are deleted, where that may have changed; returns whether their rows are there at all."""
+        """Find the deleted rows of pages in the pool, where they may have changed.
+
+        Args:
+            pages: int64 [n], page numbers.
+            born: Bool [n], False for a page whose rows its stream's previous page still offers.
+
+        Returns:
+            bool [n], False for a page whose rows have all been removed.
+        """
         begun = entry(settling.times_begun)(self._table.address)
         if begun < 0 or begun != self._begun:
             self._looked[:] = -1
@@ -217,7 +226,7 @@ class Draws:
         if epoch:
             there = self._mirror.words[pages, w.PAGE_EPOCH // 8] == epoch
         have = places[pages][:, [GENERATION, ROWS]]
-        # a page's writer takes deletions over until the page is offered, and begins nothing for it
+        # until the page is offered, its writer copies deletions into it without counting them as begun: do not keep such a look
         stale = there & born & (have != self._looked[pages]).any(1)
         look, out, step = entry(deletion.deleted_rows), self._gone.ctypes.data, self._gone.strides[0]
         for i in np.flatnonzero(stale).tolist():
@@ -227,7 +236,7 @@ class Draws:
         return there
 
     def launch(self) -> None:
-        """Launch a draw: kernels only, so it may be captured.
+        """Launch a draw. It consists of kernels only, so it may be captured in a graph.
 
         Raises:
             Closed: The loader was closed.
@@ -315,16 +324,16 @@ class Draws:
         philox.advance(heads["state"])
 
     def launched(self) -> None:
-        """A draw was launched in the current stream: the pool's pages are kept until it has passed.
+        """Record that a draw was launched in the current stream, so that the pool keeps its pages until the draw is done.
 
         Raises:
-            Closed: The loader was closed: what was launched has read memory that was no pool any more.
+            Closed: The loader was closed; the launched draw has read memory that was released.
         """
         self._check_open()
         self._mirror.batched(self._device.record())
 
     def replay(self) -> dict[str, Tensor]:
-        """Draw the next batch by one launch of a graph, which is captured the first time.
+        """Draw the next batch by one launch of a graph, which the first call captures.
 
         Returns:
             `outputs`.
@@ -338,7 +347,7 @@ class Draws:
             self.seek(self._seed, self._number)
             self.given_up.zero_()
         if self._seen != self._mirror.refreshed:
-            # the loader's `next` has moved the pool on: slots of the list may be filled with other pages
+            # the loader's `next` has refreshed the pool: its slots may hold other pages than the list says
             self._show()
         with self._device.guard():
             self._replay()

@@ -1,7 +1,7 @@
-"""The machine's own memory as a device: every step is what a CUDA device does, run by the host and by Triton's interpreter.
+"""The machine's own memory as a device: the host and Triton's interpreter run every step that a CUDA device runs.
 
-Slow, and meant for machines without a GPU: to try what a program does with batches on a device, and to test it. The current
-stream is the calling thread; another stream is a thread of its own, so copies into the pool do run beside.
+It is slow, and meant for trying and testing programs on machines without a GPU. The current stream is the calling thread; every other
+stream is a thread of its own, so copies into the pool overlap with other work.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ALIGNMENT = 128
 
 
 class _Done(Event):
-    """An event of the calling thread: what came before it is done."""
+    """An event of the calling thread. It has passed: the thread has done all earlier work."""
 
     def passed(self) -> bool:
         return True
@@ -62,10 +62,10 @@ class HostDevice(Device):
     """Host memory, used as a device.
 
     Args:
-        memory: Bytes that `free_bytes` begins with: what a pool may take.
+        memory: Initial value of `free_bytes`: the most that a pool may take.
 
     Raises:
-        MissingDevice: Triton would not interpret: set TRITON_INTERPRET=1 before it is first imported.
+        MissingDevice: Triton does not run its interpreter: set TRITON_INTERPRET=1 before Triton is first imported.
     """
 
     place = "cpu"
@@ -82,7 +82,7 @@ class HostDevice(Device):
         self.registered: dict[int, int] = {}
 
     def free_bytes(self) -> int:
-        """What is left of `memory`."""
+        """The bytes of `memory` that are not allocated."""
         return self._memory
 
     def _aligned(self, size: int) -> Tensor:
@@ -105,7 +105,7 @@ class HostDevice(Device):
         target.copy_(source)
 
     def record(self) -> Event:
-        """An event that has passed: the calling thread has done what it was told."""
+        """An event that has passed: the calling thread has done all earlier work."""
         return _Done()
 
     def stream(self, after: Event) -> Stream:
@@ -113,14 +113,14 @@ class HostDevice(Device):
         return _Thread(after)
 
     def register(self, address: int, size: int) -> str:
-        """Noted in `registered`."""
+        """Adds the range to `registered`."""
         if size < 1 or address in self.registered:
             return f"{size} bytes at {address:#x} cannot be registered, or are already"
         self.registered[address] = size
         return ""
 
     def unregister(self, address: int) -> None:
-        """Taken out of `registered`."""
+        """Removes the range from `registered`."""
         del self.registered[address]
 
     def mapped(self, address: int, size: int) -> Tensor:
@@ -130,11 +130,11 @@ class HostDevice(Device):
         return torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=torch.uint8)
 
     def guard(self) -> AbstractContextManager[None]:
-        """Nothing: memory reports nothing."""
+        """An empty context: host memory reports no errors."""
         return nullcontext()
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """The work itself: there is nothing to capture."""
+        """Runs the work and returns it: there is nothing to capture."""
         work()
         work()
         return work

@@ -23,7 +23,7 @@ Array = np.ndarray[Any, Any]
 class DeviceLoader(Loader):
     """Batches on a device: the rows that a loader on the CPU with the same seed would deliver, as tensors there.
 
-    `next` returns when everything has been launched; it waits for the device only when `buffers` batches are under way.
+    `next` returns when all work has been launched. It waits for the device only when the device still works on `buffers` batches.
     """
 
     _maker: DeviceMaker
@@ -43,16 +43,16 @@ class DeviceLoader(Loader):
 
     @property
     def residence(self) -> Residence | None:
-        """Where the device reads rows by itself, or None where the host makes whole batches."""
+        """Where the device reads rows by itself, or None if the host makes whole batches."""
         return self._maker.residence
 
     def draws(self) -> Draws:
-        """Batches that the device draws by itself out of the pool, for a CUDA graph.
+        """Batches that the device draws by itself from the pool, for a CUDA graph.
 
-        They begin with the batch that would be next. Use them in the place of `next`: both bring the pool up to date.
+        They begin with the loader's next batch. Use them instead of `next`: both update the pool.
 
         Raises:
-            ConfigError: The loader has no pool, or draws in a way that the device does not.
+            ConfigError: The loader has no pool, or an option that the device's draws do not have.
         """
         plain = isinstance(self.sampler, Uniform) and self._policy is None and not self.plan.batchwise
         if not isinstance(self.residence, Mirror) or not plain:
@@ -65,7 +65,7 @@ class DeviceLoader(Loader):
 
     @property
     def copied_rows(self) -> int:
-        """Samples whose rows the host copied, of all that were delivered; the device read the others by itself."""
+        """Number of delivered samples whose rows the host copied; the device read the others by itself."""
         return self._maker.far
 
     def valid(self, ids: Any) -> Array:

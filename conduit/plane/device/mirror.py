@@ -1,9 +1,9 @@
-"""The pool: pages of a table mirrored into a slab on the device, page by page, beside the batches.
+"""The pool: a slab of device memory with copies of the table's newest pages.
 
-The slab has a column for each of the table's, of as many pages (slots) as fit. A page that writers are filling is mirrored in
-parts of at least an eighth; a slot's rows are told of only after their copy is done and the page was found in the same
-generation behind it, so what a writer overwrote during the copy is dropped and never read. The newest pages are in the pool: one
-that would push out the oldest must be younger than it. Nothing in here waits for the device, except `close`.
+The slab is divided into slots for one page each, and has the same columns as the table. A page that a writer is still filling is copied
+in parts of at least an eighth of a page. A slot's rows are listed in `places` only after their copy is done and the page was found in
+the same generation afterwards. So rows that a writer overwrote during the copy are dropped, and never read. A page replaces the
+oldest page of the pool only if it is newer. Only `close` and `fill` wait for the device.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from conduit.store.tables.view import TableView
 Array = np.ndarray[Any, Any]
 
 _PARTS = 8
-"""An open page is mirrored whenever this part of it is new: each time costs a copy per column."""
+"""An open page is copied whenever one part in this many is new: each time costs a copy per column."""
 MOST_FLYING = 16
-"""Pages whose copies are under way at a time: enough for the bus, few enough that the newest soon have their turn."""
+"""Most pages whose copies are under way at a time: enough to use the whole bus, few enough that the newest pages come soon."""
 _NEWEST = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """A copy of a page under way: into a slot, done when the event has passed."""
+    """A copy of a page into a slot, done when the event has passed."""
 
     extent: Extent
     slot: int
@@ -52,20 +52,20 @@ class Mirror(Residence):
     Args:
         device: The device.
         table: The table.
-        size: Bytes that the slab may take, as a number or as "8 GiB".
-        registration: The table's memory where it is registered: copies from it need no help of the host.
+        size: Most bytes of the slab, as a number or as "8 GiB".
+        registration: The registered memory of the table, if it is registered: the device then copies from it without the host.
 
     Attributes:
-        slots: Pages that fit.
+        slots: Number of pages that fit.
         words: int64 [pages, 16], the pages' words (store.format.words.PAGE_* // 8) at the last refresh.
-        slot_of: int64 [pages], the slot that holds or is being filled with a page, or -1.
-        dropped: Copies that were dropped since a writer took the page meanwhile.
-        copied: Pages, or parts of them, that have been mirrored.
-        refreshed: Calls of `refresh`: what was known of the slots before the last one is out of date.
+        slot_of: int64 [pages], the slot that holds a page or is being filled with it, or -1.
+        dropped: Number of copies that were dropped, because a writer took the page meanwhile.
+        copied: Number of pages, or parts of them, that have been copied.
+        refreshed: Number of calls of `refresh`; each call may change which page a slot holds.
 
     Raises:
-        CapacityError: A slab without room for a page, or larger than the device's free memory.
-        ConfigError: No size.
+        CapacityError: The slab has no room for a page, or is larger than the device's free memory.
+        ConfigError: `size` is not a size.
     """
 
     def __init__(self, device: Device, table: TableView, size: str | int, registration: Registration | None) -> None:
@@ -87,11 +87,11 @@ class Mirror(Residence):
             places[name] = end, stride, dtype, shape
             end = align(end + self.slots * self._page_rows * stride)
         self._memory = device.empty(end)
-        # the allocator hands out memory that earlier work of the current stream may still use: copies begin behind that
+        # earlier work of the current stream may still use the allocated memory: copies begin after that work
         self._stream = device.stream(device.record())
         self._closed = False
         self.columns = columns_in(self._memory, 0, places, self.slots * self._page_rows)
-        # copied as bytes, padding included: rows that lie apart would be gathered by the host first
+        # copied as bytes with their padding: for rows with gaps the host would first make a copy without gaps
         self._targets = bytes_by_row(self._memory, _strides(places), self.slots * self._page_rows)
         self._sources = bytes_by_row(_host_memory(table), _strides(sources), table.layout.rows)
         self.slot_of = np.full(table.layout.pages, -1, np.int64)
@@ -101,7 +101,7 @@ class Mirror(Residence):
         self.dropped = self.copied = self.refreshed = 0
 
     def refresh(self) -> None:
-        """Tell of copies that are done, forget pages that writers took, begin copies of what is new."""
+        """List copies that are done, forget pages that writers took, and begin copies of new rows."""
         self.refreshed += 1
         entry(protocol.copy_words)(self._table.address, self.words.ctypes.data)
         self._land()
@@ -114,7 +114,7 @@ class Mirror(Residence):
             self.places[page, BASE] = -1
             if page not in under_way:
                 self._free(page)
-        # the newest first: those being written, then by age
+        # the newest first: open pages, then sealed pages by age
         ages = np.where(kinds == w.OPEN, _NEWEST, self.words[:, w.PAGE_AGE // 8])
         committed = np.minimum(self.words[:, w.PAGE_COMMITTED // 8], self._page_rows)
         have = np.where(self.places[:, BASE] >= 0, self.places[:, ROWS], 0)
@@ -131,11 +131,11 @@ class Mirror(Residence):
                 return
 
     def _land(self) -> None:
-        """Tell of copies that are done, in the order of their stream."""
+        """List copies that are done in `places`, in the order of their stream."""
         while self._flying and self._flying[0].event.passed():
             copy = self._flying.pop(0)
             extent = copy.extent
-            # had a writer touched what was copied, another state would be seen
+            # if a writer had touched the copied rows, the page's state would differ
             if not self._table.images.is_current(extent):
                 self.dropped += 1
                 self.places[extent.page, BASE] = -1
@@ -150,7 +150,7 @@ class Mirror(Residence):
         self.slot_of[page] = -1
 
     def _slot(self, page: int, age: int) -> int:
-        """A slot for a page: its own, a free one, or that of the oldest page if this one is younger; or -1."""
+        """A slot for a page: its own, a free one, or the slot of the oldest page if that page is older; otherwise -1."""
         if self.slot_of[page] >= 0:
             return int(self.slot_of[page])
         free = np.flatnonzero(self._page_of < 0)
@@ -168,14 +168,14 @@ class Mirror(Residence):
         return oldest
 
     def _begin(self, extent: Extent, age: int) -> bool:
-        """Begin to copy what is new of a page; False when the pool is full of younger ones."""
+        """Begin to copy the new rows of a page; False if the pool is full of newer pages."""
         page = extent.page
         slot = self._slot(page, age)
         if slot < 0:
             return False
         known = self.places[page, BASE] >= 0 and self.places[page, GENERATION] == extent.generation
-        # kept finals were stored before the commit that was seen, but some may belong to a later one and not be whole: they are
-        # copied anew each time, and those of rows that are told of are
+        # the kept final observations of all committed rows are complete. Others may belong to rows of the next commit and be half
+        # written, so all of them are copied anew each time
         parts = row_parts(self._page_rows, extent.rows, extent.tail, int(self.places[page, ROWS]) if known else 0)
         first, base = page * self._page_rows, slot * self._page_rows
         pairs = [
@@ -189,16 +189,16 @@ class Mirror(Residence):
         return True
 
     def settle(self, pages: Array, generations: Array) -> None:
-        """`places` says it already."""
+        """Does nothing: `places` is up to date already."""
 
     def batched(self, event: Event) -> None:
-        """Slots that are filled from now on wait for it on the device, and for the last one of each other stream."""
+        """Make later copies into slots wait, on the device, for this event and for the last event of each other stream."""
         self._reads[event.stream] = event
         if len(self._reads) > 1:
             self._reads = {stream: one for stream, one in self._reads.items() if one is event or not one.passed()}
 
     def fill(self) -> None:
-        """Mirror until nothing is left to do, waiting for the device: for tests and for a quiet start."""
+        """Copy until the pool is up to date, and wait for the device; for tests, and before a program begins."""
         while True:
             self.refresh()
             if not self._flying:
@@ -207,11 +207,11 @@ class Mirror(Residence):
 
     @property
     def closed(self) -> bool:
-        """True once its memory is given back."""
+        """True once the pool's memory is released."""
         return self._closed
 
     def close(self) -> None:
-        """Wait for the copies and for what reads the pool. Idempotent."""
+        """Wait for the copies and for all work that reads the pool, and release its memory. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -227,15 +227,15 @@ class Mirror(Residence):
                 self._registration.close()
 
     def __del__(self) -> None:
-        # memory of a mirror that was dropped would be another's before the last copies into it are done; one that could not be made
-        # has none
+        # without this, the allocator could give the memory of a dropped mirror away before the last copies into it are done.
+        # `_closed` is missing or True in a mirror whose constructor failed, which has no memory
         if not sys.is_finalizing() and not getattr(self, "_closed", True):
             with contextlib.suppress(DeviceError):
                 self.close()
 
 
 def _slots(size: str | int, page_bytes: int, columns: int, device: Device) -> int:
-    """How many pages fit into a pool; checked against the device's free memory."""
+    """How many pages fit into a pool; refuses a pool that is larger than the device's free memory."""
     wanted = parse_bytes(size) if isinstance(size, str) else whole(size)
     if wanted is None:
         raise ConfigError(f"Expected a size such as '8 GiB', or bytes, got {size!r} - at pool")

@@ -1,4 +1,4 @@
-"""A process's mapping of a table, registered with a device once, however many loaders read it."""
+"""A process's mapping of a table, registered with a device once for all loaders that read it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PAGE = 4096
 
 
 class _Held:
-    """One registered range: what it is registered with, and how many hold it."""
+    """One registered range: its device, and the number of `Registration`s that hold it."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -24,18 +24,18 @@ class _Held:
 
 
 _held: dict[tuple[int, str], _Held] = {}
-"""By address and device: memory that one device has registered is refused to another one of the same process."""
-# a registration may be collected while this thread holds it
+"""The registered ranges, by address and device. Memory that one device has registered cannot be registered with a second one."""
+# reentrant, since a Registration may be garbage-collected while this thread holds the lock
 _mutex = threading.RLock()
 renew_in_child(__name__, "_mutex", threading.RLock)
 
 
 class Registration:
-    """A hold on the registered memory of a table's columns. It keeps the mapping alive; the last one unregisters.
+    """A hold on the registered memory of a table's columns. It keeps the mapping alive; closing the last hold unregisters the memory.
 
     Attributes:
-        start: Offset in the segment at which it begins.
-        size: Bytes, more than zero.
+        start: Offset of the registered range in the segment.
+        size: Its bytes, at least 1.
         refused: Why the memory could not be registered, or "".
     """
 
@@ -64,7 +64,7 @@ class Registration:
         return self._device.mapped(self._address, self.size)
 
     def close(self) -> None:
-        """Let go; the device must have finished reading. Idempotent."""
+        """Release the hold; the device must have finished reading. Idempotent."""
         with _mutex:
             if not self._open:
                 return
@@ -76,6 +76,6 @@ class Registration:
                 held.device.unregister(self._address)
 
     def __del__(self) -> None:
-        if hasattr(self, "_open") and not sys.is_finalizing():  # the kernel undoes it then
+        if hasattr(self, "_open") and not sys.is_finalizing():  # at exit the operating system undoes the registration
             with contextlib.suppress(DeviceError):
                 self.close()

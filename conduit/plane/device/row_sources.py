@@ -1,4 +1,4 @@
-"""Where a device reads rows by itself: the contract, and its two simplest forms. The pool is conduit.plane.device.mirror."""
+"""Which rows a device reads by itself: the contract `Residence`, and its two simplest implementations; the third is the pool, `Mirror`."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ BASE, GENERATION, ROWS, TAIL = (word // 8 for word in (PL_BASE, PL_GENERATION, P
 
 
 class Residence(ABC):
-    """Pages of one table that a device can read without the host's help.
+    """Pages of one table that a device can read without the host's help; such a page is "in place".
 
-    What `places` says is true from `settle` until `batched`: a page in place holds, until the event given to `batched` has passed,
-    the rows that its generation has in the table. A loader copies rows of all other pages itself. One thread at a time.
+    `places` is valid from `settle` until `batched`. A page in place keeps the rows of its generation until the event given to
+    `batched` has passed. The loader copies the rows of all other pages. For one thread at a time.
 
     Attributes:
-        columns: {field, and "meta": tensor [rows, *shape] on the device}; row `places[page, BASE] + local` is a page's row.
-        places: int64 [pages, 4]: row of local row 0 or -1, generation, rows there from the first one on, first row of those
-            there up to the page's end (kernels.cpu.near_far.PL_*).
+        columns: {field, and "meta": tensor [rows, *shape] on the device}; row `places[page, BASE] + local` is row `local` of a page.
+        places: int64 [pages, 4] (kernels.cpu.near_far.PL_*). For each page: the row in `columns` of its local row 0, or -1 if the
+            page is not in place; its generation; n, if its first n rows are readable; and the local row from which on all rows up to
+            the page's end are readable (kept final observations).
     """
 
     columns: dict[str, Tensor]
@@ -40,30 +41,34 @@ class Residence(ABC):
 
     @abstractmethod
     def refresh(self) -> None:
-        """Bring more pages in place, without waiting; before a draw."""
+        """Bring more pages in place, without waiting. Called before a draw."""
 
     @abstractmethod
     def settle(self, pages: Array, generations: Array) -> None:
-        """Say which of the drawn pages are in place; int64 [n] each, a pair for each sample."""
+        """Update `places` for the pages of a draw.
+
+        Args:
+            pages, generations: int64 [n], page and generation of each sample.
+        """
 
     @abstractmethod
     def batched(self, event: Event) -> None:
-        """What reads the pages in place has been launched; `event` is behind it."""
+        """Record that all work that reads the pages in place has been launched; `event` comes after that work."""
 
     @abstractmethod
     def close(self) -> None:
-        """Wait for the device, and let everything go. Idempotent."""
+        """Wait for the device, and release everything. Idempotent."""
 
 
 def no_places(pages: int) -> Array:
-    """Places of pages of which none is in place."""
+    """The value of `places` when no page is in place."""
     places = np.zeros((pages, PL_BYTES // 8), np.int64)
     places[:, BASE] = -1
     return places
 
 
 def column_places(table: TableView) -> dict[str, tuple[int, int, str, tuple[int, ...]]]:
-    """Where columns lie: fields that are not ragged, and `meta` as four int32.
+    """Where the columns lie in the segment: fields that are not ragged, and `meta` as four int32.
 
     Returns:
         {column: offset in the segment, bytes from row to row, torch dtype, shape of a row}.
@@ -83,29 +88,29 @@ class Nowhere(Residence):
         self.places = no_places(table.layout.pages)
 
     def refresh(self) -> None:
-        """Nothing to do."""
+        """Does nothing."""
 
     def settle(self, pages: Array, generations: Array) -> None:
-        """Nothing to say."""
+        """Does nothing: no page is in place."""
 
     def batched(self, event: Event) -> None:
-        """Nothing was read."""
+        """Does nothing: the device read no page."""
 
     def close(self) -> None:
-        """Nothing to let go."""
+        """Does nothing: there is nothing to release."""
 
 
 class Registered(Residence):
-    """Registered host memory: the device reads the table's own rows over the bus, nothing is copied before.
+    """Registered host memory: the device reads the table's own rows over the bus, without a copy before.
 
-    Writers must not reuse a page meanwhile, so the pages of a batch are leased until its event has passed: as many as this
-    client has leases for beside `kept` of its user; a batch's other pages are copied by the host. A table that is to be read this
-    way has few, large pages.
+    A lease keeps writers from reusing a page. So the pages of a batch are leased until the batch's event has passed. A client has a
+    limited number of leases, and `kept` of them are left to the program. The host copies the rows of pages that get no lease. So this
+    works best for tables with few, large pages.
 
     Args:
         table: The table.
-        registration: Its memory, registered with the device.
-        kept: Leases that are left to the client's user.
+        registration: The table's memory, registered with the device.
+        kept: Number of leases that are left to the program.
     """
 
     def __init__(self, table: TableView, registration: Registration, kept: int = 4) -> None:
@@ -119,7 +124,7 @@ class Registered(Residence):
         self.columns = columns_in(registration.memory(), registration.start, column_places(table), table.layout.rows)
 
     def refresh(self) -> None:
-        """End the leases of pages that no batch under way reads."""
+        """End the leases of pages that no unfinished batch reads."""
         while self._flying and self._flying[0][0].passed():
             self._flying.pop(0)
         reading = frozenset[int]().union(*(pages for _, pages in self._flying))
@@ -128,7 +133,7 @@ class Registered(Residence):
             self.places[page, BASE] = -1
 
     def settle(self, pages: Array, generations: Array) -> None:
-        """Lease the drawn pages, as far as leases go; those with the most samples first."""
+        """Lease the drawn pages as long as there are leases, pages with the most samples first."""
         drawn, counts = np.unique(np.stack([pages, generations], 1), axis=0, return_counts=True)
         for page, generation in drawn[np.argsort(-counts, kind="stable")].tolist():
             if page not in self._leases and len(self._leases) < self._most:
@@ -151,7 +156,7 @@ class Registered(Residence):
         self._used = set()
 
     def close(self) -> None:
-        """Wait for the batches under way, end the leases, let the registration go."""
+        """Wait for the unfinished batches, end the leases, and release the registration."""
         try:
             for event, _ in self._flying:
                 event.wait()
@@ -164,7 +169,7 @@ class Registered(Residence):
             self._registration.close()
 
     def __del__(self) -> None:
-        # leases of a loader that was dropped would end by themselves, maybe before the device has read
+        # without this, the leases of a dropped loader would end by themselves, possibly before the device has read the pages
         if hasattr(self, "columns") and not sys.is_finalizing():
             with contextlib.suppress(DeviceError):
                 self.close()

@@ -1,1 +1,1 @@
-"""Looks at engines and machines from outside."""
+"""Read-only views of engines and machines from outside, and the removal of engines whose owner is dead."""

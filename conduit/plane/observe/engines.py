@@ -1,4 +1,4 @@
-"""This user's engines by name, living and dead, and the removal of those that nobody holds any more."""
+"""The list of this user's engines, living and dead, and the removal of engines that no process holds."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from conduit.store.segment.names import SHM_DIRECTORY, Backing, find, note_path,
 
 
 def engines() -> list[str]:
-    """Names of this user's engines, living and dead, sorted. Other files under such names are not listed."""
+    """Sorted names of this user's engines, living and dead. Files that are not Conduit's are left out."""
     return sorted({name for name, _ in find() if _is_file(name)})
 
 
 def clean(name: str | None = None) -> list[Cleaned]:
     """Remove segments that no live process holds.
 
-    A process holds a segment while it is its owner or is attached, however idle. A file that is not Conduit's, and lies
-    under an engine's name, is left alone.
+    A process holds a segment as long as it is the owner or is attached, however idle it is. A file under an engine's name that is not
+    Conduit's stays.
 
     Args:
-        name: One engine; None for all of this user.
+        name: One engine; None for all engines of this user.
 
     Returns:
-        One entry for each engine looked at.
+        One entry for each engine that was examined.
 
     Raises:
-        ConfigError: This cannot be an engine's name.
-        EngineNotFound: Nothing has this name.
+        ConfigError: The name cannot be an engine's.
+        EngineNotFound: There is no engine of this name.
     """
     if name is not None:
         backing_of(name)
@@ -50,7 +50,7 @@ def _clean(name: str) -> Cleaned:
 
 
 def not_found(name: str) -> EngineNotFound:
-    """What to raise where nothing has this name."""
+    """The error for a name that no engine has."""
     return EngineNotFound(
         f"Expected an engine named {name!r}, found none for this user ({SHM_DIRECTORY}{shm_name(name)}): "
         "`conduit status` lists those that are there"
@@ -58,11 +58,11 @@ def not_found(name: str) -> EngineNotFound:
 
 
 def backing_of(name: str) -> Backing:
-    """Where a name leads to: something in shared memory, of whatever kind, or the note of a memfd.
+    """The backing of a name: "shm" for any entry in shared memory, "memfd" for the note of a memfd.
 
     Raises:
-        ConfigError: This cannot be an engine's name.
-        EngineNotFound: Nothing has it.
+        ConfigError: The name cannot be an engine's.
+        EngineNotFound: There is no entry of this name.
     """
     if os.path.lexists(SHM_DIRECTORY / shm_name(name)[1:]):
         return "shm"
@@ -72,7 +72,7 @@ def backing_of(name: str) -> Backing:
 
 
 def is_there(name: str) -> bool:
-    """Whether something has this name."""
+    """Whether there is an entry of this name."""
     try:
         backing_of(name)
     except (EngineNotFound, ConfigError):
@@ -81,7 +81,7 @@ def is_there(name: str) -> bool:
 
 
 def _is_file(name: str) -> bool:
-    """Whether a name leads to a file, or to a note that is one: others are not listed."""
+    """Whether a name's entry in shared memory, or its note, is a regular file."""
     try:
         path = SHM_DIRECTORY / shm_name(name)[1:] if backing_of(name) == "shm" else note_path(name)
         return stat.S_ISREG(path.lstat().st_mode)
@@ -90,7 +90,7 @@ def _is_file(name: str) -> bool:
 
 
 def _is_foreign(name: str) -> bool:
-    """Whether a file begins with something else than our magic, or the zeros of a creator that did not finish."""
+    """Whether a file begins with neither Conduit's magic word nor the zeros of a creator that did not finish."""
     fd = open_segment(name, os.O_RDONLY)
     try:
         start = os.pread(fd, 8, 0)

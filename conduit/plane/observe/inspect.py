@@ -1,11 +1,11 @@
-"""A read-only look at engines from outside: what is there, who lives in it, and the removal of what nobody holds.
+"""A read-only look at an engine from outside: its tables, policies and participants.
 
-Looking takes no seat, no lock and no mapping: words are read through a read-only descriptor, so that a look cannot disturb
-an engine, and a segment that is cut short under it is a short read and not a bus error. Liveness is asked of the kernel,
-never tried out. The price is that a look at a running engine is no consistent cut: each number is right for some moment
-during the call, and sums of them may be off by what was written meanwhile.
+A look takes no seat, no lock and no mapping. It reads words through a read-only descriptor, so it cannot disturb the engine, and a
+segment that is truncated meanwhile gives a short read instead of a bus error. The kernel says which processes live. The trade-off: a
+look at a running engine is not a consistent snapshot. Each number is right for some moment during the call, and sums may differ by
+the rows that were written meanwhile.
 
-An engine that is dead, damaged or another user's is a state of the result and no error; only a name that nothing has is.
+An engine that is dead, damaged or another user's is a state of the result, not an error; only an unknown name is an error.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ Words = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def inspect(name: str) -> EngineStatus:
-    """Look at an engine without taking part in it; does not block and changes nothing.
+    """Look at an engine without attaching to it; does not block and changes nothing.
 
     Raises:
-        ConfigError: This cannot be an engine's name.
-        EngineNotFound: Nothing has this name.
+        ConfigError: The name cannot be an engine's.
+        EngineNotFound: There is no engine of this name.
     """
     backing = backing_of(name)
 
@@ -97,7 +97,7 @@ def inspect(name: str) -> EngineStatus:
 
 
 def _read(fd: int, offset: int, count: int) -> Words:
-    """`count` words from byte `offset` on."""
+    """`count` words, beginning at byte `offset`."""
     data = os.pread(fd, 8 * count, offset)
     if len(data) < 8 * count:
         raise BadSegment(f"Expected {8 * count} bytes at {offset}, got {len(data)}: it has just been truncated")
@@ -162,14 +162,14 @@ def _participants(fd: int, layout: SegmentLayout, hazards: Words, blocks: list[W
 
 
 def _filling(pages: Words) -> Words:
-    """How many of these pages each participant fills, by number."""
+    """Number of these pages that each participant fills, indexed by its seat."""
     states = pages[:, w.PAGE_STATE // 8]
     owned = states[np.isin(states & w.KIND_MASK, (w.INIT, w.OPEN))]
     return np.bincount((owned >> w.OWNER_SHIFT) & w.OWNER_MASK, minlength=w.OWNER_MASK + 1)
 
 
 def _counts(fd: int, layout: TableLayout, control: Words, pages: Words, seats: int) -> Counts:
-    """The same sums as a client makes, over copies."""
+    """The counts that a client computes (`TableHandle.counts`), computed here from copies."""
     sides = _read(fd, layout.sides, layout.pages * w.LINE // 8).reshape(-1, w.LINE // 8)
     taken = _read(fd, layout.seats, seats * w.LINE // 8).reshape(-1, w.LINE // 8)
     return counts_over(pages, sides, control, taken, layout.page_rows)
@@ -239,7 +239,7 @@ def _table(
     kinds = pages[:, w.PAGE_STATE // 8] & w.KIND_MASK
     by_kind = np.bincount(kinds, minlength=w.SEALED + 1)
     live = pages[np.isin(kinds, (w.OPEN, w.SEALED))]
-    # a page that is claimed during the look can show words of two lives
+    # a page that is claimed during the look can show words of two generations
     committed, halo = (live[:, offset // 8].clip(0, layout.page_rows) for offset in (w.PAGE_COMMITTED, w.PAGE_HALO))
     tail = (live[:, w.PAGE_TAIL // 8] & w.TAIL_MASK).clip(0, layout.page_rows)
     own = (committed - halo).clip(0)

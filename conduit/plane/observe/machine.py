@@ -1,6 +1,6 @@
-"""What an engine needs of a machine, tried out piece by piece on memory of our own; `conduit doctor` shows the outcome.
+"""Probes of the machine's features that an engine needs, each tried on memory of its own; `conduit doctor` shows the outcomes.
 
-A probe returns what it found and raises nothing for what a machine lacks. Nothing is left behind.
+A probe returns its outcome; it does not raise if the machine lacks the feature. Probes leave nothing behind.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ _EXPECTED = {
         "full fence": r"\bdmb\s+ish\b",
     },
 }
-"""Instructions that the orders asked for in native/memory.py become, per machine; AT&T syntax on x86-64."""
+"""The machine instructions that the atomic operations of native/memory.py must become, per machine; AT&T syntax on x86-64."""
 
 
 def room_for(backing: Backing) -> Bound | None:
-    """What bounds a new engine of this backing now, as its creation sees it; None where nothing does."""
+    """The limit on the size of a new engine of this backing, as its creation would find it now; None if there is none."""
     return available(backing)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a probe found.
+    """The outcome of a probe.
 
     Attributes:
-        works: Whether an engine can rely on it.
-        found: What was seen, in words.
+        works: Whether an engine can rely on the feature.
+        found: The finding, as text.
     """
 
     works: bool
@@ -62,13 +62,13 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class KernelCache:
-    """How this process came by its compiled kernels.
+    """Where this process got its compiled kernels from.
 
     Attributes:
-        library: The library that they are from; "" where they are compiled.
-        folders: Where they are cached.
-        loaded: Kernels that came from there.
-        compiled: Kernels that had to be compiled, and are there now.
+        library: The library that they come from; "" if they are compiled on this machine.
+        folders: The folders of the cache.
+        loaded: Kernels loaded from the cache.
+        compiled: Kernels that were compiled, and are in the cache now.
     """
 
     library: str
@@ -78,7 +78,7 @@ class KernelCache:
 
 
 def memfd() -> Outcome:
-    """Allocate a little memory that has no name in any file system."""
+    """Allocate a small memfd, memory without a name in a file system."""
     try:
         os.close(_memfd())
     except OSError as error:
@@ -87,7 +87,7 @@ def memfd() -> Outcome:
 
 
 def liveness_locks() -> Outcome:
-    """Open-file-description locks: seen through another description, gone with the one that held them."""
+    """Open-file-description locks: visible through another descriptor of the file, and released when their holder's is closed."""
     try:
         fd = _memfd()
     except OSError as error:
@@ -109,7 +109,7 @@ def liveness_locks() -> Outcome:
 
 
 def kernels() -> Outcome:
-    """Where kernels come from: a library that was compiled ahead of time, or the compiler."""
+    """The source of kernels: a library that was compiled ahead of time, or the compiler."""
     try:
         choice = library.chosen()
     except ConfigError as error:
@@ -154,14 +154,14 @@ def futex() -> Outcome:
 
 
 def atomic_instructions() -> Outcome:
-    """Compile the atomic operations, run them, and look at the machine code: instructions and no library call."""
+    """Compile the atomic operations, run them, and check that their machine code has the instructions and no library call."""
     machine = platform.machine()
     if machine not in _EXPECTED:
         return Outcome(False, f"none are known for {machine}; Conduit runs on {' and '.join(_EXPECTED)}")
 
     import numba
 
-    # compiled afresh: numba shows no machine code of what it has loaded from its cache
+    # compiled anew: numba does not show the machine code of kernels that it loaded from its cache
     @numba.njit("int64(int64)")  # type: ignore[untyped-decorator]
     def operate(address: Any) -> Any:
         before = compare_and_swap(address, 0, 5)
@@ -181,7 +181,7 @@ def atomic_instructions() -> Outcome:
 
 
 def kernel_cache() -> KernelCache:
-    """How the kernels that ran in this process so far were come by."""
+    """Where the kernels that ran in this process so far came from."""
     choice = library.chosen()
     if "conduit.native.compile.compiler" not in sys.modules:
         return KernelCache(choice.path, (), 0, 0)

@@ -1,4 +1,4 @@
-"""What a look at an engine returns (`conduit.plane.observe.inspect`): plain values, nothing that holds on to the engine."""
+"""The result of a look at an engine (`conduit.plane.observe.inspect`): plain values without a reference to the engine."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ denied    it belongs to another user, or others may open it
 
 @dataclass(frozen=True, slots=True)
 class ParticipantStatus:
-    """A process that is attached, or was and has died and has not been noticed yet.
+    """A process that is attached, or a dead one that still has its seat.
 
     Attributes:
         number: Its seat.
         pid: Process id, in the process's own pid namespace.
         name: Command name of the process when it joined, at most 15 characters.
-        alive: The kernel's word: a stopped process is alive.
+        alive: Whether the kernel says that it lives; a stopped process (SIGSTOP) is alive.
         since_ns: When it joined, nanoseconds since the epoch.
-        roles: What it has done since: "owner", "writer", "loader", "consumer", "launcher", those that are so in this order.
-        rows: Rows it has written since, in all tables.
+        roles: Its roles since it joined, in this order: "owner", "writer", "loader", "consumer", "launcher".
+        rows: Rows that it has written since it joined, in all tables.
         pages: Pages that it is filling now, in all tables.
-        leases: Pages that it holds now against being overwritten.
+        leases: Pages that it leases now, so that writers do not overwrite them.
     """
 
     number: int
@@ -55,11 +55,11 @@ class PageCounts:
     """Pages of a table by state.
 
     Attributes:
-        free: Without rows.
-        preparing: Claimed by a writer that has not opened it yet.
-        open: Being filled.
-        sealed: Full or finished; the oldest is overwritten when no page is free.
-        leased: Of all these, held by a reader now, and so not overwritten.
+        free: Pages without rows.
+        preparing: Pages that a writer has claimed and not opened yet.
+        open: Pages that are being filled.
+        sealed: Pages that are full or finished; the oldest is overwritten when no page is free.
+        leased: Pages, in any state, that a reader leases now, so that they are not overwritten.
     """
 
     free: int
@@ -74,12 +74,13 @@ class LimiterStatus:
     """A table's limiter (docs/limits.md has the formula).
 
     Attributes:
-        samples_per_insert, min_size: In force.
-        min_diff, max_diff: The same; None where there is no such bound.
+        samples_per_insert, min_size: The limits in force.
+        min_diff, max_diff: The bounds in force; None if there is no such bound.
         inserted, sampled, deleted: I, S and D of the formula.
         reserved: Samples that loaders have reserved and not delivered.
         granted: Rows that writers have been granted and not published.
-        sampling, inserting: Why not one more sample, or row, is allowed, by which term, and what frees it; None when one is.
+        sampling, inserting: Why one more sample, or one more row, is refused: the term of the formula, and what ends the wait. None
+            if it is allowed.
     """
 
     samples_per_insert: float
@@ -101,7 +102,7 @@ class ClaimStatus:
 
     Attributes:
         participant: Its seat.
-        pid: Its process, or 0 where the seat is empty by now.
+        pid: Its process, or 0 if the seat is empty by now.
         rows: Rows that it has claimed and not acknowledged.
     """
 
@@ -112,15 +113,15 @@ class ClaimStatus:
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus:
-    """What has become of a queue's rows.
+    """The rows of a queue by state.
 
     Attributes:
         rollout_length: Ticks of a rollout, or None.
-        waiting: Committed rows that nobody has claimed, those of unfinished rollouts left out.
+        waiting: Committed rows that no consumer has claimed, without the rows of unfinished rollouts.
         unfinished: Rows of rollouts that are being written.
         claimed: Rows claimed and not acknowledged.
-        claims: By whom.
-        delivered_again: Claims of dead consumers that were given back, ever.
+        claims: The consumers that hold them.
+        delivered_again: Number of dead consumers' claims that were given back since the queue was created.
     """
 
     rollout_length: int | None
@@ -133,14 +134,14 @@ class QueueStatus:
 
 @dataclass(frozen=True, slots=True)
 class EpisodesStatus:
-    """Episodes that ended in a table; `TableHandle.episodes` has each of them.
+    """A summary of the episodes that ended in a table; `TableHandle.episodes` returns each of them.
 
     Attributes:
-        ended: How many ever ended.
-        newest: Of how many of the newest the means are, at most 100.
-        mean_return: Mean sums of their rewards, one for each of `reward_names`; None where there is none.
-        mean_length: Mean number of their steps; None where there is none.
-        reward_names: Rewards, or their elements.
+        ended: Number of episodes that ever ended.
+        newest: Number of newest episodes that the means are taken over, at most 100.
+        mean_return: Their mean returns, one for each of `reward_names`; None if there is no episode or reward.
+        mean_length: Their mean number of steps; None if there is no episode.
+        reward_names: The rewards, or the elements of a reward.
     """
 
     ended: int
@@ -158,28 +159,28 @@ class TableStatus:
         name: Table name.
         kind: "replay" or "queue".
         fields: The schema's fields.
-        observation_names, reward_names: Those of them that have these roles, as declared or guessed (conduit.Schema).
-        fingerprint: Of the schema, 16 hex digits.
-        max_stack, max_n_step: Widest window that it serves, in ticks.
+        observation_names, reward_names: The fields with these roles, as declared or guessed (conduit.Schema).
+        fingerprint: The schema's fingerprint, 16 hex digits.
+        max_stack, max_n_step: Widest window that the table serves, in ticks.
         pages: Pages by state.
         page_rows: Rows per page.
         capacity: Rows of all pages together, halo and kept final observations included.
         rows_visible: Committed rows that are in the table now, halo copies not counted.
         rows_written: Rows ever committed.
         rows_evicted: Rows whose page was reused.
-        writers_alive, writers_dead: Participants that fill a page of it now.
+        writers_alive, writers_dead: Numbers of living and of dead participants that fill a page of the table now.
         pages_recovered: Pages taken back from dead writers.
-        priorities_raised, priorities_lowered: Priorities that were too small, or too large, for the table to tell them from others
-            and were stored as the least or the largest there is (conduit.Priorities).
+        priorities_raised, priorities_lowered: Priorities outside the range that the table can store, which were stored as its smallest
+            or largest priority (conduit.Priorities).
         bytes: Memory of the table.
-        bytes_per_row: Bytes of one row with padding and the system columns; of ragged fields, a row's share of the arenas.
-        bytes_per_transition: The same with the table's halo copies and kept final observations shared out over its
-            visible rows, as it is now; of ragged fields, the values that are there. bytes_per_row while the table is empty.
-        halo_share: Part of the rows in use that are halo copies, from 0 to 1.
-        frozen: Whether it takes no rows.
-        limiter: What limits it, or None.
-        queue: Of a queue: what has become of its rows; else None.
-        episodes: Returns and lengths of episodes that ended in it.
+        bytes_per_row: Bytes of one row with padding and the system columns, and a row's share of the arenas of ragged fields.
+        bytes_per_transition: Bytes in use now, halo copies, kept final observations and stored ragged values included, divided by the
+            visible rows. bytes_per_row while the table is empty.
+        halo_share: Share of the rows in use that are halo copies, from 0 to 1.
+        frozen: Whether the table is frozen: it takes no rows.
+        limiter: The table's limiter, or None.
+        queue: The rows of a queue by state; None for a replay table.
+        episodes: A summary of the episodes that ended in the table.
     """
 
     name: str
@@ -237,17 +238,17 @@ class EngineStatus:
     Attributes:
         name: Engine name.
         state: See `State`.
-        problem: What is wrong, and what helps, for the states orphaned, dead, damaged and denied; else None.
+        problem: The problem and its remedy, for the states orphaned, dead, damaged and denied; otherwise None.
         backing: "shm" or "memfd".
-        bytes: Length of the segment; 0 where it cannot be seen.
-        in_use: Whether any live process holds it, as owner or participant.
+        bytes: Size of the segment; 0 if it cannot be read.
+        in_use: Whether a living process holds the segment, as owner or participant.
         owner_alive: Whether its owner lives.
-        at: When this look was taken, monotonic seconds.
-        creator_pid: Process that created it; 0 where it cannot be read.
-        created_ns: When, nanoseconds since the epoch; 0 where it cannot be read.
-        max_participants: Seats.
-        participants: Seats taken, by number.
-        tables, policies: As they were declared; empty where they cannot be read.
+        at: Time of this look, monotonic seconds.
+        creator_pid: Process that created the engine; 0 if it cannot be read.
+        created_ns: When it was created, nanoseconds since the epoch; 0 if it cannot be read.
+        max_participants: Number of seats.
+        participants: The taken seats, by number.
+        tables, policies: In the order of their declaration; empty if they cannot be read.
     """
 
     name: str
@@ -268,12 +269,12 @@ class EngineStatus:
 
 @dataclass(frozen=True, slots=True)
 class Cleaned:
-    """What `clean` did about one engine.
+    """What `clean` did with one engine.
 
     Attributes:
         name: Engine name.
         removed: Whether its segment, or the note of its memfd, was removed.
-        why: Why, or why not.
+        why: Why it was removed, or why not.
     """
 
     name: str

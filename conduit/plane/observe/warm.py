@@ -1,4 +1,4 @@
-"""Kernels made ready before they are needed."""
+"""`warm`: loads or compiles kernels before a program needs them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from conduit.native.compile import catalogue, library, turns
 
 @dataclass(slots=True)
 class Warmth:
-    """What was made ready.
+    """The result of `warm`.
 
     Attributes:
-        library: The library that has them all; "" where they are compiled.
+        library: The library that has all kernels; "" if they are compiled on this machine.
         compiled: Kernels that were compiled now.
-        loaded: Kernels that were compiled already.
-        folders: Where they are kept.
-        seconds: It took.
-        kept: Whether all could be kept for the next process.
+        loaded: Kernels that had been compiled before.
+        folders: The folders of the cache.
+        seconds: Seconds that it took.
+        kept: Whether the cache kept all of them for the next process.
     """
 
     library: str = ""
@@ -33,10 +33,10 @@ class Warmth:
 
 
 def warm(*, every: bool = False) -> Iterator[tuple[int, int, Warmth]]:
-    """Have kernels loaded or compiled, one after the other; yields how many of how many, and what was done so far.
+    """Load or compile the kernels, one after the other; yields (kernels done, kernels in all, result so far).
 
     Args:
-        every: All operations on rows, of every pair of dtypes, too; the usual ones otherwise.
+        every: Include the operations on rows for every pair of dtypes; otherwise only the usual ones.
     """
     done, began = Warmth(), time.monotonic()
     turns.hush()

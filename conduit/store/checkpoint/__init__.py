@@ -1,1 +1,1 @@
-"""A segment as files, and back."""
+"""Checkpoints: writing a segment into files, and reading it back."""

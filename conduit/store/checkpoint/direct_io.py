@@ -1,6 +1,6 @@
-"""Reading and writing files past the page cache: in aligned blocks, with a header of one memory page.
+"""Reading and writing files without the page cache (O_DIRECT): in aligned blocks, with a header of one memory page.
 
-Where the file system knows no O_DIRECT, writes and reads go through its cache.
+If a file system does not support O_DIRECT, reads and writes go through the page cache.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from conduit.errors import CheckpointError, ConduitError, NoSpace
 Array = np.ndarray[Any, Any]
 
 HEADER = 4096
-"""Bytes of a file's header: a multiple of what O_DIRECT asks for."""
+"""Bytes of a file's header: a multiple of the block size that O_DIRECT requires."""
 
 BLOCK = 8 << 20
 
@@ -36,7 +36,7 @@ def header_of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 
 
 def unwritable(error: OSError, where: Path) -> OSError | CheckpointError:
-    """What to raise for a failed write: NoSpace when the disk is full, the error itself where it is this process's lack."""
+    """The exception for a failed write: NoSpace if the disk is full, the error itself if this process lacks a resource."""
     if error.errno in _SHORT or isinstance(error, ConduitError):
         return error
     if error.errno not in _FULL:
@@ -51,7 +51,7 @@ def unwritable(error: OSError, where: Path) -> OSError | CheckpointError:
 
 
 def unreadable(error: OSError, path: Path) -> OSError | CheckpointError:
-    """What to raise for a failed read: that the file cannot be read, or the error itself where it is this process's lack."""
+    """The exception for a failed read: CheckpointError, or the error itself if this process lacks a resource."""
     if error.errno in _SHORT:
         return error
     return CheckpointError(
@@ -61,7 +61,7 @@ def unreadable(error: OSError, path: Path) -> OSError | CheckpointError:
 
 
 def open_direct(path: Path, flags: int) -> int:
-    """Open a file past the page cache where its file system can do that; returns the descriptor."""
+    """Open a file, with O_DIRECT if its file system supports that; returns the descriptor."""
     try:
         return os.open(path, flags | os.O_CLOEXEC | os.O_DIRECT, 0o644)
     except OSError as error:
@@ -71,12 +71,12 @@ def open_direct(path: Path, flags: int) -> int:
 
 
 def through_the_cache(fd: int) -> None:
-    """Have all that follows go through the page cache."""
+    """Make later reads and writes of the descriptor go through the page cache."""
     fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_DIRECT)
 
 
 def write_all(fd: int, data: Any, offset: int) -> None:
-    """Write bytes to their place; past the page cache where the descriptor says so and the file system can."""
+    """Write bytes at their offset, without the page cache if the descriptor has O_DIRECT and the file system allows it."""
     view = memoryview(data)
     while view:
         try:
@@ -111,15 +111,15 @@ def read_all(fd: int, view: memoryview, offset: int, path: Path) -> int:
 
 
 class Blocks:
-    """Blocks of memory as O_DIRECT wants it; used again, and touched only as far as they are filled."""
+    """Blocks of memory with the alignment of O_DIRECT. They are reused, and only the filled part of a block is touched."""
 
     def __init__(self) -> None:
         self._free: list[Array] = []
 
     def take(self) -> Array:
-        """A block, uint8 [BLOCK], that holds whatever it held."""
+        """A block, uint8 [BLOCK], with its previous contents."""
         return self._free.pop() if self._free else np.frombuffer(mmap.mmap(-1, BLOCK), np.uint8)
 
     def give(self, block: Array) -> None:
-        """Let others have the block."""
+        """Give a block back, for reuse."""
         self._free.append(block)

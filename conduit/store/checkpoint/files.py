@@ -1,7 +1,7 @@
-"""The files of a checkpoint: `.npy` with a header of one memory page, written and read in large blocks past the page cache.
+"""The files of a checkpoint: `.npy` with a header of one memory page, written and read in large blocks without the page cache.
 
-A file is written in sequence, a block at a time: blocks are filled and hashed by the caller's thread and written by a few others.
-Its header, which says how many rows there are, comes last. Its digest is XXH3-128 of the bytes behind the header, followed by
+A file is written in sequence, a block at a time: the caller's thread fills and hashes blocks, and a few other threads write them.
+The header, which has the number of rows, is written last. The digest of a file is XXH3-128 of the bytes after the header, followed by
 the header.
 """
 
@@ -45,7 +45,7 @@ class FileEntry(msgspec.Struct, frozen=True):
 
     Attributes:
         size: Bytes.
-        digest: XXH3-128 of the bytes behind the header, followed by the header; 32 hex digits.
+        digest: XXH3-128 of the bytes after the header, followed by the header; 32 hex digits.
     """
 
     size: int
@@ -83,7 +83,7 @@ class OutFile:
             self._flush()
 
     def _flush(self) -> None:
-        """Hand on the block if it is full."""
+        """Write the block in the background if it is full."""
         if self._block is not None and self._filled == BLOCK:
             self._hash.update(self._block.data)
             self._files.submit(self.fd, self._block, HEADER + self.written)
@@ -91,7 +91,7 @@ class OutFile:
             self._block, self._filled = None, 0
 
     def append_rows(self, rows: Array) -> None:
-        """Add rows, uint8 [n, bytes], which may lie apart."""
+        """Add rows, uint8 [n, bytes], which need not be contiguous."""
         if rows.flags.c_contiguous:
             self.append(rows.reshape(-1))
             return
@@ -100,7 +100,7 @@ class OutFile:
         while at < len(rows):
             whole = min(len(rows) - at, (BLOCK - self._filled) // size)
             if whole == 0 or self._block is None:
-                self.append(rows[at])  # over the block's end, or into a new one
+                self.append(rows[at])  # the row crosses the block's end, or begins a new block
                 at += 1
                 continue
             target = self._block[self._filled : self._filled + whole * size].reshape(whole, size)
@@ -110,11 +110,11 @@ class OutFile:
             self._flush()
 
     def describe(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-        """Say what has been appended: its dtype and shape."""
+        """Set the dtype and shape of all that was appended, for the header."""
         self._header = header_of(dtype, shape)
 
     def finish(self) -> FileEntry:
-        """Write what is left and the header, and see all of it on the disk; every block must have been written."""
+        """Write the rest and the header, and sync the file to the disk; all earlier blocks must have been written."""
         through_the_cache(self.fd)
         size = HEADER + self.written + self._filled
         if self._block is not None:
@@ -130,7 +130,7 @@ class OutFile:
         return FileEntry(size, self._hash.hexdigest())
 
     def close(self) -> None:
-        """Let the descriptor go; idempotent."""
+        """Close the descriptor; idempotent."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -140,7 +140,7 @@ class FileSet:
     """Files being written below one folder; a context manager.
 
     Attributes:
-        entries: {name below the folder: entry} of those that are finished.
+        entries: {name below the folder: entry} of the finished files.
     """
 
     def __init__(self, root: Path) -> None:
@@ -166,7 +166,7 @@ class FileSet:
         file.describe(array.dtype, array.shape)
 
     def submit(self, fd: int, block: Array, offset: int) -> None:
-        """Write a full block in the background; waits for an earlier one where too many are on their way."""
+        """Write a full block in the background; if too many writes are pending, wait for the earliest first."""
         while len(self._pending) >= _AHEAD:
             self._retire()
         self._pending.append((self._workers.submit(functools.partial(write_all, fd, block, offset)), block))
@@ -196,7 +196,7 @@ class FileSet:
 
 
 Sink = Callable[[int, Array], None]
-"""Takes bytes of a file, uint8 [n], and their place behind the header; called by several threads at a time."""
+"""Called with an offset after the header and the bytes there, uint8 [n]; several threads call it at the same time."""
 
 
 class FileReader:
@@ -204,8 +204,8 @@ class FileReader:
 
     Args:
         root: The checkpoint's folder.
-        entries: {name below it: entry}, from its manifest.
-        progress: Called with bytes done and bytes in all.
+        entries: {name below the folder: entry}, from the manifest.
+        progress: Called with the bytes done and the total bytes.
     """
 
     def __init__(
@@ -221,10 +221,10 @@ class FileReader:
         self.unread = set(entries)
 
     def read(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-        """A file's array, which it must have been described as.
+        """The array in a file.
 
         Raises:
-            CheckpointError: The file is missing, cut short, damaged, or of another dtype or shape.
+            CheckpointError: The file is missing, truncated, damaged, or has another dtype or shape.
         """
         out = np.empty(shape, dtype)
         target = out.reshape(-1).view(np.uint8)
@@ -236,7 +236,7 @@ class FileReader:
         return out
 
     def stream(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...], sink: Sink | None) -> None:
-        """Pass a file's bytes to `sink`, block by block; see `read`. They are known to be whole when it returns."""
+        """Pass a file's bytes to `sink`, block by block; see `read`. The digest is checked at the end, before this returns."""
         entry = self._entries.get(name)
         if entry is None:
             raise CheckpointError(f"Expected {name} in the manifest of {self.root}, it is not listed: {DAMAGED}")
@@ -246,7 +246,7 @@ class FileReader:
         self._check_stored(name, entry, header if expected == entry.size else None, sink)
 
     def verify(self, name: str) -> None:
-        """See that a file is whole, whatever it holds; see `read`."""
+        """Check a file's size and digest, of any dtype and shape; raises as `read`."""
         self._check_stored(name, self._entries[name], b"", None)
 
     def _check_stored(self, name: str, entry: FileEntry, header: bytes | None, sink: Sink | None) -> None:
@@ -287,11 +287,11 @@ class FileReader:
             self._progress(self._done, self._total)
 
     def _read_blocks(self, fd: int, size: int, sink: Sink | None, path: Path) -> Iterator[tuple[Array, int]]:
-        """A file's blocks in order, while later ones are being read and passed on."""
+        """A file's blocks in order, while other threads read later blocks and pass them to the sink."""
 
         def fetch(block: Array, place: int) -> int:
             want = min(BLOCK, size - HEADER - place)
-            # past the cache, lengths must be whole sectors: the end of the file cuts the last one
+            # O_DIRECT reads whole sectors only; the end of the file shortens the last read
             count = min(want, read_all(fd, block.data[: -(-want // HEADER) * HEADER], HEADER + place, path))
             if sink is not None:
                 sink(place, block[:count])
@@ -321,7 +321,7 @@ class FileReader:
 
 
 def _ahead(places: Iterable[int]) -> Iterator[int | None]:
-    """The places, then as many None as blocks may still be on their way."""
+    """The places, then one None for each block that may still be pending."""
     yield from places
     for _ in range(_AHEAD + 1):
         yield None

@@ -1,12 +1,13 @@
 """A checkpoint's format, and the folder it lies in (docs/checkpoints.md).
 
-    path/0000000007/manifest.json                  what is here, and a digest of every file
+    path/0000000007/manifest.json                  the contents, and a digest of every file
                     tables/replay/...              words, rows and values of a table (conduit.store.checkpoint.save)
                     policies/policy/...            the arrays of a weights slot
-                    extra/...                      bytes of the caller's own
+                    extra/...                      the caller's own bytes
 
-A checkpoint is made under a name that begins with a dot and renamed when all of it is on the disk, its manifest last. So what
-has a number is whole, whenever its maker was killed; what has a dot is a leftover, and the next checkpoint removes it.
+A checkpoint is written into a folder whose name begins with a dot, its manifest last. The folder is renamed to a number when all of it
+is on the disk. So a numbered folder is always complete, even if its process was killed. A folder with a dot is left over from a killed
+process, and the next checkpoint removes it.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ class TableEntry(msgspec.Struct, frozen=True):
     """A table as the manifest lists it.
 
     Attributes:
-        folder: Its files' folder, below the checkpoint's.
-        rows: Rows that the column files hold, halo copies and kept finals included.
-        items: {ragged field: items that its file of values holds}.
-        inserted, sampled, deleted: What a limiter counts, at the moment of the checkpoint.
+        folder: Folder of its files, below the checkpoint's folder.
+        rows: Rows in the column files, halo copies and kept final observations included.
+        items: {ragged field: items in its file of values}.
+        inserted, sampled, deleted: A limiter's counts at the moment of the checkpoint.
         visible: Rows of all pages at that moment, halo copies not counted.
         pages_left_out, rows_left_out: Pages that were reused before they could be copied, and their rows.
     """
@@ -74,7 +75,7 @@ class PolicyEntry(msgspec.Struct, frozen=True):
 
 
 class LoaderEntry(msgspec.Struct, frozen=True):
-    """A named loader: its table, its seed (64 bits, signed), the number of the batch that comes next, and the digest of the rows of its epoch."""
+    """A named loader: its table, its seed (64 bits, signed), the number of its next batch, and the digest of its epoch's rows."""
 
     table: str
     seed: int
@@ -83,14 +84,14 @@ class LoaderEntry(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What a checkpoint holds.
+    """The contents of a checkpoint.
 
     Attributes:
         conduit: Version of Conduit that made it.
         engine: Name of the engine.
         created_ns: When it was made, nanoseconds since the epoch.
-        spec: What the engine was created with.
-        tables, policies, loaders: By name.
+        spec: The specification that the engine was created with.
+        tables, policies, loaders: Entries by name.
         extra: Names of the caller's own bytes.
         files: {name below the checkpoint's folder: entry}.
     """
@@ -124,12 +125,12 @@ def policy_file(folder: str, tensor: TensorSpec) -> tuple[str, np.dtype[Any]]:
 
 
 def extra_file(name: str) -> str:
-    """Name of the file of bytes of the caller's own."""
+    """Name of the file for the caller's own bytes of this name."""
     return f"extra/{safe(name)}.npy"
 
 
 def write_manifest(path: Path, manifest: Manifest) -> None:
-    """Write manifest.json into a checkpoint's folder, and see it on the disk."""
+    """Write manifest.json into a checkpoint's folder, and sync it to the disk."""
     body = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
     digest = xxhash.xxh3_128_hexdigest(body)
     with (path / MANIFEST).open("xb") as file:
@@ -142,7 +143,7 @@ def read_manifest(path: Path) -> Manifest:
     """The manifest of the checkpoint in the folder `path`.
 
     Raises:
-        CheckpointError: It is missing, damaged, foreign, or of another version.
+        CheckpointError: The manifest is missing, damaged, not Conduit's, or of another version.
     """
     file = path / MANIFEST
     try:
@@ -188,10 +189,10 @@ def numbered(folder: Path) -> list[Path]:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether a manifest lies at this path.
+    """Whether there is a manifest in this folder.
 
     Raises:
-        CheckpointError: It cannot be looked at.
+        CheckpointError: The folder cannot be read.
     """
     try:
         return (path / MANIFEST).exists()
@@ -200,10 +201,10 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def as_path(path: object) -> Path:
-    """A path as callers hand it over.
+    """The caller's argument as a Path.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: It is not a path.
     """
     if not isinstance(path, str | os.PathLike) or not isinstance(found := os.fspath(path), str):
         raise ConfigError(f"Expected a path, got {path!r}")
@@ -211,10 +212,10 @@ def as_path(path: object) -> Path:
 
 
 def candidates(path: Path) -> list[Path]:
-    """The checkpoints that `path` may mean, best first: itself, or all those in it.
+    """The checkpoints at `path`, best first: the path itself, or all checkpoints in that folder.
 
     Raises:
-        CheckpointError: There is none.
+        CheckpointError: There is no checkpoint.
     """
     if is_checkpoint(path) or _NUMBER.fullmatch(path.name):
         return [path]
@@ -234,10 +235,10 @@ def _sync_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Generator[None]:
-    """Keep other processes, and threads, from making checkpoints in a folder.
+    """Keep other processes and threads from making checkpoints in a folder during the block.
 
     Raises:
-        Busy: Somebody is making one.
+        Busy: Another process or thread is making one.
     """
     lock = LockFile(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -254,27 +255,28 @@ def _alone(folder: Path) -> Generator[None]:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder and those that it lies in, and see their names on the disk."""
+    """Make a folder and its missing parents, and sync their names to the disk."""
     made = [folder]
     while not made[-1].parent.exists():
         made.append(made[-1].parent)
     folder.mkdir(parents=True, exist_ok=True)
     for one in reversed(made):
-        # also where it was there: whoever made it may have been killed before this
+        # even if the folder existed: its creator may have been killed before the sync
         with contextlib.suppress(PermissionError):
             _sync_folder(one.parent)
 
 
 @contextlib.contextmanager
 def new_checkpoint(folder: Path, keep: int) -> Generator[tuple[Path, Path]]:
-    """Make the next checkpoint in a folder: it appears when the block ends well, and older ones beyond `keep` go.
+    """Make the next checkpoint in a folder. It appears when the block ends without an exception; older ones beyond `keep` are removed.
 
     Yields:
-        The temporary folder to fill, and the path that it will have.
+        The temporary folder to fill, and the path of the finished checkpoint.
 
     Raises:
-        ConfigError: `keep` is below 1, or the folder is a file. Busy: Somebody else is making one there. OSError: The file
-            system refuses.
+        ConfigError: `keep` is below 1, or the folder is a file.
+        Busy: Another process or thread is making a checkpoint there.
+        OSError: The file system refuses.
     """
     keep = at_least("a number of checkpoints to keep", keep, 1)
     if folder.exists() and not folder.is_dir():
@@ -282,7 +284,7 @@ def new_checkpoint(folder: Path, keep: int) -> Generator[tuple[Path, Path]]:
     _make_folder(folder)
     with _alone(folder):
         for one in folder.iterdir():
-            if _LEFTOVER.fullmatch(one.name):  # we are alone: its maker is dead
+            if _LEFTOVER.fullmatch(one.name):  # no other process makes a checkpoint here now, so its maker is dead
                 shutil.rmtree(one)
         last = numbered(folder)
         number = f"{int(last[-1].name) + 1 if last else 1:010d}"
@@ -299,5 +301,5 @@ def new_checkpoint(folder: Path, keep: int) -> Generator[tuple[Path, Path]]:
         _sync_folder(folder)
         for one in numbered(folder)[:-keep]:
             going = folder / f".{one.name}.old-{os.getpid()}"
-            one.rename(going)  # a folder that is half removed must not have a number
+            one.rename(going)  # a half-removed folder must not look like a complete checkpoint
             shutil.rmtree(going)

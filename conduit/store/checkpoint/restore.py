@@ -1,8 +1,9 @@
-"""Reading a checkpoint into a new segment, before anybody can attach to it.
+"""Reading a checkpoint into a new segment, before any process can attach to it.
 
-Pages come back to their places and generations, so row ids and draws are what they were. What was being written or consumed
-at the moment of the checkpoint is recovered as if everybody had died then (conduit.store.pages.recovery.recover): committed rows stay and
-end their streams, and what a consumer had not acknowledged is there to be claimed. A page that is not in the checkpoint comes back free and of a new generation, and its rows count as evicted.
+Pages get their places and generations back, so row ids and draws stay the same. Writers and consumers are treated as if they had died
+at the moment of the checkpoint (conduit.store.pages.recovery.recover): committed rows stay, their streams end there, and rows that a
+consumer had not acknowledged can be claimed again. A page that is not in the checkpoint becomes free, in a new generation, and its rows
+count as evicted.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ LimiterPolicy = Literal["keep", "reset", "rebase"]
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a table's limiter begins with after a restore; `limits` are those in force, or None."""
+    """The counts with which a table's limiter begins after a restore; `limits` are the limits in force, or None."""
 
     limits: Limits | None
     inserted: int
@@ -73,7 +74,7 @@ def create_from(
     progress: Progress | None,
     replace: bool = False,
 ) -> tuple[Segment, dict[str, Counts]]:
-    """Create a segment that holds what a checkpoint does; see `Engine.restore`."""
+    """Create a segment with a checkpoint's contents; see `Engine.restore`."""
     spec = spec_of(manifest, max_participants)
     found: dict[str, Counts] = {}
     with segments.making(name, spec, backing, replace=replace) as segment:
@@ -96,7 +97,7 @@ def create_from(
 
 
 def spec_of(manifest: Manifest, max_participants: int | None) -> SegmentSpec:
-    """What a segment that is restored from a checkpoint is made of, with as many participants as asked for."""
+    """The specification of a restored segment, with the given number of participants, or the checkpoint's."""
     if max_participants is None:
         return manifest.spec
     return dataclasses.replace(manifest.spec, max_participants=checked_participants(max_participants))
@@ -106,7 +107,7 @@ def read_extra(path: Path, manifest: Manifest) -> dict[str, bytes]:
     """The caller's own bytes in a checkpoint.
 
     Raises:
-        CheckpointError: A file of them is missing or damaged.
+        CheckpointError: One of their files is missing or damaged.
     """
     found = {}
     with FileReader(path, manifest.files, None) as reader:
@@ -121,7 +122,7 @@ def read_extra(path: Path, manifest: Manifest) -> dict[str, bytes]:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Bytes of a file that belong together in memory: place in the file, count, place in the segment."""
+    """A run of bytes that is contiguous both in a file and in memory: offset in the file, count, offset in the segment."""
 
     start: int
     count: int
@@ -129,20 +130,20 @@ class _Piece:
 
 
 def _sink(fd: int, pieces: list[_Piece], row_bytes: int, stride: int) -> Sink:
-    """Put a file's bytes where they belong; rows lie `stride` bytes apart in memory, close together in the file.
+    """A sink that writes a file's bytes to their places; rows are `stride` bytes apart in memory, and contiguous in the file.
 
-    They are written through a descriptor, which takes a third of the time of touching fresh memory page by page.
+    It writes through a descriptor, which takes a third of the time of touching fresh memory page by page.
     """
     starts = [piece.start for piece in pieces]
     scratch = threading.local()
-    one_at_a_time = threading.Lock()  # as the kernel has it, but who waits for the kernel's lock spins
+    one_at_a_time = threading.Lock()  # the kernel serializes writes too, but threads that wait for its lock spin
 
     def write(data: Array, at: int) -> None:
         with one_at_a_time:
             write_all(fd, data, at)
 
     def apart(rows: Array) -> Array:
-        """Rows, uint8 [n, row_bytes], with zeros between them."""
+        """Rows, uint8 [n, row_bytes], padded with zeros to the stride."""
         if not hasattr(scratch, "rows"):
             scratch.rows = np.zeros((BLOCK // row_bytes + 1, stride), np.uint8)
         target: Array = scratch.rows[: len(rows)]
@@ -180,10 +181,10 @@ def _sink(fd: int, pieces: list[_Piece], row_bytes: int, stride: int) -> Sink:
 
 
 def _checked_places(layout: TableLayout, entry_: TableEntry, blocks: Array, places: Array, where: Path) -> list[int]:
-    """The pages that the files hold, in the files' order.
+    """The pages in the files, in the files' order.
 
     Raises:
-        CheckpointError: Places that the files or the pages do not have.
+        CheckpointError: A place lies outside the files or the pages.
     """
     pages = np.flatnonzero(places[:, PLACE_START] >= 0)
     pages = pages[np.argsort(places[pages, PLACE_START])]
@@ -207,7 +208,7 @@ def _checked_places(layout: TableLayout, entry_: TableEntry, blocks: Array, plac
 
 
 class _Table:
-    """A table on its way back: first its rows, through the segment's descriptor, then its words, in memory."""
+    """A table that is being restored: first its rows, through the segment's descriptor, then its words, in memory."""
 
     def __init__(self, segment: Segment, layout: TableLayout, entry_: TableEntry, reader: FileReader) -> None:
         self.layout = layout
@@ -224,7 +225,7 @@ class _Table:
         self._pages = _checked_places(layout, entry_, self._blocks, self._places, reader.root / file)
 
     def read_rows(self) -> None:
-        """Columns and values, to their places."""
+        """Read columns and ragged values into their places."""
         layout, places, fd = self.layout, self._places, self._segment.lock_fd
         for column in columns_of(layout):
             pieces = []
@@ -251,7 +252,7 @@ class _Table:
             self._reader.stream(file, np.dtype(field.numpy_dtype), shape, _sink(fd, pieces, 1, 1))
 
     def finish(self, limiter: LimiterPolicy | None) -> Counts:
-        """Statistics, words and counts."""
+        """Restore statistics, words and counts; returns the counts of the limiter."""
         view = TableView(self._segment, self.layout)
         for name, at in self.layout.statistics.items():
             field = self.layout.schema[name]
@@ -265,7 +266,7 @@ class _Table:
 
 
 def _restore_words(view: TableView, blocks: Array, sides: Array, control: Array, pages: list[int]) -> None:
-    """Pages as they were, those left out free, and what was being written recovered."""
+    """Restore the pages' words: pages in the checkpoint as they were, the others free; then recover pages that were being written."""
     segment, layout = view.segment, view.layout
     left_out = np.setdiff1d(live_pages(blocks), pages)
     own = blocks[left_out, w.PAGE_COMMITTED // 8] - blocks[left_out, w.PAGE_HALO // 8]
@@ -291,7 +292,7 @@ def _restore_words(view: TableView, blocks: Array, sides: Array, control: Array,
     owners = np.concatenate([(owned >> w.OWNER_SHIFT) & w.OWNER_MASK, consumers[consumers > 0] - 1])
     for owner in np.unique(owners).tolist():
         entry(recovery.recover)(view.address, owner)
-    # rows were copied after the look at the words: what was delivered or deleted in between has gone
+    # rows were copied after the words: rows that were deleted, or delivered for the last time, in between are gone
     entry(settling.settle_restored)(view.address)
     settling.settle_table(view.descriptor)
     segment.words[(layout.control + w.TABLE_RECOVERED) // 8] = int(control[w.TABLE_RECOVERED // 8])
@@ -300,7 +301,7 @@ def _restore_words(view: TableView, blocks: Array, sides: Array, control: Array,
 
 
 def _cut_streams(view: TableView, written: Array) -> None:
-    """Of pages that were being written, draws choose among the rows that they chose among then (words.PAGE_ENDED)."""
+    """Mark pages that were being written, so that draws choose among the same rows as at the checkpoint (words.PAGE_ENDED)."""
     layout = view.layout
     live = view.segment.array(layout.blocks, (layout.pages, w.LINE // 8), np.dtype(np.int64))
     cut = written[(live[written, w.PAGE_STATE // 8] & w.KIND_MASK) == w.SEALED]
@@ -310,14 +311,14 @@ def _cut_streams(view: TableView, written: Array) -> None:
 
 
 def limits_in_force(layout: TableLayout, control: Array) -> Limits | None:
-    """The limits as they were changed last, or as the table was created with."""
+    """The limits as last changed, or the limits that the table was created with."""
     copy = w.TABLE_LIMITS + 8 + 32 * int(control[w.TABLE_LIMITS // 8] & 1)
     numbers = control[copy // 8 : copy // 8 + 4].view(np.float64)
     return layout.limits if layout.limits is None or not numbers.any() else limits_of_words(layout, numbers)
 
 
 def _restore_counts(view: TableView, sampled: int, limiter: LimiterPolicy | None) -> Counts:
-    """Set what counts begin from; nobody has sampled anything in this segment yet."""
+    """Set the initial counts; no rows have been sampled in this segment yet."""
     layout, words = view.layout, view.segment.words
     control = view.segment.array(layout.control, (w.TABLE_CONTROL_BYTES // 8,), np.dtype(np.int64))
     sides = view.segment.array(layout.sides, (layout.pages, w.LINE // 8), np.dtype(np.int64))
@@ -335,7 +336,7 @@ def _restore_counts(view: TableView, sampled: int, limiter: LimiterPolicy | None
 
 
 def rebased(limits: Limits, inserted: int, sampled: int) -> int:
-    """The samples for which inserted * spi - samples is in the middle of its range, or a batch away from its only end."""
+    """The count of samples that puts inserted * spi - samples into the middle of its range, or near its only bound."""
     low, high, spi = limits.min_diff, limits.max_diff, limits.samples_per_insert
     if np.isinf(low) and np.isinf(high):
         return sampled

@@ -1,8 +1,8 @@
-"""Writing a checkpoint while everybody goes on: one look at all words, then the rows, oldest page first.
+"""Writing a checkpoint while all processes go on: first a copy of all words, then the rows, oldest page first.
 
-A page is leased while it is copied, so no writer takes it under our hands; a writer that needs a page takes the next one. Rows
-below the count of the look never change, so when they are copied does not matter. Priorities and counts of deliveries do
-change: those are copied as they are when their page's turn comes.
+A page is leased while it is copied, so a writer that needs a page takes another one. Rows that were committed when the words were copied
+never change, so they may be copied later. Priorities and counts of deliveries do change: a checkpoint has their values at the time
+when their page is copied.
 """
 
 from __future__ import annotations
@@ -48,13 +48,14 @@ Progress = Callable[[int, int], None]
 
 _ATTEMPTS = 1000
 PLACE_START, PLACE_ROWS, PLACE_TAIL, PLACE_VALUES = 0, 1, 2, 3
-"""Words of a page's place: its first row in the column files or -1, rows from its start, rows from its end; then for each ragged
-field the first item in its file, and items."""
+"""Words that say where a page lies in the column files: its first row there, or -1; rows from the page's start; rows from its end; then
+for each ragged field the first item in its file, and the number of items.
+"""
 _LEAST_STEP = 16 << 20
 
 
 class _Counter:
-    """Tells the caller how far it is, now and then."""
+    """Reports progress to the caller now and then."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:
         self._progress = progress
@@ -82,7 +83,7 @@ def live_pages(blocks: Array) -> Array:
 
 
 def counts(cut: TableCut, page_rows: int) -> tuple[int, int, int, int]:
-    """Rows inserted, sampled and deleted, as a limiter counts them, and rows of all pages, halo copies not counted."""
+    """Rows inserted, sampled and deleted, as a limiter counts them, and the rows of all pages, halo copies not counted."""
     live = live_pages(cut.blocks)
     own = int((cut.blocks[live, w.PAGE_COMMITTED // 8] - cut.blocks[live, w.PAGE_HALO // 8]).sum())
     found = counts_over(cut.blocks, cut.sides, cut.control, np.zeros((0, w.LINE // 8), np.int64), page_rows)
@@ -102,19 +103,22 @@ def save(
 
     Args:
         segment: The segment.
-        views: Its tables, of a client that has a seat.
-        folder: Where numbered checkpoints lie.
-        keep: How many to keep, this one included.
-        extra: Bytes of the caller's own, by name.
+        views: The views of its tables, of an attached client.
+        folder: Folder of numbered checkpoints.
+        keep: Number of checkpoints to keep, this one included.
+        extra: The caller's own bytes, by name.
         version: Version of Conduit.
-        progress: Called with bytes done and bytes in all.
+        progress: Called with the bytes done and the total bytes.
 
     Returns:
         The checkpoint's own folder.
 
     Raises:
-        ConfigError: `extra` holds something else than bytes. CheckpointError: The folder cannot be written.
-            NoSpace: The disk is full. Busy: Somebody else makes one there. Closed: The engine has closed.
+        ConfigError: A value of `extra` is not bytes.
+        CheckpointError: The folder cannot be written.
+        NoSpace: The disk is full.
+        Busy: Another process or thread is making a checkpoint there.
+        Closed: The engine has closed.
     """
     if not isinstance(extra, Mapping):
         raise ConfigError(f"Expected extra as {{name: bytes}}, got {type(extra).__name__}")
@@ -146,10 +150,10 @@ def _fill(
     for view in views.values():
         view.check_open()
     tables, policies = {}, {}
-    # what consumers take away goes first
+    # queues first: their rows go when consumers acknowledge them
     order = sorted(views, key=lambda name: views[name].layout.table.kind != "queue")
     with FileSet(making) as files:
-        # from the look on, writers may overwrite what has not been copied yet
+        # from now on, writers may overwrite pages that have not been copied yet
         targets = {name: _TableFiles(view, files) for name, view in views.items()}
         created = time.time_ns()
         cuts = {name: cut_table(view) for name, view in views.items()}
@@ -186,7 +190,7 @@ def _bytes(view: TableView, cut: TableCut) -> int:
 
 
 class _TableFiles:
-    """The files that a table's rows go to."""
+    """The files of a table's rows."""
 
     def __init__(self, view: TableView, files: FileSet) -> None:
         self.folder = folder = f"tables/{safe(view.layout.name)}"
@@ -198,7 +202,7 @@ class _TableFiles:
         self.items = dict.fromkeys(view.arenas, 0)
 
     def add(self, extent: Extent, counter: _Counter) -> list[int]:
-        """Add the rows of a page that is held; returns its place (PLACE_*)."""
+        """Add the rows of a leased page; returns its place in the files (PLACE_*)."""
         images = self._view.images
         for column, file in self._columns:
             for rows in images.rows(column, extent):
@@ -218,7 +222,7 @@ class _TableFiles:
         self._files.write(f"{self.folder}/{name}.npy", array)
 
     def describe(self) -> None:
-        """Say what the rows' files hold; no more are added."""
+        """Set the dtypes and shapes of the files; no rows are added afterwards."""
         for column, file in self._columns:
             file.describe(column.dtype, (self.rows, *column.shape))
         for name, file in self._values.items():

@@ -1,1 +1,1 @@
-"""What bytes mean: words, layout, tables as they are specified. Pure facts; nothing here touches a segment."""
+"""The format of a segment: its words, its layout, and the specification of tables. Pure computation; nothing here touches a segment."""

@@ -1,8 +1,8 @@
-"""How large the arenas of ragged fields are: one per page and field, in items (steps along the field's first axis).
+"""The sizes of arenas, the memory for values of ragged fields: one arena per page and field, in items (steps along the first axis).
 
-An arena is made for a mean length, so a page closes when its rows or one of its arenas run out. It is never smaller than what
-a turn needs: the halo with its final observations and one more tick, each value at its longest. So a writer that has turned
-a page always has room for the tick it turned it for.
+An arena is sized for a mean length, so a page closes when its rows or one of its arenas run out. An arena always has room for the
+halo, the halo's final observations and one more tick, with all values at their longest. So a writer that has turned to a new page
+always has room for its next tick.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class ArenaLayout:
     """The arenas of a ragged field, one per page.
 
     Attributes:
-        offset: Of page 0's arena, bytes from the segment's start.
+        offset: Offset of page 0's arena, bytes from the segment's start.
         page_bytes: Bytes from one page's arena to the next page's.
-        items: Items that each holds.
+        items: Items in each arena.
     """
 
     offset: int
@@ -34,7 +34,7 @@ class ArenaLayout:
 
 
 def mean_length(schema: Schema, name: str, given: Mapping[str, float] | None) -> float:
-    """Mean length that a ragged field's arenas are made for: the one given, or half of the largest."""
+    """Mean length for which a ragged field's arenas are sized: the given one, or half of the largest length."""
     return (given or {}).get(name, schema[name].max_length / 2)
 
 
@@ -42,7 +42,7 @@ def checked_mean_lengths(schema: Schema, given: Mapping[str, float] | None) -> d
     """Mean lengths as floats.
 
     Raises:
-        ConfigError: They are not of ragged fields, or not between nothing and the largest length.
+        ConfigError: A name is not a ragged field, or a length is not above 0 and at most the largest length.
     """
     if given is None:
         return None
@@ -62,7 +62,7 @@ def checked_mean_lengths(schema: Schema, given: Mapping[str, float] | None) -> d
 
 
 def row_share(schema: Schema, given: Mapping[str, float] | None) -> int:
-    """Bytes of values that a row of mean lengths has, over all ragged fields."""
+    """Bytes of a row's values at their mean lengths, summed over all ragged fields."""
     return math.ceil(sum(mean_length(schema, name, given) * schema[name].item_bytes for name in schema.ragged_names))
 
 
@@ -70,13 +70,13 @@ def arena_items(schema: Schema, given: Mapping[str, float] | None, page_rows: in
     """{ragged field: items of each page's arena}.
 
     Args:
-        schema: The table's.
+        schema: The table's schema.
         given: {ragged field: mean length}.
         page_rows: Rows of a page.
-        least_values: Values of the largest length that an arena must hold.
+        least_values: Number of values of the largest length that an arena must hold.
 
     Raises:
-        CapacityError: A place in the arena would not fit 32 bits.
+        CapacityError: A position in the arena would not fit 32 bits.
     """
     items = {}
     for name in schema.ragged_names:
@@ -96,11 +96,11 @@ def check_arenas(
     """Refuse a writer whose halo and next tick may not fit the arenas.
 
     Args:
-        schema: The table's.
-        arenas: The table's.
-        halo_ticks: Ticks that a page copies from the one before.
+        schema: The table's schema.
+        arenas: The table's arenas.
+        halo_ticks: Ticks that a page copies from the page before.
         num_envs: Rows per tick.
-        values: Values that the halo and one more tick may have, kept final observations included.
+        values: Number of values that the halo and one more tick may have, kept final observations included.
 
     Raises:
         CapacityError: They may not fit.

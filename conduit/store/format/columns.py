@@ -1,6 +1,6 @@
-"""The columns of a table: its fields and the system's own, each with the dtype of a row and the place of row 0.
+"""The columns of a table: its fields and the system columns, each with the dtype of a row and the offset of row 0.
 
-A ragged field's column holds spans, which say where in its page's arena a row's value lies.
+A ragged field's column holds spans: the position and length of a row's value in its page's arena.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Column(NamedTuple):
     """A column of a table.
 
     Attributes:
-        name: Of the field, or what the system calls it.
-        is_field: False for the system's own.
-        dtype, shape: Of a row.
-        offset: Of row 0, bytes from the segment's start.
+        name: Name of the field or of the system column.
+        is_field: False for system columns.
+        dtype, shape: Dtype and shape of a row.
+        offset: Offset of row 0, bytes from the segment's start.
         row_bytes: Bytes of a row.
         stride: Bytes from row to row, at least `row_bytes`.
     """
@@ -41,12 +41,12 @@ class Column(NamedTuple):
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Bytes from one to the next along the axes of [rows, *shape]."""
+        """Strides in bytes along the axes of [rows, *shape]."""
         return (self.stride, *np.empty(self.shape, self.dtype).strides)
 
 
 def columns_of(layout: TableLayout) -> tuple[Column, ...]:
-    """A table's columns: the fields in the schema's order, then terminated, truncated, meta, and priority and sampled where it has them."""
+    """A table's columns: the fields in the schema's order, then terminated, truncated, meta, and, if it has them, priority and sampled."""
     found = []
     for field in layout.schema.fields:
         dtype = SPAN_DTYPE if field.ragged else np.dtype(field.numpy_dtype)

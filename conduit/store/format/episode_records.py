@@ -1,4 +1,4 @@
-"""The ring of records that a table keeps of the episodes that ended: how many there are, and what lies where in one."""
+"""The layout of a table's ring of records, one record for each of the newest episodes that ended."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from conduit.store.format import words as w
 from conduit.store.format.sizes import align
 
 RECORDS = 1024
-"""Records of a table's ring: the newest episodes that ended."""
+"""Number of records in a table's ring."""
 RECORD_CHECK, RECORD_TIME, RECORD_STREAM, RECORD_ENV, RECORD_EPISODE, RECORD_LENGTH, RECORD_RETURNS = range(0, 56, 8)
 """Words of a record: the check; nanoseconds since the epoch; the stream; environment << 2 | truncated << 1 | terminated; number of the
 episode in the stream << 32 | policy version of its last step; steps; and the sums of the rewards, float64, one for each element."""
 
 
 def summed(schema: Schema) -> tuple[Field, ...]:
-    """The rewards that are summed up: all but ragged ones."""
+    """The rewards that a record has sums of: all rewards that are not ragged."""
     return tuple(schema[name] for name in schema.reward_names if not schema[name].ragged)
 
 
 def elements(schema: Schema) -> tuple[str, ...]:
-    """Names of the sums: of a reward that is a number its own, of others `reward[0]` and so on."""
+    """Names of the sums: a scalar reward's own name, otherwise `reward[0]` and so on for its elements."""
     return tuple(
         field.name if field.shape == () else f"{field.name}[{', '.join(map(str, place))}]"
         for field in summed(schema)
@@ -37,5 +37,5 @@ def record_bytes(schema: Schema) -> int:
 
 
 def ring_bytes(schema: Schema) -> int:
-    """Bytes of a table's ring: a line with the tickets that were taken, and the records."""
+    """Bytes of a table's ring: a cache line with the number of episodes that ended, and the records."""
     return w.LINE + RECORDS * record_bytes(schema)

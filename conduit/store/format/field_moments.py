@@ -1,4 +1,4 @@
-"""How large the running statistics of a field are, and which fields of a schema can have some (conduit.store.tables.statistics)."""
+"""The sizes of a field's running statistics, and the check which fields can have them (conduit.store.tables.statistics)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from conduit.store.format.sizes import align
 
 
 def copy_bytes_of(field: Field) -> int:
-    """Bytes of one (count, mean, M2) of a field's elements, float64, padded."""
+    """Bytes of one copy of a field's (count, mean, M2) per element, float64, padded."""
     return align(8 * (1 + 2 * int(np.prod(field.shape, dtype=np.int64))))
 
 
 def seat_bytes(field: Field) -> int:
-    """Bytes of a participant's seat: a line with its version, then two copies."""
+    """Bytes of one participant's statistics of a field: a cache line with a version, then two copies."""
     return w.LINE + 2 * copy_bytes_of(field)
 
 
@@ -26,7 +26,7 @@ def measured(schema: Schema, names: object) -> tuple[str, ...]:
     """The fields that a table's `statistics` name, in the schema's order.
 
     Raises:
-        ConfigError: No tuple of names, a name that is none of the schema's, or a field whose statistics mean nothing.
+        ConfigError: It is not a tuple of names, a name is not in the schema, or a field cannot have statistics.
     """
     if not isinstance(names, tuple | list):
         raise ConfigError(f"Expected a tuple of field names as statistics, got {names!r}")

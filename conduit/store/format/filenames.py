@@ -1,4 +1,4 @@
-"""Names of tables, fields, policies and whatever else has a file of its own in a checkpoint, as file names."""
+"""File names in a checkpoint for names of tables, fields, policies and the caller's own bytes."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from urllib.parse import quote
 from conduit.errors import ConfigError
 
 _MOST_BYTES = 255
-"""What file systems take as a name."""
+"""The longest file name that file systems allow."""
 
 
 def safe(name: str) -> str:
-    """A name as a file name: letters, digits, `_`, `.`, `-` and `~` stay, other bytes become %XX; so does a dot in front."""
+    """A name as a file name: letters, digits, `_`, `.`, `-` and `~` stay; other bytes, and a dot at the start, become %XX."""
     quoted = quote(name, safe="")
     return "%2E" + quoted[1:] if quoted.startswith(".") else quoted
 
 
 def check_name(name: str, kind: str, suffix: str = ".npy") -> None:
-    """Refuse a name that no file of a checkpoint could have.
+    """Refuse a name that cannot be the name of a checkpoint's file.
 
     Args:
         name: The name.
-        kind: What has it, for the error.
-        suffix: What the file's name ends with.
+        kind: What the name belongs to, such as "table", for the error.
+        suffix: The suffix of the file.
 
     Raises:
-        ConfigError: It is too long, or not writable as UTF-8.
+        ConfigError: The name is too long, or cannot be encoded as UTF-8.
     """
     try:
         size = len(safe(name)) + len(suffix)

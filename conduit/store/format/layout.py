@@ -1,11 +1,11 @@
-"""Where every byte of a segment lies; computed from the specification alone, so that all processes agree.
+"""The layout of a segment: the offset of everything in it, computed from the specification alone, so that all processes agree.
 
     header | specification (JSON) | participants | hazards | weights slots | tables: control, page blocks, columns
 
-Alignment is decided here and nowhere else: every column begins at a multiple of 128 bytes; a field of 128 bytes or more
-per row has a row stride that is a multiple of 64 (wide loads and PCIe depend on it); smaller fields are packed, since
-padding them would only dilute cache lines. A ragged field's column holds spans, and each page has an arena for its values,
-which begins at a multiple of 128 bytes; the values inside it lie close together.
+Every column begins at a multiple of 128 bytes. A field of 128 bytes or more per row has a row stride that is a multiple of 64, which
+wide loads and PCIe need; smaller fields are packed, since padding would waste cache lines (conduit.store.format.sizes.row_stride).
+A ragged field's column holds spans. Each page has an arena for the field's values, which begins at a multiple of 128 bytes; the
+values in it are contiguous.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ VERSION = 5
 HEADER_BYTES = 4096
 HEADER_MAGIC, HEADER_VERSION, HEADER_SIZE, HEADER_SPEC, HEADER_UUID, HEADER_PID, HEADER_TIME = 0, 8, 16, 24, 32, 48, 56
 HEADER_CLOSED, HEADER_DIGEST, HEADER_TERM = 64, 72, 80
-"""Byte offsets of the header's words: `closed` is 1 once the engine has closed, `digest` covers the specification, `term` counts
-the owners that have taken it over."""
+"""Byte offsets of the header's words: `closed` is 1 once the engine has closed, `digest` is a hash of the specification, `term` counts
+the owners that have taken the engine over.
+"""
 PARTICIPANT_BYTES = w.LINE
 WEIGHT_COPIES = 3
 MAX_NAMED_LOADERS = 64
@@ -45,7 +46,7 @@ LOADER_BYTES = 2 * w.LINE
 
 @dataclass(frozen=True, slots=True)
 class TableSpec:
-    """A table as it is written into the segment."""
+    """The specification of a table, as it is stored in the segment."""
 
     schema: dict[str, Any]
     pages: int
@@ -66,7 +67,7 @@ class TableSpec:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One array of a weights slot: dtype by name, shape."""
+    """One array of a weights slot: the name of its dtype, and its shape."""
 
     name: str
     dtype: str
@@ -75,7 +76,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class SegmentSpec:
-    """All that a segment's layout follows from."""
+    """The specification of a segment; its layout follows from it alone."""
 
     tables: dict[str, TableSpec]
     policies: dict[str, tuple[TensorSpec, ...]]
@@ -84,9 +85,10 @@ class SegmentSpec:
 
 @dataclass(frozen=True, slots=True)
 class TableLayout:
-    """Offsets (bytes from the segment's start) of one table; `end` is where it ends.
+    """Offsets (bytes from the segment's start) of one table; `end` is the offset after its last byte.
 
-    `keep` is the number of rows that an eviction leaves while another page is free; 0: free pages always go first.
+    `keep` is the number of rows that must remain for a page to be evicted while another page is free; 0: writers always take free
+    pages first.
     """
 
     name: str
@@ -124,10 +126,10 @@ class TableLayout:
 
         Args:
             num_envs: Rows per tick.
-            finals: Whether each row may have a kept final observation beside it.
+            finals: Whether each row may have a kept final observation.
 
         Raises:
-            CapacityError: They may not.
+            CapacityError: The ticks do not fit, or the ragged values may not fit.
         """
         check_writer(self.table, num_envs, finals=finals)
         halo = halo_ticks(self.table)
@@ -136,7 +138,7 @@ class TableLayout:
 
 @dataclass(frozen=True, slots=True)
 class WeightsLayout:
-    """Offsets of one weights slot: control line, version lines of the copies, and the arrays inside a copy."""
+    """Offsets of one weights slot: its control line, the version lines of its copies, and the arrays in a copy."""
 
     name: str
     tensors: tuple[TensorSpec, ...]
@@ -169,8 +171,8 @@ def specify(tables: dict[str, Table], policies: dict[str, tuple[TensorSpec, ...]
     """The specification that is stored in a new segment.
 
     Raises:
-        ConfigError: No table, a name that is none, or a participant count out of range.
-        CapacityError: A table's capacity cannot work.
+        ConfigError: There is no table, a name is not allowed, or the number of participants is out of range.
+        CapacityError: A table's capacity is not possible.
     """
     if not tables and not policies:
         raise ConfigError("Expected at least one table or policy, got none")
@@ -215,7 +217,7 @@ def checked_participants(count: object) -> int:
     """`max_participants` as an int.
 
     Raises:
-        ConfigError: Out of range.
+        ConfigError: The count is out of range.
     """
     number = whole(count)
     if number is None or not 1 <= number <= w.OWNER_MASK:
@@ -224,7 +226,7 @@ def checked_participants(count: object) -> int:
 
 
 def _encoded_limits(limits: Limits | None) -> tuple[float, int, float | None, float | None] | None:
-    """Limits as JSON has them: it knows no infinity, None stands for it."""
+    """Limits for JSON, which has no infinity: None stands for it."""
     if limits is None:
         return None
     low = None if limits.min_diff == -math.inf else limits.min_diff
@@ -255,7 +257,7 @@ def _lay_table(name: str, spec: TableSpec, start: int, before: tuple[int, int], 
     terminated = end
     truncated = align(terminated + rows)
     meta = align(truncated + rows)
-    # the pages are given; the capacity is only there to be valid again
+    # the specification has the pages already; the capacity only has to pass Table's checks again
     table = Table(
         schema,
         spec.page_rows,
@@ -330,10 +332,10 @@ def _lay_weights(name: str, tensors: tuple[TensorSpec, ...], start: int) -> tupl
 
 
 def read_spec(encoded: bytes) -> SegmentSpec:
-    """The specification out of what `lay_out` encoded.
+    """Decode the specification that `lay_out` encoded.
 
     Raises:
-        ValueError, TypeError, KeyError: It is something else.
+        ValueError, TypeError, KeyError: The bytes are not such a specification.
     """
     document: dict[str, Any] = json.loads(encoded)
     tables = {}
@@ -368,6 +370,6 @@ def lay_out(spec: SegmentSpec) -> SegmentLayout:
 
 
 def first_generation(number: int) -> int:
-    """The generation in which the pages of an engine's table with this number begin: its bits, in the reverse order."""
+    """The first generation of the pages of an engine's table number `number`: the number's bits in reverse order."""
     bits = w.GENERATION_MASK.bit_length()
     return int(f"{number & w.GENERATION_MASK:0{bits}b}"[::-1], 2)

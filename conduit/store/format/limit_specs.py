@@ -5,7 +5,7 @@ With I rows inserted, S sampled, D deleted (evicted, or delivered max_times_samp
     n rows may be sampled  while  size >= min_size  and  I * spi - S - n >= min_diff
     n rows may be inserted while  I + n - D <= min_size  or  (I + n) * spi - S <= max_diff
 
-Rows are steps as a table stores them, observation-only rows that close an episode included; a sample is one element of a batch.
+Rows are rows of the table, including rows that only hold the final observation of an episode. A sample is one element of a batch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from conduit.numbers import at_least, real
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The four numbers of the formula, to which every limiter reduces; use it as a limiter to choose the range yourself.
+    """The four numbers of the formula. Every limiter is converted to it; use it as a limiter to choose the range yourself.
 
     With `Limits(1.0, 1, 0.0, size)` each row is sampled once, and writers run ahead by at most `size` rows.
 
@@ -37,7 +37,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         low, high = real(self.min_diff), real(self.max_diff)
-        if low is None or high is None:  # a NaN makes every comparison false
+        if low is None or high is None:  # NaN is refused here: it would make every comparison false
             raise ConfigError(f"Expected numbers as limits, got {self.min_diff!r} and {self.max_diff!r}")
         for name, value in (
             ("samples_per_insert", _ratio(self.samples_per_insert)),
@@ -113,15 +113,15 @@ Limiter = SampleToInsertRatio | MinSize | Limits
 
 
 def numbers_of(limits: Limits) -> tuple[float, float, float, float]:
-    """The four numbers as kernels take them."""
+    """The four numbers in the order that kernels expect."""
     return limits.samples_per_insert, limits.min_size, limits.min_diff, limits.max_diff
 
 
 def half_range(limits: Limits) -> float:
-    """What each side may take at once, in samples: more, and both could be blocked at a time.
+    """Most samples, or the samples' worth of rows, that one side may take at once, so that both sides are never blocked together.
 
-    A batch of n samples and r rows at once block each other where n + r * spi is more than the range is wide, or more than
-    one above it where all numbers are whole. Neither knows how much the other takes, so each gets half of it.
+    A batch of n samples and a write of r rows can block each other if n + r * spi is larger than the range's width, or, if all numbers
+    are integers, larger than the width + 1. Neither side knows how much the other takes, so each may take half.
     """
     wide = limits.max_diff - limits.min_diff
     return (wide + all(map(_whole, (limits.samples_per_insert, limits.min_diff, limits.max_diff)))) / 2
@@ -132,7 +132,7 @@ def _whole(value: float) -> bool:
 
 
 def rows_short(limits: Limits, inserted: int, sampled: int, deleted: int, count: int) -> tuple[int, int]:
-    """How many more inserted rows `count` samples take, by min_size and by min_diff; 0 and 0 where they are allowed."""
+    """How many more inserted rows `count` samples need, by min_size and by min_diff; 0 and 0 if they are allowed."""
     by_size = max(0, limits.min_size - (inserted - deleted))
     if inserted * limits.samples_per_insert - sampled - count >= limits.min_diff:
         return by_size, 0
@@ -141,7 +141,7 @@ def rows_short(limits: Limits, inserted: int, sampled: int, deleted: int, count:
 
 
 def samples_short(limits: Limits, inserted: int, sampled: int, deleted: int, rows: int) -> int:
-    """How many more samples `rows` inserted rows take; 0 where they are allowed."""
+    """How many more samples `rows` inserted rows need; 0 if they are allowed."""
     total = inserted + rows
     over = total * limits.samples_per_insert - sampled - limits.max_diff
     if total - deleted <= limits.min_size or over <= 0:
@@ -157,10 +157,10 @@ def _ratio(value: object) -> float:
 
 
 def checked_limiter(limiter: Any) -> Limits | None:
-    """The limits of a table's limiter, None for none.
+    """The limits of a table's limiter; None for None.
 
     Raises:
-        ConfigError: It is no limiter, or one under which neither side could go on.
+        ConfigError: It is not a limiter, or under its limits neither side could go on.
     """
     if limiter is None:
         return None

@@ -1,8 +1,8 @@
-"""How many pages a table has, of how many rows, and how many rows are kept while a page is free.
+"""The number of a table's pages, their rows, and the number of rows that an eviction keeps.
 
-Kept and allocated are two things. *Kept* is what the capacity promises of one writer: an eviction leaves at least so many rows
-(conduit.store.pages.protocol.claim). *Allocated* are pages for that and for the writers that have one open at the same time.
-Every number that the words of a segment have too few bits for is refused here, by name.
+Kept rows and allocated pages differ. The capacity promises that an eviction *keeps* at least that many rows of one writer
+(conduit.store.pages.protocol.claim). Pages are *allocated* for those rows, and for the other writers that have a page open at the
+same time. Numbers that do not fit the bits of a segment's words are refused here, by name.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from conduit.store.format import words as w
 MIN_PAGES = 4
 MAX_PAGES = 65536
 MAX_PAGE_ROWS = 1 << (32 - w.LINK_SHIFT)
-"""Rows of a page: a link to a row of the same page has so many bits."""
+"""Most rows of a page: the number of bits of a link limits it."""
 MAX_ROWS = 1 << w.ROW_BITS
-"""Rows of a table: a row's number has so many bits in its id."""
+"""Most rows of a table: the number of bits of a row's number in its id limits it."""
 DEFAULT_WRITERS = 64
 _SPARE = 8
-"""Pages beside the writers' own: for turns, in which a writer has two, and for leases."""
+"""Pages beside the writers' own: for page turns, during which a writer has two pages, and for leases."""
 DEFAULT_EPISODE = 20
 _FEW_PAGES = 256
 _MOST_UNASKED = 64 << 20
-"""Bytes that a table may take for writers, and for short episodes, which nobody declared."""
+"""Most bytes for writers, and for final observations of short episodes, if `writers` or `mean_episode` is not given."""
 
 
 class Geometry(NamedTuple):
-    """Pages, rows per page, and rows that an eviction leaves as long as another page is free (0: free pages always go first)."""
+    """Pages, rows per page, and the rows that must remain for a page to be evicted while another is free (0: free pages go first)."""
 
     pages: int
     page_rows: int
@@ -39,20 +39,20 @@ class Geometry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a table's pages must do.
+    """The requirements on a table's pages.
 
     Attributes:
-        rows: Rows of the capacity; of one in bytes, as many as its bytes hold.
-        in_bytes: The capacity is a bound in bytes.
+        rows: Rows of the capacity; for a capacity in bytes, the rows that fit in it.
+        in_bytes: Whether the capacity is a bound in bytes.
         page_rows: Rows per page, or None to choose.
-        num_envs: N, rows per tick of the writer that the capacity is kept for.
-        halo: Ticks that a page copies from the one before.
-        least_ticks: Ticks that a chosen page holds beside its halo and that one's final observations.
-        reserve: Rows that a writer leaves free behind a tick, for what that may have beside it.
-        finals: Kept final observations per row, on average; None where nobody said.
+        num_envs: N, rows per tick of the writer that the capacity is promised for.
+        halo: Ticks that a page copies from the page before.
+        least_ticks: Ticks that a page of chosen size holds beside its halo and the halo's final observations.
+        reserve: Rows that a writer leaves free after a tick, for the tick's final observations.
+        finals: Mean number of kept final observations per row; None if not given.
         rollout: Ticks of a rollout, or 0.
-        writers: Writers open at once, or None where nobody said.
-        is_queue: Rows wait for consumers.
+        writers: Writers open at once, or None if not given.
+        is_queue: Whether rows wait for consumers.
     """
 
     rows: int
@@ -68,14 +68,14 @@ class Demand:
     is_queue: bool
 
     def chosen_page_rows(self) -> int:
-        """Rows per page: `page_rows`, or for a few hundred pages of a large table, and less of a small one."""
+        """Rows per page: `page_rows`, or so many that a large table has a few hundred pages, and a small one fewer."""
         if self.page_rows is not None:
             return self.page_rows
         if self.rollout:
-            # a rollout of each environment, the observation of each behind its last tick, a final observation of each,
-            # and as many in between as a quarter of the ticks
+            # for each environment: a rollout, the observation after its last tick, a final observation, and further final
+            # observations for a quarter of the ticks
             return (self.rollout + 2 + max(4, self.rollout // 4)) * self.num_envs
-        # where no page is added for writers, they share those that there are; a queue's are also what is claimed at once
+        # without extra pages for writers, the writers share these pages; a queue's page is also the unit of a claim
         few = DEFAULT_WRITERS + _SPARE if self.in_bytes else 30
         apart = 2 * (self.writers or 0)
         wanted = self.num_envs * max(320, 16 * self.halo)
@@ -87,31 +87,33 @@ class Demand:
         return max(most, min(wanted, self.rows // max(few, apart)), least)
 
     def own_rows(self, page_rows: int, finals: float | None = None) -> int:
-        """Rows that a writer of `num_envs` environments really writes into a page that continues its stream.
+        """New rows that a writer of `num_envs` environments writes into a page that continues its stream.
 
         Args:
             page_rows: Rows of the page.
-            finals: Kept final observations per row; None for those of the demand.
+            finals: Kept final observations per row; None takes `finals` of the demand.
         """
         if self.rollout:
             return self.rollout * self.num_envs
         ticks, reserve = page_rows // self.num_envs, self.reserve // self.num_envs
-        # a tick is written while it and its reserve fit behind those before it and their final observations
+        # a tick is written if it and its reserve fit after the earlier ticks and their final observations
         rows_per_step = 1.0 + (self.usual_finals if finals is None else finals)
         own = int((ticks - 1 - reserve) / rows_per_step + 1e-6) + 1 - self.halo
         return max(1, own) * self.num_envs
 
     @property
     def usual_finals(self) -> float:
-        """Kept final observations per row that a capacity of any size is made for."""
+        """Kept final observations per row for which a capacity is always sized."""
         return 1.0 / DEFAULT_EPISODE if self.finals is None else self.finals
 
     def keep(self) -> int:
-        """Rows that the capacity stands for, those included that only close an episode."""
+        """Rows of the capacity, including rows that only hold a final observation."""
         return self.rows + int(self.rows * self.usual_finals)
 
     def pages_for_any_episodes(self, page_rows: int) -> int:
-        """Pages that hold the rows even where each of them ends an episode, if that is few pages and nobody said; else 0."""
+        """Pages that hold the rows even if every step ends an episode. 0 if these are too many, for a queue, or if `page_rows` or the
+        mean episode is given.
+        """
         if self.finals is not None or self.page_rows is not None or self.is_queue:
             return 0
         pages = -(-self.rows // self.own_rows(page_rows, 1.0)) + 1
@@ -122,14 +124,14 @@ def plan(demand: Demand, page_bytes: int, page_rows: int, capacity: int | str, t
     """Pages for a demand.
 
     Args:
-        demand: What they must do.
+        demand: The requirements on the pages.
         page_bytes: Bytes of a page of `page_rows` rows, with its words.
         page_rows: `demand.chosen_page_rows()`.
-        capacity: As it was given, for the errors.
+        capacity: The caller's capacity, for the errors.
         total_bytes: Bytes of a capacity in bytes.
 
     Raises:
-        CapacityError: It cannot be done.
+        CapacityError: No number of pages meets the demand.
     """
     writers = demand.writers or 1
     if demand.in_bytes:
@@ -142,7 +144,7 @@ def plan(demand: Demand, page_bytes: int, page_rows: int, capacity: int | str, t
             )
         keep = 0
     else:
-        # one page more, since the page being filled has just taken the place of the oldest; and one for each other writer
+        # one page more, since the page that is being filled has replaced the oldest; and one for each other writer
         pages = base = max(MIN_PAGES, -(-demand.rows // demand.own_rows(page_rows)) + 1)
         if demand.writers is not None and demand.writers > 1:
             pages = max(base + writers, 2 * writers)
@@ -152,7 +154,7 @@ def plan(demand: Demand, page_bytes: int, page_rows: int, capacity: int | str, t
         spare = demand.pages_for_any_episodes(page_rows)
         if spare * page_bytes <= _MOST_UNASKED:
             pages = max(pages, spare)
-        # with the pages alone that a capacity needs, all of them are used before any is evicted
+        # without pages beyond those of the capacity, all pages are used before one is evicted
         keep = 0 if pages == base or demand.is_queue else demand.keep()
     _check(pages, page_rows, demand)
     return Geometry(pages, page_rows, keep)
@@ -176,7 +178,7 @@ def _check(pages: int, page_rows: int, demand: Demand) -> None:
 
 
 def _fewer_pages(demand: Demand) -> str:
-    """How a table gets few enough pages."""
+    """The remedy for a table with too many pages."""
     left = MAX_PAGES - 1 - (demand.writers or 0)
     if demand.in_bytes:
         return "raise page_rows, or lower the capacity"

@@ -1,4 +1,4 @@
-"""Whether an engine that is there is the one that is asked for."""
+"""Compares the specification of an existing engine with the requested one, for `exist_ok`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from conduit.schema import Schema
 from conduit.store.format.layout import SegmentSpec
 
 _DERIVED = ("pages", "page_rows", "keep")
-"""Of a table, what a capacity comes to."""
+"""Entries of a table that follow from its capacity and other options."""
 
 
 def check_same(name: str, there: SegmentSpec, asked: SegmentSpec) -> None:
-    """Refuse to go on with an engine that was made of something else than what is asked for.
+    """Refuse an existing engine that was made from another specification.
 
     Raises:
         SchemaMismatch: A table's schema differs; names the first differing field.
-        ConfigError: Anything else does; names it.
+        ConfigError: Another entry differs; names it.
     """
     remedy = "; ask for what is there, or begin anew with replace=True"
     for kind in ("tables", "policies"):
@@ -35,7 +35,7 @@ def check_same(name: str, there: SegmentSpec, asked: SegmentSpec) -> None:
                 f"Expected the schema that table {table!r} of engine {name!r} has there, got another: {difference}{remedy}"
             )
     mine, theirs = (_flat(json.loads(json.dumps(dataclasses.asdict(spec)))) for spec in (asked, there))
-    # what was declared before what follows from it
+    # declared entries before derived ones, so that the error names the cause
     for what in sorted({*mine, *theirs}, key=lambda path: (path.split(".")[-1] in _DERIVED, path)):
         if mine.get(what) != theirs.get(what):
             raise ConfigError(
@@ -44,7 +44,7 @@ def check_same(name: str, there: SegmentSpec, asked: SegmentSpec) -> None:
 
 
 def _flat(document: Any, path: str = "") -> dict[str, Any]:
-    """The leaves of nested dicts, by their paths."""
+    """The leaves of nested dicts, {path: leaf}."""
     if not isinstance(document, dict) or not document:
         return {path: document}
     return {

@@ -1,7 +1,7 @@
-"""Words of a segment that no process of Conduit stores: a segment is damaged that has some, and whoever reads them says so.
+"""Checks for damaged segments: readers of a segment refuse words that no process of Conduit stores.
 
-Kernels bound what they read, so that no word leads out of a page; these checks are for what is handed out by it. They are of
-pages that are held, or that did not change during a look: a page that changes may show words of two lives.
+Kernels bound the words that they read, so no word leads out of a page. The checks here are for values that Python returns to callers.
+They apply to pages that are leased, or that did not change during a look: a page that changes may show words of two generations.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 LARGEST = 1 << 62
-"""Behind every count that a segment can come to hold."""
+"""Larger than every count that a segment can hold."""
 _STREAMS = 1 << 31
 
 
 def damaged(where: str, what: str) -> BadSegment:
-    """The error for words that cannot be, in some part of an engine."""
+    """The error for impossible words in a part of an engine."""
     return BadSegment(
         f"Expected words that Conduit wrote in {where}, got {what}: the segment is damaged, and its contents must not be "
         "trusted; restore a checkpoint (conduit.Engine.restore), and remove this segment by `conduit clean` when no process is attached"
@@ -34,20 +34,20 @@ def damaged(where: str, what: str) -> BadSegment:
 
 
 def damaged_page(layout: TableLayout, page: int, what: str) -> BadSegment:
-    """The same for a page of a table."""
+    """The error for impossible words of a table's page."""
     return damaged(f"page {page} of table {layout.name!r}", what)
 
 
 def check_pages(layout: TableLayout, pages: Array, words: Array) -> None:
-    """Refuse pages that cannot be.
+    """Refuse pages with impossible words.
 
     Args:
-        layout: Their table.
+        layout: The table's layout.
         pages: Numbers of pages that hold rows, [n].
-        words: Their words, int64 [n, 16], each page's of one moment.
+        words: Their words, int64 [n, 16]; the words of a page were read at one moment.
 
     Raises:
-        BadSegment: Names the first one.
+        BadSegment: A page has impossible words; names the first such page.
     """
     rows = layout.page_rows
     envs, first, halo, committed, stream, tick = (
@@ -67,7 +67,7 @@ def check_spans(layout: TableLayout, name: str, page: int, spans: Array) -> None
     """Refuse spans of a ragged field that lead out of their page's arena.
 
     Raises:
-        BadSegment: One does.
+        BadSegment: A span leads out of the arena.
     """
     starts, lengths = spans["start"].astype(np.int64), spans["length"].astype(np.int64)
     good = (starts + lengths <= layout.arenas[name].items) & (lengths <= layout.schema[name].max_length)
@@ -79,17 +79,17 @@ def check_spans(layout: TableLayout, name: str, page: int, spans: Array) -> None
 
 
 def check_links(layout: TableLayout, page: int, rows: Array) -> None:
-    """Refuse links of a page's rows to final observations that lead out of it: local rows, [n].
+    """Refuse links to final observations that lead out of their page; `rows` are the local rows they lead to, [n].
 
     Raises:
-        BadSegment: One does.
+        BadSegment: A link leads out of the page.
     """
     if len(rows) and not (rows.min() >= 0 and rows.max() < layout.page_rows):
         raise damaged_page(layout, page, f"a link to local row {int(rows.max())}")
 
 
 def limits_of_words(layout: TableLayout, numbers: Array) -> Limits:
-    """A table's limits from words of its segment: float64 [4], as limit_specs.numbers_of has them.
+    """A table's limits from words of its segment: float64 [4], in the order of limit_specs.numbers_of.
 
     Raises:
         BadSegment: These cannot be a table's limits.

@@ -1,4 +1,4 @@
-"""What a table was declared for: a writer whose ticks do not fit its pages, or a window that is wider, is refused when it is opened."""
+"""Checks of writers and windows against a table's declaration, made when a writer or loader is opened."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ def check_window(table: Table, history: int, future: int, *, crosses: bool) -> N
 
     Args:
         table: The declaration.
-        history: Ticks it needs before its anchor.
-        future: Ticks it needs behind it.
-        crosses: Whether it may go from one episode into the next.
+        history: Ticks that the window needs before its anchor, the row it is built around.
+        future: Ticks that the window needs after its anchor.
+        crosses: Whether the window may cross from one episode into the next.
 
     Raises:
-        ConfigError: It is wider, or crosses episodes in a table that was created without.
+        ConfigError: The window is wider, or crosses episodes in a table that was created with within_episodes=True.
     """
     if crosses and table.within_episodes:
         raise ConfigError(
@@ -47,7 +47,7 @@ def check_writer(table: Table, num_envs: int, *, finals: bool = False) -> None:
     Args:
         table: The declaration.
         num_envs: Rows per tick.
-        finals: Whether each row may have a kept final observation beside it, those of the halo included.
+        finals: Whether each row, also of the halo, may have a kept final observation.
 
     Raises:
         CapacityError: A page holds fewer than a halo (twice, with finals) and two ticks of `num_envs` rows.

@@ -1,8 +1,8 @@
-"""A table as its user declares it: schema, size, the widest window, how rows are kept, limited and prioritized.
+"""The declaration of a table: its schema, its size, its widest window, and how rows are kept, limited and prioritized.
 
-Behind the declaration stands what follows from it alone: how many pages of how many rows, and how wide a halo. A table that cannot
-work is refused here, when it is declared; a writer or a window that does not fit it, in conduit.store.format.table_fit. Where its bytes
-lie is conduit.store.format.layout's.
+This module also computes what follows from the declaration alone: the number and size of pages, and the width of the halo. A
+declaration that cannot work is refused here. conduit.store.format.table_fit checks writers and windows against it, and
+conduit.store.format.layout places its bytes.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from conduit.store.format.page_sizes import Demand, Geometry, plan
 from conduit.store.format.sizes import MOST_BYTES, align, parse_bytes, row_stride
 
 _MIN_TICKS = 2
-"""Ticks that a page must hold beside its halo and that one's final observations: one, and room for its own."""
+"""Ticks that a page must hold beside its halo and the halo's final observations: one tick, and room for its final observations."""
 _GOOD_TICKS = 4
-"""The same where the pages' size is chosen."""
+"""Ticks that a page holds, in the same sense, if Conduit chooses its size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Priorities:
 
     @property
     def unit(self) -> float:
-        """Steps of a stored p in 1."""
+        """Number of steps of a stored p that make 1."""
         return (1 << 20) / self.scale
 
 
@@ -247,7 +247,7 @@ def _check_options(options: Mapping[str, Any], kind: Any, call: str) -> None:
 
 
 def _show(call: Any, kind: Any) -> None:
-    """Have `help` and `inspect.signature` list a kind's options, its own first, with the defaults that the class gives them."""
+    """Make `help` and `inspect.signature` list a kind's options, its own options first, with the defaults of the class."""
     *fixed, _ = inspect.signature(call.__func__).parameters.values()
     known = inspect.signature(Table).parameters.values()
     shown = [one.replace(kind=one.KEYWORD_ONLY) for one in known if one.name in kind.__optional_keys__]
@@ -260,10 +260,10 @@ _show(Table.queue, QueueOptions)
 
 
 def fills_pages(table: Table) -> bool:
-    """Whether a page that a stream ended in is filled up by the next writer of as many environments.
+    """Whether a new writer with the same number of environments continues a page in which another writer's stream ended.
 
-    Windows that cross episodes could then cross from one writer's rows into another's, and start where it did not begin.
-    Where deliveries of a row are counted, rows that have been drawn must not move to another page.
+    Not if windows may cross episodes: a window could then cross from one writer's rows into another's. Not with max_times_sampled
+    either: rows that have been drawn must not move to another page.
     """
     return (
         table.kind == "replay" and table.max_times_sampled is None and (table.max_length == 1 or table.within_episodes)
@@ -276,12 +276,12 @@ def halo_ticks(table: Table) -> int:
 
 
 def future_ticks(table: Table) -> int:
-    """Ticks behind its anchor that the widest window needs."""
+    """Ticks after its anchor that the widest window needs."""
     return 0 if table.kind == "queue" else max(table.max_n_step, table.max_length - 1)
 
 
 def least_ticks(table: Table) -> int:
-    """Ticks that a page must hold beside its halo; of a rollout, the observations behind its last tick as well."""
+    """Ticks that a page must hold beside its halo; for a rollout, including the observations after its last tick."""
     return _MIN_TICKS if table.rollout_length is None else table.rollout_length + 1
 
 
@@ -289,7 +289,7 @@ def geometry(table: Table) -> Geometry:
     """Pages, rows per page, and rows that are kept while a page is free.
 
     Raises:
-        CapacityError: The capacity is too small, too large or no size, or the words of a segment have too few bits for it.
+        CapacityError: The capacity is too small, too large or not a size, or a number does not fit the bits of a segment's words.
     """
     per_row = sum(row_stride(field) for field in table.schema.fields) + 2 + w.META_BYTES
     per_row += (table.priorities is not None) * 4 + (table.max_times_sampled is not None) * 8
@@ -325,7 +325,7 @@ def geometry(table: Table) -> Geometry:
         is_queue=table.kind == "queue",
     )
     page_rows = demand.chosen_page_rows()
-    # in bytes the page words count as well, so the bound is never passed
+    # a bound in bytes includes the pages' words, so that it is never exceeded
     arenas = arenas_of(table, page_rows).items()
     page_bytes = page_rows * fixed + 2 * w.LINE + sum(align(n * table.schema[name].item_bytes) for name, n in arenas)
     return plan(demand, page_bytes, page_rows, table.capacity, rows * per_row)
@@ -340,10 +340,10 @@ def check_min_size(table: Table, limits: Limits, geometry: Geometry) -> None:
     """Refuse limits under which sampling would wait for more rows than the table can hold.
 
     Raises:
-        ConfigError: min_size is above that.
+        ConfigError: min_size is larger than the number of rows that the table can hold.
     """
     pages, page_rows, keep = geometry
-    # one page at a time has just been emptied for its writer
+    # at any time, one page may just have been emptied for its writer
     held = keep or (pages - 1) * max(1, page_rows - halo_ticks(table) * table.num_envs)
     if limits.min_size > held:
         raise ConfigError(

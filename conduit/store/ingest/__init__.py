@@ -1,1 +1,1 @@
-"""How a row gets into a page: checked, copied, committed, and the page turned when it is full."""
+"""Kernels that write rows: they check, copy and commit a row, and turn to the next page when the page is full."""

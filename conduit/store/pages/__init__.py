@@ -1,1 +1,1 @@
-"""The life of a page: claimed, opened, sealed, held, recovered; its rows counted, deleted, let through by limits."""
+"""The life of a page: claimed, opened, sealed, leased, recovered; and the counting, deleting and rate limiting of its rows."""

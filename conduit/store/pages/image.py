@@ -1,13 +1,13 @@
-"""A page as bytes: which of its rows are copied, where they lie, and whether they still are the rows that were meant.
+"""A page as bytes: which rows a copy has, where they lie, and whether the page still has these rows.
 
-Of a page that rows were committed to, a copy has the first rows up to a committed count, and from the page's end the final
-observations that are kept there; of each ragged field, its arena up to the last item of those rows. Rows below a committed count
-never change within a generation, so a copy is whole if the page is not taken meanwhile. There are two ways to know that:
+A copy of a page has its first rows up to a committed count, the final observations that are kept at its end, and, for each ragged field,
+the arena up to the last item of those rows. Committed rows never change within a generation, so a copy is sound if no writer took the
+page meanwhile. There are two ways to make sure:
 
-* under a lease: take it, see that the page `holds` the extent, copy. No writer takes a page that is leased.
-* without one: copy, then see that the page `is_current`. What was overwritten meanwhile is dropped.
+* with a lease: take the lease, check that the page `holds` the extent, copy. No writer takes a leased page.
+* without a lease: copy, then check that the page `is_current`; otherwise drop the copy.
 
-Priorities and counts of deliveries do change; a copy has them as they are when it comes to them.
+Priorities and counts of deliveries do change; a copy has their values at the time of copying.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ Array = np.ndarray[Any, Any]
 
 
 def row_parts(page_rows: int, rows: int, tail: int, known: int = 0) -> list[slice]:
-    """Local rows of a page that a copy has: the first ones, then the kept final observations; a part without rows is left out.
+    """Slices of a page's local rows to copy: the committed rows, then the kept final observations; empty slices are left out.
 
     Args:
         page_rows: Rows of a page.
         rows: Committed rows.
         tail: Kept final observations, from the page's end.
-        known: First rows that are left out: the copy has them already.
+        known: Number of first rows to leave out, because the copy has them already.
     """
     parts = (slice(known, rows), slice(page_rows - tail, page_rows))
     return [part for part in parts if part.start < part.stop]
 
 
 def bytes_by_row(memory: Any, columns: Iterable[tuple[str, int, int]], rows: int) -> dict[str, Any]:
-    """Columns as bytes, padding behind a row included.
+    """Columns as bytes, with the padding after each row.
 
     Args:
         memory: uint8 [n], an array or a tensor.
@@ -59,9 +59,9 @@ def values_of(layout: TableLayout, name: str, page: int, arena: Array, spans: Ar
     """Views of a ragged field's values in its page's arena.
 
     Args:
-        layout: The table's.
+        layout: The table's layout.
         name: The field.
-        page: The page, which is held.
+        page: The leased page.
         arena: The page's values, [items, *shape[1:]].
         spans: SPAN_DTYPE [n].
 
@@ -81,9 +81,9 @@ class Extent:
     """The rows of a page that are copied.
 
     Attributes:
-        page: Its number.
-        generation: Its generation.
-        stream, tick: What the page's first rows are of: the writer's stream, and the tick of local row 0.
+        page: The page's number.
+        generation: The page's generation.
+        stream, tick: The stream of the page's first rows, and the tick of local row 0.
         rows: Committed rows, from the page's start.
         tail: Kept final observations, from its end.
     """
@@ -97,7 +97,7 @@ class Extent:
 
     @classmethod
     def of(cls, page: int, words: Array, page_rows: int) -> Self:
-        """What a look at a page's words, int64 [16], says; words of two lives make no more rows than the page has."""
+        """The extent according to a page's words, int64 [16]. Even words of two generations never give more rows than a page has."""
         rows = min(max(int(words[w.PAGE_COMMITTED // 8]), 0), page_rows)
         tail = min(int(words[w.PAGE_TAIL // 8]) & w.TAIL_MASK, page_rows - rows)
         generation = int(words[w.PAGE_STATE // 8]) >> w.GENERATION_SHIFT
@@ -108,7 +108,7 @@ class PageImages:
     """The pages of one table as bytes.
 
     Args:
-        layout: The table's.
+        layout: The table's layout.
         memory: The segment, uint8 [n] from its first byte.
 
     Attributes:
@@ -128,14 +128,15 @@ class PageImages:
         return entry(protocol.load)(self._blocks + page * w.LINE + offset)
 
     def is_current(self, extent: Extent) -> bool:
-        """Whether the page has rows of that generation now; no load above this call is moved below it."""
+        """Whether the page still has rows of that generation. Loads before this call are not reordered to after it."""
         state = entry(protocol.load_after)(self._blocks + extent.page * w.LINE + w.PAGE_STATE)
         return state >> w.GENERATION_SHIFT == extent.generation and state & w.KIND_MASK in (w.OPEN, w.SEALED)
 
     def holds(self, extent: Extent) -> bool:
-        """Whether a page that is leased, in whatever generation, has the extent's rows.
+        """Whether a leased page has the extent's rows.
 
-        A claim that was given back has raised the generation, and left the rows.
+        Its generation may be higher than the extent's: a writer that claims a page and gives it back raises the generation and leaves
+        the rows.
         """
         return (
             self._word(extent.page, w.PAGE_STREAM) == extent.stream
@@ -144,7 +145,7 @@ class PageImages:
         )
 
     def rows(self, column: Column, extent: Extent) -> list[Array]:
-        """Views of a column's rows that a copy has, uint8 [n, row_bytes] each."""
+        """Views of a column's rows in the extent, uint8 [n, row_bytes] each."""
         page_rows = self._layout.page_rows
         page = self._rows[column.name][extent.page * page_rows : (extent.page + 1) * page_rows]
         return [page[part, : column.row_bytes] for part in row_parts(page_rows, extent.rows, extent.tail)]

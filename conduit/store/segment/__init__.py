@@ -1,1 +1,1 @@
-"""Memory that has a name and an owner: files, locks, participants, and what is left of the dead."""
+"""Shared memory with a name and an owner: files, locks, participants, and what dead processes leave behind."""

@@ -13,10 +13,10 @@ from conduit.store.segment.names import Backing
 
 
 def check_room(size: int, name: str, backing: Backing) -> None:
-    """Refuse a segment that is larger than the memory there is; nothing has been touched.
+    """Refuse a segment that is larger than the free memory; no memory has been touched yet.
 
     Raises:
-        NoSpace: It is.
+        NoSpace: The segment is larger.
     """
     bound = available(backing)
     if bound is not None and size > bound.free:
@@ -30,7 +30,7 @@ def _no_space(size: int, name: str, bound: Bound) -> NoSpace:
 
 
 def _not_reserved(fd: int, size: int, name: str, backing: Backing) -> NoSpace:
-    """The error of memory that somebody else took meanwhile."""
+    """The error if another process took the memory meanwhile."""
     found = list(shared_memory()) if backing == "shm" else []
     space = os.fstatvfs(fd)
     return _no_space(
@@ -42,7 +42,7 @@ def allocate(fd: int, size: int, name: str, backing: Backing) -> None:
     """Reserve all memory of a file.
 
     Raises:
-        NoSpace: It is not there.
+        NoSpace: There is too little memory.
     """
     try:
         os.posix_fallocate(fd, 0, size)
@@ -54,20 +54,20 @@ def allocate(fd: int, size: int, name: str, backing: Backing) -> None:
 
 @contextlib.contextmanager
 def allocated_behind(fd: int, size: int, name: str, backing: Backing) -> Generator[None]:
-    """Reserve the memory of a file, which has its size, behind the block's writes.
+    """Reserve the memory of a file, whose size is set already, after the block's writes.
 
-    Memory that a write brings into being is not cleared first, and who clears it beside the writes keeps them waiting. So the
-    writes come first, and what they left is reserved then. The block may only write through a descriptor, which a full file system
-    refuses; to touch memory that is not reserved yet is a bus error.
+    The kernel clears memory that it reserves, but not memory that a write fills completely; and clearing at the same time as the writes
+    would delay them. So the block writes first, and then the rest is reserved. The block may only write through a descriptor, which
+    raises an error if the file system is full; touching mapped memory that is not reserved yet may be a bus error.
 
     Args:
-        fd: Of the file.
+        fd: Descriptor of the file.
         size: Bytes.
         name: Engine name, for the error.
         backing: As for `allocate`.
 
     Raises:
-        NoSpace: The memory is not there.
+        NoSpace: There is too little memory.
     """
     try:
         yield

@@ -1,8 +1,8 @@
-"""Names that are taken: by an engine whose owner lives, or by what one has left that died; who may have such a name next.
+"""Taken names: whether the owner of the engine of a name lives, and which process may take the name after a dead owner.
 
-The owner's lock (store.segment.locks) says which it is, and decides between those who want the name at the same moment: whoever adopts a
-dead owner's segment, or puts another in its place, holds it first. Errors, `conduit status` and `conduit clean` take their words
-from here.
+The owner's lock (store.segment.locks) says whether the owner lives. It also decides between processes that want the name at the same
+moment: a process that adopts or replaces a dead owner's segment first takes this lock. Errors, `conduit status` and `conduit clean` use
+the texts of this module.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ dead      no live process holds it
 """
 
 GRACE = 0.1
-"""Seconds that a segment without lock and header is waited for: its creator may be between making and locking it."""
+"""Seconds to wait for a segment without lock and header: its creator may be between creating and locking it."""
 
 _WORDS: dict[Fate, str] = {
     "running": "its owner is alive",
@@ -44,14 +44,14 @@ _WORDS: dict[Fate, str] = {
 
 
 def fate_of(fd: int) -> Fate:
-    """What has become of the engine whose segment is open here, by a descriptor that holds no lock of it."""
+    """Whether the owner of an open segment lives, and whether processes are attached; `fd` must hold no lock of the segment."""
     if held(fd, LOCK_CREATOR, 1):
         return "running"
     return "orphaned" if held(fd) else "dead"
 
 
 def told(name: str, fate: Fate) -> str:
-    """It, and what can be done about it, as part of a sentence."""
+    """The fate of an engine and its remedy, as part of a sentence."""
     return f"{_WORDS[fate]}; {_remedy(name, fate)}"
 
 
@@ -66,12 +66,12 @@ def _remedy(name: str, fate: Fate) -> str:
 
 
 def has_header(fd: int) -> bool:
-    """Whether a creator has come as far as the magic word, which is written last."""
+    """Whether the segment has the magic word, which its creator writes last."""
     return os.pread(fd, 8, HEADER_MAGIC) not in (b"", bytes(8))
 
 
 def is_unfinished(fd: int) -> bool:
-    """True when a segment has no header and no process is about to write one."""
+    """True if a segment has no header and its creator is dead."""
     end = time.monotonic() + GRACE
     while not has_header(fd) and not held(fd):
         if time.monotonic() > end:
@@ -81,18 +81,19 @@ def is_unfinished(fd: int) -> bool:
 
 
 def free_name(name: str, backing: Backing, size: int, *, replace: bool) -> None:
-    """See that a name is free; a segment whose creator died before it was finished holds nothing and is removed.
+    """Make sure that a name is free. An unfinished segment of a dead creator has no rows and is removed.
 
     Args:
         name: Engine name.
-        backing: Of the new segment.
-        size: Its bytes.
+        backing: Backing of the new segment.
+        size: Bytes of the new segment.
         replace: Remove a segment whose owner is dead.
 
     Raises:
-        EngineExists, Leftover: The name is taken by an engine whose owner lives, or by one whose owner is dead.
-        NoSpace: There is no room for the new segment even without the old one, which is left as it is.
-        BadSegment: The name is that of a file that is not Conduit's.
+        EngineExists: An engine of this name has a living owner.
+        Leftover: An engine of this name has a dead owner, and `replace` is False.
+        NoSpace: There is no room for the new segment even without the old one, which stays.
+        BadSegment: A file that is not Conduit's has the name.
     """
     end = time.monotonic() + GRACE
     while True:
@@ -109,7 +110,7 @@ def free_name(name: str, backing: Backing, size: int, *, replace: bool) -> None:
             continue
         if begun or time.monotonic() > end:
             break
-        time.sleep(GRACE / 100)  # it is being made, or removed: soon it is there or gone
+        time.sleep(GRACE / 100)  # another process is creating or removing it, which ends soon
     if not begun and remove_if_dead(name)[0]:
         return
     kind = EngineExists if fate == "running" else Leftover
@@ -117,7 +118,7 @@ def free_name(name: str, backing: Backing, size: int, *, replace: bool) -> None:
 
 
 def _replace(name: str, backing: Backing, size: int) -> None:
-    """Take the name from a segment whose owner is dead, unless somebody else is faster; who is attached to it is told that it closed."""
+    """Take the name from a segment whose owner is dead, unless another process is faster; its attached clients raise Closed."""
     try:
         fd = open_segment(name)
     except EngineNotFound:
@@ -167,10 +168,10 @@ def remove_if_dead(name: str) -> tuple[bool, str]:
         os.close(fd)
         raise
     try:
-        # holding every lock byte means that nobody lives in it and nobody can join while the name goes
+        # while this process holds every lock byte, no process is attached and none can attach, so the name can go
         if not try_lock(lock.fd, 0, LOCK_SPAN):
             return False, _WORDS["running"] if fate_of(fd) == "running" else told(name, "orphaned")
-        # another `clean` may have removed it, and a new engine may have the name: its locks are on another file
+        # another `clean` may have removed the segment, and a new engine may have the name; its locks are on another file
         if not leads_to(name, fd):
             return False, "it was removed meanwhile"
         size = os.fstat(fd).st_size

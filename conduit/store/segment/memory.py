@@ -1,8 +1,8 @@
-"""How much memory a new segment may take: the least of what the machine, the control groups and the memory file system leave.
+"""How much memory a new segment may take: the least of the limits of the machine, the control groups and the memory file system.
 
-Memory that is reserved is memory that is used, and a segment beyond what is there ends in the kernel's killer, which takes some
-process, not always the one that asked. So it is refused before anything is touched. What the page cache could give back counts
-as free everywhere. All is read from files below one folder, so that tests have machines of their own.
+A segment reserves all its memory. If that is more than there is, the kernel's OOM killer ends some process, not always the one that
+reserved. So a segment that is too large is refused before any memory is touched. Memory that the page cache could release counts as
+free. All numbers are read from files below one folder, so that tests can use folders of their own.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import NamedTuple
 from conduit.store.segment.names import SHM_DIRECTORY, Backing
 
 _UNLIMITED = 1 << 60
-"""Control groups of version 1 say a number near 2^63 where there is no limit."""
+"""Control groups of version 1 have a number near 2^63 if there is no limit."""
 _ENLARGE = 'enlarge it (docker run --shm-size=..., mount -o remount,size=... /dev/shm), or use backing="memfd"'
 
 
 class Bound(NamedTuple):
-    """A bound of memory: free bytes, what sets it, and how to raise it."""
+    """A limit on memory: free bytes, what sets the limit, and how to raise it."""
 
     free: int
     name: str
@@ -28,7 +28,7 @@ class Bound(NamedTuple):
 
 
 def available(backing: Backing, root: Path = Path("/")) -> Bound | None:
-    """The least bound of a segment of this backing, or None where nothing says any.
+    """The least limit for a segment of this backing, or None if no limit can be read.
 
     Args:
         backing: Where its memory comes from.
@@ -41,7 +41,7 @@ def available(backing: Backing, root: Path = Path("/")) -> Bound | None:
 
 
 def shared_memory() -> Iterator[Bound]:
-    """What is free in the memory file system; one without a size, which says 0 blocks, bounds nothing."""
+    """The free bytes of the memory file system; one without a size reports 0 blocks and sets no limit."""
     try:
         space = os.statvfs(SHM_DIRECTORY)
     except OSError:
@@ -53,7 +53,7 @@ def shared_memory() -> Iterator[Bound]:
 def _machine(root: Path) -> Iterator[Bound]:
     words = _words(root / "proc/meminfo")
     if "MemAvailable" in words:
-        # in KiB, whatever the line says
+        # the number is in KiB, whatever unit the line has
         yield Bound(
             words["MemAvailable"] << 10,
             "this machine's memory (MemAvailable)",
@@ -62,7 +62,7 @@ def _machine(root: Path) -> Iterator[Bound]:
 
 
 def _control_groups(root: Path) -> Iterator[Bound]:
-    """The limits of the groups that this process is in, up their trees."""
+    """The limits of this process's control groups and of all their parents."""
     mounts = list(_mounts(root))
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
@@ -78,7 +78,7 @@ def _control_groups(root: Path) -> Iterator[Bound]:
 
 
 def _mounts(root: Path) -> Iterator[tuple[tuple[str, PurePosixPath], str]]:
-    """((file system, mount point), the group that is mounted there) of the control groups that may have memory limits."""
+    """((file system, mount point), mounted group) of the control groups that may have memory limits."""
     for line in _text(root / "proc/self/mountinfo").splitlines():
         before, _, behind = line.partition(" - ")
         fields, system = before.split(), behind.split()
@@ -89,7 +89,7 @@ def _mounts(root: Path) -> Iterator[tuple[tuple[str, PurePosixPath], str]]:
 
 
 def _below(path: str, top: str) -> PurePosixPath:
-    """A group's place below what is mounted; the top where it is not seen from here, as in a container."""
+    """A group's path below the mounted group; the mounted group itself if the path is not visible, as in a container."""
     try:
         return PurePosixPath(path).relative_to(top)
     except ValueError:
@@ -124,7 +124,7 @@ def _number(path: Path) -> int | None:
 
 
 def _words(path: Path) -> dict[str, int]:
-    """{name: number} of a file with one on each line."""
+    """{name: number} of a file with a name and a number on each line."""
     found = {}
     for line in _text(path).splitlines():
         name, *rest = line.replace(":", " ").split()[:2] or [""]

@@ -1,7 +1,7 @@
-"""Engine names: which file a name leads to, for named shared memory and for memfds.
+"""Engine names: the file of a name, for named shared memory and for memfds.
 
-Shared memory has its name in the file system. A memfd has none: its owner leaves a note, in a folder of this user alone,
-of the /proc path where it can be opened for as long as the owner lives.
+Shared memory has its name in the file system. A memfd has no name there: its owner writes a note, in a folder that only this user can
+open. The note has the /proc path by which the memfd can be opened as long as the owner lives.
 """
 
 from __future__ import annotations
@@ -43,27 +43,27 @@ def shm_name(name: str) -> str:
 
 
 def runtime_directory() -> Path:
-    """Where memfd engines leave word of themselves, for this user alone."""
+    """The folder of the notes of memfd engines, which only this user can open."""
     base = os.environ.get("XDG_RUNTIME_DIR") or "/tmp"  # noqa: S108 - the folder made in it is 0700 and checked
     return Path(base) / f"conduit-{os.getuid()}"
 
 
 def note_path(name: str) -> Path:
-    """Where a memfd engine of this name leaves its note."""
+    """The path of the note of a memfd engine."""
     return runtime_directory() / f"{name}.memfd"
 
 
 def open_segment(name: str, flags: int = os.O_RDWR) -> int:
-    """A fresh descriptor of the segment that has this engine name, seen to be a file of this user's that nobody else may open.
+    """A new descriptor of the segment of this name, after a check that it is this user's file and no other user may open it.
 
     Args:
         name: Engine name.
         flags: os.O_RDWR, or os.O_RDONLY for a look.
 
     Raises:
-        EngineNotFound: The name leads nowhere.
-        AccessDenied: It leads to what this user may not read and write, to another user's file, or to one that others may open.
-        BadSegment: It leads to what is no file: a folder, a symbolic link, a pipe.
+        EngineNotFound: There is no engine of this name.
+        AccessDenied: This user may not read and write the file, it is another user's, or other users may open it.
+        BadSegment: The name is that of a folder, a symbolic link or a pipe.
     """
     path = SHM_DIRECTORY / shm_name(name)[1:]
     try:
@@ -80,7 +80,7 @@ def open_segment(name: str, flags: int = os.O_RDWR) -> int:
 
 
 def _open_private(path: Path, flags: int, what: str, closed: int = 0o077, *, follow: bool = False) -> int:
-    """Open a regular file of this user's whose mode has none of the bits `closed`; waits for no pipe's other end.
+    """Open a regular file of this user whose mode has none of the bits `closed`; does not wait for the other end of a pipe.
 
     Raises:
         FileNotFoundError, AccessDenied, BadSegment: See `open_segment`.
@@ -127,16 +127,16 @@ def _check_private(status: os.stat_result, path: Path, what: str, closed: int) -
 
 
 def _open_memfd(name: str, flags: int) -> int:
-    """The memfd that an engine's note leads to.
+    """A descriptor of the memfd that an engine's note names.
 
     Raises:
         FileNotFoundError: There is no note, or its process is gone.
-        AccessDenied, BadSegment: The note, its folder or the memfd is not this user's alone.
+        AccessDenied, BadSegment: Other users may open the note, its folder or the memfd, or one of them is another user's.
     """
     note = note_path(name)
     try:
         note.lstat()
-    except OSError as error:  # none, or a folder that is not this user's: there is no engine of this user's in it
+    except OSError as error:  # no note, or another user's folder, which has no engine of this user
         raise FileNotFoundError(note) from error
     _check_directory(note.parent)
     fd = _open_private(note, os.O_RDONLY, f"the note of engine {name!r}", 0o022)
@@ -150,7 +150,7 @@ def _open_memfd(name: str, flags: int) -> int:
         found = _open_private(Path(path), flags, f"engine {name!r}", follow=True)
     except (BadSegment, FileNotFoundError):
         raise FileNotFoundError(path) from None
-    # the process number may have become another process's meanwhile
+    # another process may have the pid by now
     if not _is_memfd(Path(f"/proc/self/fd/{found}"), name):
         os.close(found)
         raise FileNotFoundError(path)
@@ -165,10 +165,10 @@ def _is_memfd(path: Path, name: str) -> bool:
 
 
 def _check_directory(directory: Path) -> None:
-    """See that the folder of notes is this user's own.
+    """Check that the folder of notes belongs to this user alone.
 
     Raises:
-        AccessDenied: It is not.
+        AccessDenied: It does not.
     """
     status = directory.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
@@ -179,7 +179,7 @@ def _check_directory(directory: Path) -> None:
 
 
 def status_of(name: str) -> os.stat_result | None:
-    """Of what the name leads to, whoever may open it; None where it leads nowhere."""
+    """The file status of the entry of this name, without any check of its access rights; None if there is none."""
     try:
         return (SHM_DIRECTORY / shm_name(name)[1:]).lstat()
     except FileNotFoundError:
@@ -195,13 +195,13 @@ def status_of(name: str) -> os.stat_result | None:
 
 
 def leads_to(name: str, fd: int) -> bool:
-    """True when the name leads to the file behind `fd`."""
+    """True if the name is that of the file open as `fd`."""
     found = status_of(name)
     return found is not None and os.path.samestat(found, os.fstat(fd))
 
 
 def unlink_segment(name: str) -> None:
-    """Remove the name, whatever it leads to."""
+    """Remove the name, of any kind of file."""
     with contextlib.suppress(posix_ipc.ExistentialError):
         posix_ipc.unlink_shared_memory(shm_name(name))
     with contextlib.suppress(FileNotFoundError):
@@ -210,10 +210,10 @@ def unlink_segment(name: str) -> None:
 
 @contextlib.contextmanager
 def alone_with_notes() -> Generator[None]:
-    """Keep other processes from making or removing the notes of memfd engines, which are made in two steps.
+    """Keep other processes from creating or removing notes of memfd engines, which takes two steps each.
 
     Raises:
-        Busy: Others were at it all the time.
+        Busy: Other processes did so all the time.
     """
     folder = LockFile(runtime_directory(), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
@@ -238,7 +238,7 @@ def _try_flock(fd: int) -> bool:
 
 
 def exists(name: str) -> bool:
-    """True when the name leads to a segment, living or dead."""
+    """True if there is a segment of this name, with a living or a dead owner."""
     try:
         os.close(open_segment(name))
     except EngineNotFound:
@@ -247,7 +247,7 @@ def exists(name: str) -> bool:
 
 
 def note_memfd(name: str, path: str) -> bool:
-    """Leave word of where a memfd can be opened; False when a running engine has the name."""
+    """Write the note that says where a memfd can be opened; False if a running engine has the name."""
     directory = runtime_directory()
     with contextlib.suppress(FileExistsError):
         directory.mkdir(mode=0o700)
@@ -259,7 +259,7 @@ def note_memfd(name: str, path: str) -> bool:
         note.unlink(missing_ok=True)
         fd = os.open(note, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            os.fchmod(fd, 0o600)  # a umask may have taken bits away
+            os.fchmod(fd, 0o600)  # the umask may have removed bits
             os.write(fd, path.encode())
         finally:
             os.close(fd)
@@ -270,7 +270,7 @@ def find() -> Iterator[tuple[str, Backing]]:
     """Names of this user's engines, living and dead, with their backing."""
     prefix = f"cdt.{os.getuid()}."
     for entry in sorted(SHM_DIRECTORY.glob(prefix + "*")):
-        if entry.is_file():  # False when it has gone meanwhile
+        if entry.is_file():  # False if it was removed meanwhile
             yield entry.name.removeprefix(prefix), "shm"
     for entry in sorted(runtime_directory().glob("*.memfd")):
         yield entry.name.removesuffix(".memfd"), "memfd"

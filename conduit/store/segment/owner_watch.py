@@ -1,14 +1,13 @@
-"""Whether an engine still has the owner that a client attached under; the client is told when it has not, or the engine was closed.
+"""Watches whether the owner of a client's engine still lives and whether the engine was closed, and tells the client.
 
-One thread of a process looks after all its clients whose engines other processes own. A few times a second it asks the kernel
-for the owner's lock (store.segment.locks): an owner that is stopped lives, and one that was killed is gone, whatever container it was in.
-What it finds is noted where calls look anyway: in the client's seat, which each wait and each call outside the compiled paths
-checks, and in the words of its writers, one of which `append` compares with the table's before each row. So neither a wait nor a
-row costs more than without.
+One thread per process watches for all clients whose engines other processes own. A few times a second it asks the kernel about the
+owner's lock (store.segment.locks): a stopped owner lives, and a killed owner is gone, in whatever container it ran. The thread notes a
+change in words that calls read anyway: in the client's seat, which each wait and each call outside the compiled paths checks, and in a
+word of its writers that `append` compares before each row. So the watch adds no cost to a wait or a row.
 
-Importing this starts no thread, the first attach does. It ends where no client is left to look after, before a fork (in the
-parent another one begins), and at the interpreter's exit. It takes no mutex, and is not told by anything that an exception can
-interrupt halfway.
+Importing this module starts no thread; the first attach does. The thread ends when no client is left to watch for, before a fork (the
+parent starts a new one), and at the interpreter's exit. It takes no mutex, and an exception in another thread cannot leave it in a
+half-done state.
 """
 
 from __future__ import annotations
@@ -38,17 +37,17 @@ _MOMENT = 0.0001
 
 _watches: list[weakref.ref[Watch]] = []
 _owned: set[tuple[int, int]] = set()
-"""Segments that this process owns: it dies with their owner."""
+"""Segments that this process owns, which need no watch."""
 _running: list[_Looking] = []
 
 
 class Watch:
-    """A client's look-out for its engine's end, as long as anything uses the client's seat.
+    """A client's watch for the end of its engine, as long as anything uses the client's seat.
 
     Args:
-        segment: The client's.
-        participants: Its seat; keeps this alive.
-        on_owner_exit: "raise": OwnerGone from every call of the client once the owner is gone. "stay": it goes on.
+        segment: The client's segment.
+        participants: The client's seat, which keeps the watch alive.
+        on_owner_exit: "raise": every call of the client raises OwnerGone once the owner is gone. "stay": the client goes on.
     """
 
     def __init__(self, segment: Segment, participants: Participants, on_owner_exit: OnOwnerExit) -> None:
@@ -72,7 +71,7 @@ class Watch:
         return self._segment.identity not in _owned
 
     def look(self) -> None:
-        """Tell the client, and again its writers: a call without the interpreter lock may just have turned their page."""
+        """Look once, and tell the client and its writers. Writers are told again each time: a compiled call may just have turned a page."""
         participants = self._participants()
         if participants is None:
             return
@@ -90,22 +89,22 @@ class Watch:
             return True
         try:
             alive = held(fd, LOCK_CREATOR, 1)
-        except OSError:  # closed meanwhile
+        except OSError:  # the client was closed meanwhile
             return False
         return not alive and self._segment.lock_fd == fd and not self._segment.closed
 
     def end(self) -> None:
-        """The client has closed."""
+        """End the watch: the client has closed."""
         _forget(self._reference)
 
 
 def own(segment: Segment) -> None:
-    """This process has become a segment's owner."""
+    """Note that this process has become a segment's owner."""
     _owned.add(segment.identity)
 
 
 def disown(segment: Segment) -> None:
-    """This process has closed a segment that it owned; its own clients are told at once."""
+    """Note that this process has closed a segment that it owned, and tell its own clients at once."""
     _owned.discard(segment.identity)
     _look()
 
@@ -116,7 +115,7 @@ def _forget(reference: weakref.ref[Watch]) -> None:
 
 
 def _look() -> bool:
-    """Look once for all clients; False where none is in an engine of another process."""
+    """Look once for all clients; False if no client's engine has another process as its owner."""
     foreign = False
     for reference in tuple(_watches):
         watch = reference()
@@ -130,7 +129,7 @@ class _Looking:
     """A thread that looks, from `begin` until `end`."""
 
     def __init__(self) -> None:
-        # the interpreter's own locks: what is written in Python may be interrupted inside, and stay locked
+        # locks of the interpreter: an exception can interrupt a lock that is written in Python, and leave it locked
         self._told, self._ended = _thread.allocate_lock(), _thread.allocate_lock()
         self._told.acquire()
         self._ended.acquire()
@@ -145,10 +144,10 @@ class _Looking:
         try:
             while not self._told.acquire(timeout=LOOK_EVERY):
                 if not _look():
-                    # whoever attaches from here on finds none running, or is seen by another look
+                    # a client that attaches from here on finds no running thread and starts one, or the next look sees it
                     try:
                         _running.remove(self)
-                    except ValueError:  # `_stop` has taken it out, and waits for its end
+                    except ValueError:  # `_stop` has removed this thread, and waits for its end
                         return
                     if not _look():
                         return
@@ -157,7 +156,7 @@ class _Looking:
             self._ended.release()
 
     def end(self) -> None:
-        """Have the thread end, and wait until it has, so that a fork meets none; idempotent."""
+        """End the thread and wait for its end, so that a fork finds none; idempotent."""
         with contextlib.suppress(RuntimeError):
             self._told.release()
         if self._ended.acquire(timeout=_PATIENCE):

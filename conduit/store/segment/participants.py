@@ -1,9 +1,9 @@
-"""Who takes part in a segment, and who is dead: the kernel knows.
+"""Participants: the processes that are attached to a segment, each with a seat, and the recovery after dead ones.
 
-A participant holds the lock on its own byte of the segment through a descriptor that is never mapped. However the process
-dies, the kernel drops the lock after the process can no longer store to memory; whoever notices takes the lock for a
-moment, repairs what the dead one left, and lets go. There is no heartbeat and no timeout: a stopped or slow process keeps
-its lock and is never robbed.
+A participant holds a kernel lock on its seat's byte of the segment, through a descriptor that is never mapped. However the process
+dies, the kernel releases the lock after the process can no longer store to memory. A process that notices this takes the lock for a
+moment, recovers the dead participant's pages and leases, and releases the lock. There is no heartbeat and no timeout: a stopped or slow
+process keeps its lock, and nothing is taken from it.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ LINE_PID, LINE_SINCE, LINE_ROWS, LINE_ROLES, LINE_NAME = 0, 1, 2, 3, 4
 """Words of a participant's line; its process name takes the last 96 bytes."""
 
 ROLES = ("owner", "writer", "loader", "consumer", "launcher")
-"""What a participant has done since it joined; each is a bit of LINE_ROLES, and nothing depends on them."""
+"""What a participant has done since it joined; each is a bit of LINE_ROLES, for `conduit status` only."""
 
 _PATIENCE = 1.0
-"""Seconds for which a joiner that finds every seat taken looks again."""
+"""Seconds for which a process that finds every seat taken looks again."""
 _BETWEEN_LOOKS = 0.005
 
 _open_handles: weakref.WeakSet[Participants] = weakref.WeakSet()
 
 
 def _forget_in_child() -> None:
-    # a child that kept the inherited descriptor would keep its dead parent's lock alive
+    # if the child kept the inherited descriptor open, it would keep its parent's lock after the parent's death
     for handle in list(_open_handles):
         handle.forget()
 
@@ -54,15 +54,15 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 @dataclass(frozen=True, slots=True)
 class Participant:
-    """One participant as status screens show it.
+    """One participant, for status displays.
 
     Attributes:
-        number: Its number, which page words name as owner.
+        number: Its number, by which page words name it as owner.
         pid: Process that joined.
         name: That process's command name.
-        alive: The kernel's word.
+        alive: Whether the kernel says that it lives.
         since_ns: When it joined, nanoseconds since the epoch.
-        rows_written: Rows it has committed since.
+        rows_written: Rows that it has committed since it joined.
     """
 
     number: int
@@ -74,13 +74,13 @@ class Participant:
 
 
 class Writing(Protocol):
-    """Something that writes into the seat's pages by compiled calls."""
+    """An object that writes into the seat's pages by compiled calls."""
 
     def disarm(self) -> None:
-        """In a forked child: become harmless, the pages are the parent's."""
+        """In a forked child: give up the pages, which belong to the parent."""
 
     def halt(self) -> None:
-        """Have the next row go to the path that checks the seat and the engine."""
+        """Send the next row to the exact path, which checks the seat and the engine."""
 
 
 class Participants:
@@ -89,8 +89,8 @@ class Participants:
     Attributes:
         number: The participant number.
         counter: Address of its count of rows written.
-        writing: What writes into its pages.
-        lookout: What looks out for the engine's end (store.segment.owner_watch), kept alive.
+        writing: The objects that write into its pages.
+        lookout: The watch for the engine's end (store.segment.owner_watch), kept alive.
     """
 
     lookout: object = None
@@ -104,7 +104,7 @@ class Participants:
             segment.layout.hazards, (self._count, w.HAZARDS_PER_PARTICIPANT), np.dtype(np.int64)
         )
         self.seat = segment.seat
-        # threads of a process share the lock descriptor, so the kernel's lock does not keep them apart
+        # threads of a process share the lock descriptor, so the kernel's lock does not exclude them from each other
         self._recovering = threading.Lock()
         self._playing = threading.Lock()
         self._last_look = 0.0
@@ -113,7 +113,7 @@ class Participants:
         self.writing: weakref.WeakSet[Writing] = weakref.WeakSet()
         self.number = -1
         _open_handles.add(self)  # before the lock is taken, since another thread may fork at any time
-        # a client that is dropped without close() must not keep its seat: with the lock gone it counts as dead
+        # a client that is dropped without close() must not keep its seat: without its lock it counts as dead
         when_gone(self, entry(give_all), self.seat)
         self.number = self._join()
         self.seat[w.PROCESS_HAZARDS // 8] = self._hazards[self.number].ctypes.data
@@ -121,13 +121,13 @@ class Participants:
 
     def _join(self) -> int:
         number = self._take_seat()
-        # the seat of a dead participant is locked while somebody recovers it, who may be stopped in the middle
+        # the seat of a dead participant is locked while another process recovers it, which may be stopped in the middle
         deadline = Deadline(_PATIENCE)
         while number < 0 and not deadline.passed():
             time.sleep(_BETWEEN_LOOKS)
             number = self._take_seat()
         if not self._segment.is_current():
-            # `clean` holds all locks while it removes a name; having got ours, we may have come just after it
+            # `clean` holds all locks while it removes a name; this lock may have been taken just after it
             raise EngineNotFound(f"Expected a running engine named {self._segment.name!r}, but it was just removed")
         if number < 0:
             raise ParticipantsFull(
@@ -137,7 +137,7 @@ class Participants:
         return number
 
     def _take_seat(self) -> int:
-        """Lock a seat and sign it; returns its number, or -1 when every seat is locked."""
+        """Lock a seat and write this process's line; returns the seat's number, or -1 when every seat is locked."""
         for number in range(self._count):
             if not try_lock(self._segment.lock_fd, number):
                 continue
@@ -157,17 +157,17 @@ class Participants:
         return self._lines[self.number, LINE_ROWS:].ctypes.data
 
     def add(self, writing: Writing) -> None:
-        """Tell something that writes of a fork and of the engine's end; it is not kept alive."""
+        """Register an object that writes, to be told of a fork and of the engine's end; it is not kept alive."""
         self.writing.add(writing)
 
     def play(self, role: str) -> None:
-        """Say on this participant's line that it has this one of ROLES, for those who look."""
+        """Add one of ROLES to this participant's line, for `conduit status`."""
         if self.number >= 0:
             with self._playing:
                 self._lines[self.number, LINE_ROLES] |= 1 << ROLES.index(role)
 
     def forget(self) -> None:
-        """In a forked child: the seat is the parent's."""
+        """In a forked child: give up the seat, which belongs to the parent."""
         self.forked = True
         self._refusal = (
             Forked,
@@ -179,7 +179,7 @@ class Participants:
         self._segment.release_locks()
 
     def lose_owner(self) -> None:
-        """Refuse every use from now on, since the engine's owner is gone; what the seat holds can still be given back."""
+        """Refuse every use from now on, since the engine's owner is gone; leases and claims can still be given back."""
         name = self._segment.name
         self._refusal = (
             OwnerGone,
@@ -190,16 +190,16 @@ class Participants:
         self.halt()
 
     def halt(self) -> None:
-        """Have all that writes by compiled calls look at what became of the engine, with its next row."""
+        """Make every writer of this seat check the engine's state before its next row."""
         for one in tuple(self.writing):
             one.halt()
 
     @property
     def seated(self) -> bool:
-        """False once this process may not touch what the seat owns: forked, left, or its lock was given back.
+        """False once this process may not touch the seat's pages and leases: after a fork, after `leave`, or without its lock.
 
-        Garbage collection gives the lock back before it finalizes writers and leases that lie in the same cycle; by then
-        their pages may be another participant's.
+        Garbage collection releases the lock before it finalizes writers and leases of the same reference cycle; by then another
+        participant may have their pages.
         """
         return bool(self.seat[w.PROCESS_NUMBER // 8] >= 0)
 
@@ -220,7 +220,7 @@ class Participants:
             raise kind(message)
 
     def check_open(self) -> None:
-        """Refuse work on an engine or through a client that has closed, and what `check` refuses; the one look that every call takes.
+        """Refuse work if the engine or this client has closed, or if `check` refuses; every call checks this first.
 
         Raises:
             Closed: The engine has closed, or this client has.
@@ -234,7 +234,7 @@ class Participants:
             raise Closed(f"Expected engine {self._segment.name!r} to be running, it has been closed by its owner")
 
     def leave(self) -> None:
-        """Give the seat back; the caller has finished its pages. Idempotent."""
+        """Give the seat back; the caller has closed its writers before. Idempotent."""
         if self.number >= 0 and not self.forked and self._segment.lock_fd >= 0:
             self.seat[w.PROCESS_NUMBER // 8] = -1
             self._recover(self.number)
@@ -246,13 +246,13 @@ class Participants:
     # -- the dead
 
     def _recover(self, number: int) -> int:
-        """Repair what a participant left; its lock is held by the caller."""
+        """Recover a dead participant's pages, leases and names; the caller holds its lock."""
         died = number != self.number and self._lines[number, LINE_PID] != 0
         if died:
-            # it has not left: maybe it was in the middle of an update of priorities
+            # it died without leaving, possibly in the middle of an update of priorities
             for table in self._tables:
                 entry(recovery.outdate_sums)(table.ctypes.data)
-        # the next line clears the seat's
+        # the next line clears the seat's line
         writer_counts.empty(self._segment, number, died=died)
         pages = sum(entry(recovery.recover)(table.ctypes.data, number) for table in self._tables)
         for table in self._tables:
@@ -266,7 +266,7 @@ class Participants:
     def recover_dead(self) -> int:
         """Find dead participants and take back their pages and leases; returns the number of pages.
 
-        Idempotent and safe from any number of processes at a time. Costs one system call per seat in use.
+        Idempotent; any number of processes may call it at the same time. Costs one system call per seat in use.
         """
         pages = 0
         self._last_look = time.monotonic()
@@ -288,7 +288,7 @@ class Participants:
         return self.recover_dead() if time.monotonic() - self._last_look > every else 0
 
     def list(self) -> list[Participant]:
-        """All seats that are or were in use and not yet cleared."""
+        """All seats that are in use, or were in use and are not cleared yet."""
         found = []
         for number in np.flatnonzero(self._lines[:, LINE_PID]).tolist():
             line = self._lines[number].copy()
@@ -301,12 +301,12 @@ class Participants:
 
 
 def closed_client(engine: str) -> Closed:
-    """What to raise where a client has closed."""
+    """The error for the use of a closed client."""
     return Closed(f"Expected an attached client of engine {engine!r}, got one that was closed")
 
 
 def play_everywhere(role: str) -> None:
-    """Say a role on the lines of all participants that this process is."""
+    """Add a role to the lines of all of this process's participants."""
     for one in list(_open_handles):
         if not one.forked:
             one.play(role)

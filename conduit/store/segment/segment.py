@@ -1,9 +1,9 @@
 """A named piece of shared memory: create, attach, find, remove.
 
-Creation is all or nothing: the name is made exclusively, the memory is allocated in full before use (a full memory file
-system is an error here and never a bus error later), the magic word is written last. Nothing registers with Python's
-resource tracker, which would delete a segment that others still use. Backing is POSIX shared memory by name, or a memfd,
-which a small /dev/shm does not bound and which lives as long as a process that holds it.
+Creation is all or nothing. The name is created exclusively, and the magic word is written last. The memory is allocated in full before
+use, so a full memory file system is an error here and never a bus error later. Segments are not registered with Python's resource
+tracker, which would delete a segment that other processes still use. The backing is POSIX shared memory with a name, or a memfd. A
+memfd is not limited by a small /dev/shm, and lives as long as a process holds it.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ class Segment:
 
     Attributes:
         name: Engine name.
-        layout: Where everything lies.
-        root: uint8 [size], the mapping; every array is a view of it, so the mapping lives as long as any of them.
+        layout: The offset of everything in it.
+        root: uint8 [size], the mapping. Every array is a view of it, so the mapping lives as long as any array.
         words: The mapping as int64 words.
         base: Address of the first byte.
-        seat: This process's seat, int64 words (words.PROCESS_*): what it holds of the segment, as kernels note it.
+        seat: int64 words (words.PROCESS_*), in which kernels note what this process holds of the segment.
     """
 
     def __init__(self, name: str, backing: Backing, fd: int, locks: Locks, layout: SegmentLayout) -> None:
@@ -81,7 +81,7 @@ class Segment:
         self._anchor = -1
         status = os.fstat(fd)
         self.identity = (status.st_dev, status.st_ino)
-        # one reference by frombuffer counts as an export of the mapping; views made with ndarray(buffer=) would not
+        # np.frombuffer exports the mapping's buffer, which keeps it mapped; views made with ndarray(buffer=) would not
         self.root = np.frombuffer(mmap.mmap(fd, layout.size), np.uint8)
         self.base = self.root.ctypes.data
         self.words = self.root.view(np.int64).data
@@ -104,7 +104,7 @@ class Segment:
 
     @property
     def term(self) -> int:
-        """How many owners it has had before this one."""
+        """How many owners it had before the present one."""
         return self.words[HEADER_TERM // 8]
 
     @property
@@ -117,19 +117,19 @@ class Segment:
         self.words[HEADER_CLOSED // 8] = 1
 
     def take_over(self) -> None:
-        """This process is the owner from now on; a death in the middle of a close is taken back."""
+        """Make this process the owner. If the last owner died in the middle of a close, the close is undone."""
         self.words[HEADER_PID // 8] = os.getpid()
-        # only whether it is another one counts; a damaged word may be the largest
+        # only a change of the term matters, and a damaged word may be the largest number
         self.words[HEADER_TERM // 8] = (self.words[HEADER_TERM // 8] + 1) & 0x7FFFFFFF
         self.words[HEADER_CLOSED // 8] = 0
 
     def is_current(self) -> bool:
-        """False when the name now leads to another segment or to none."""
+        """False if the name now belongs to another segment, or to none."""
         status = status_of(self.name)
         return status is not None and (status.st_dev, status.st_ino) == self.identity
 
     def unlink(self) -> None:
-        """Remove the name, if it still is this segment's; the memory goes with its last user."""
+        """Remove the name, if it still is this segment's; the memory is freed with its last user."""
         if self.is_current():
             unlink_segment(self.name)
         if self._anchor >= 0:
@@ -146,7 +146,7 @@ class Segment:
         return self._locks.fd
 
     def release_locks(self) -> None:
-        """Close the lock descriptor: every lock of this handle is given back. Idempotent."""
+        """Close the lock descriptor, which releases every lock of this handle. Idempotent."""
         self._locks.close()
 
 
@@ -166,19 +166,20 @@ def create(name: str, spec: SegmentSpec, backing: Backing = "shm", *, replace: b
 
 @contextlib.contextmanager
 def making(name: str, spec: SegmentSpec, backing: Backing = "shm", *, replace: bool = False) -> Generator[Segment]:
-    """A segment that the block allocates (store.segment.allocation) and fills; nobody can attach to it before the block is left.
+    """A new segment, which the block allocates (store.segment.allocation) and fills. No process can attach before the block ends.
 
-    When the block raises, nothing is left behind.
+    If the block raises, nothing is left behind.
 
     Args:
         name: Engine name.
-        spec: What is in it.
+        spec: The segment's specification.
         backing: Where its memory comes from.
-        replace: Put it in the place of a segment whose owner is dead.
+        replace: Replace a segment whose owner is dead.
 
     Raises:
-        EngineExists, Leftover: The name is taken by a living or by a dead engine.
-        NoSpace: The memory is not there; nothing is left behind.
+        EngineExists: An engine of this name has a living owner.
+        Leftover: An engine of this name has a dead owner, and `replace` is False.
+        NoSpace: There is too little memory; nothing is left behind.
         ConfigError: Bad name or backing.
     """
     shm_name(name)

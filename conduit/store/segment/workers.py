@@ -1,8 +1,8 @@
-"""A few threads that make calls for another one, which an exception may take out of waiting at any moment.
+"""A few threads that make calls for another thread, which an exception such as KeyboardInterrupt may interrupt at any moment.
 
-The standard library's executor keeps results under conditions written in Python: who is interrupted inside one keeps its lock, and
-the worker that has the result hangs, and with it whoever waits for the workers. Here both sides meet in the interpreter's own locks and
-queues only.
+The standard library's executor uses condition variables written in Python. A thread that is interrupted inside one keeps its lock;
+then the worker with the result hangs, and so does every thread that waits for the workers. Here both sides use only locks and queues
+that are built into the interpreter.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Job(Generic[T]):
         self._error: BaseException | None = None
 
     def make(self) -> None:
-        """In a worker: make the call."""
+        """Make the call; called in a worker."""
         try:
             self._result.append(self._call())
         except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
@@ -41,15 +41,15 @@ class Job(Generic[T]):
         self._done.release()
 
     def drop(self) -> None:
-        """It is not made any more; whoever waits for it is told."""
+        """Cancel the call; a thread that waits for its result gets an error."""
         self._error = RuntimeError("Expected workers that make this call, they were ended before")
         self._done.release()
 
     def result(self) -> T:
-        """What the call returned, as soon as it has; to be asked once.
+        """Wait for the call and return its result; may be called once.
 
         Raises:
-            BaseException: What the call raised.
+            BaseException: The call's exception.
         """
         self._done.acquire()
         if self._error is not None:
@@ -58,10 +58,10 @@ class Job(Generic[T]):
 
 
 class Workers:
-    """Threads that make calls, first come, first served; a context manager: they run in its block, and end with the calls under way.
+    """Threads that make calls in the order of submission. A context manager: at its end, calls that have begun are finished.
 
     Args:
-        count: Threads.
+        count: Number of threads.
     """
 
     def __init__(self, count: int) -> None:
@@ -69,24 +69,24 @@ class Workers:
         self._jobs: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
         self._running: list[None] = []
         self._ended: list[None] = []
-        # for a block that was interrupted as it was being left
+        # for an interrupt at the end of the `with` block
         when_gone(self, functools.partial(self._jobs.put, None))
 
     def submit(self, call: Callable[[], T]) -> Job[T]:
-        """Have a call made."""
+        """Submit a call."""
         job = Job(call)
         self._jobs.put(job)
         return job
 
     def end(self) -> None:
-        """Wait for the calls under way; those that nobody has begun are not made. Idempotent."""
+        """Wait for the calls that have begun; the others are cancelled. Idempotent."""
         with contextlib.suppress(queue.Empty):
             while True:
                 job = self._jobs.get_nowait()
                 if job is not None:
                     job.drop()
         self._jobs.put(None)
-        # one that begins only now finds nothing but the end
+        # a worker that begins only now finds only the end marker
         while len(self._ended) < len(self._running):
             time.sleep(_MOMENT)
 
@@ -109,5 +109,5 @@ def _work(jobs: queue.SimpleQueue[Job[Any] | None], running: list[None], ended: 
         while (job := jobs.get()) is not None:
             job.make()
     finally:
-        jobs.put(None)  # the end of the others
+        jobs.put(None)  # the end marker for the other workers
         ended.append(None)

@@ -1,7 +1,8 @@
-"""How many writers a table has, and how many of them live: for those who wait for rows in vain.
+"""How many writers a table has, and how many of them live, for the errors of waits without a result.
 
-Each participant keeps the number of its open writers in its seat line of the table. Whoever recovers a dead one adds its writers to
-the table's lost ones, and a writer that opens stands for one of those. A statistic: stores are plain, nothing is decided by it.
+Each participant keeps the number of its open writers in its line of the table. The process that recovers a dead participant adds that
+participant's writers to the table's count of lost writers; a writer that opens later lowers this count by one. It is a statistic:
+stores are plain, and no decision depends on it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from conduit.store.format.layout import TableLayout
 from conduit.store.segment.segment import Segment
 
 _MOST = 1 << 20
-"""More writers than a table has pages."""
+"""A number above any possible number of writers of a table."""
 
 
 def _seats(segment: Segment, layout: TableLayout) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -25,12 +26,12 @@ def _seats(segment: Segment, layout: TableLayout) -> np.ndarray[Any, np.dtype[np
 
 
 def _bounded(count: Any) -> int:
-    """A count as it was read: a damaged word is some number of writers that there can be."""
+    """A count from a word of the segment, bounded, in case the word is damaged."""
     return min(max(int(count), 0), _MOST)
 
 
 def note(segment: Segment, layout: TableLayout, seat: int, count: int, *, opened: bool) -> None:
-    """Store how many writers of a table a seat's holder has open; one of them has just been opened, or closed."""
+    """Store how many writers of a table a participant has open, after it has opened or closed one."""
     _seats(segment, layout)[seat] = count
     at = (layout.control + w.TABLE_LOST) // 8
     if opened and segment.words[at] > 0:
@@ -38,7 +39,7 @@ def note(segment: Segment, layout: TableLayout, seat: int, count: int, *, opened
 
 
 def empty(segment: Segment, seat: int, *, died: bool) -> None:
-    """A seat's holder has no writers any more; the caller holds its lock."""
+    """Set a participant's number of open writers to 0 in all tables; the caller holds the seat's lock."""
     for layout in segment.layout.tables.values():
         seats = _seats(segment, layout)
         count = _bounded(seats[seat])
@@ -51,12 +52,12 @@ def empty(segment: Segment, seat: int, *, died: bool) -> None:
 def count(
     segment: Segment, layout: TableLayout, participants: Iterable[tuple[int, int, bool]]
 ) -> tuple[dict[int, int], int]:
-    """The writers that a table has: {process number: how many} of those that live, and how many are dead.
+    """The writers of a table: {pid: number} for living processes, and the number of dead processes' writers.
 
     Args:
         segment: The segment.
-        layout: The table's.
-        participants: (seat, process number, alive) of each.
+        layout: The table's layout.
+        participants: (seat, pid, alive) of each participant.
     """
     seats = _seats(segment, layout)
     alive: dict[int, int] = {}

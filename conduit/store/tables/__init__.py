@@ -1,1 +1,1 @@
-"""A table as a process sees it: columns and words, queues, statistics, weights, named loaders."""
+"""Tables as one process uses them: views of columns and words, queues, statistics, weights, named loaders."""

@@ -1,7 +1,7 @@
-"""What a handle says of itself in its `repr`: what it is of, how much is there, and whether it can be used.
+"""The parts of a handle's `repr`: its table or engine, how many rows there are, and whether the handle can be used.
 
-Nobody is kept from looking by what has happened to the thing: a `repr` is asked for in tracebacks, debuggers and logs, of things that
-are closed, inherited through a fork, or half made.
+A `repr` never raises. Tracebacks, debuggers and logs show it for handles that are closed, inherited through a fork, or half
+constructed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Tell = Callable[[Any], str]
 
 
 def never_raises(tell: Tell) -> Tell:
-    """Decorator of a `__repr__`: where it fails, since its object is half made, it says only what the object is."""
+    """Decorator of a `__repr__`. If the method fails, since its object is half constructed, the result is only the class name."""
 
     @functools.wraps(tell)
     def safely(self: Any) -> str:
@@ -46,7 +46,7 @@ def state_of(table: TableView, *, closed: bool = False) -> str:
 
 
 def state_in(segment: Segment, seat: Participants) -> str:
-    """The same of a handle of an engine, by its process's seat."""
+    """The state of a handle of an engine, in the same words, from its process's seat."""
     if seat.number < 0:
         return "closed"
     if seat.forked or seat.has_lost_owner:
@@ -55,12 +55,12 @@ def state_in(segment: Segment, seat: Participants) -> str:
 
 
 def place_of(table: TableView) -> str:
-    """A table and its engine, as a handle names them."""
+    """The names of a table and its engine, for a `repr`."""
     return f"{table.layout.name!r} of engine {table.segment.name!r}"
 
 
 def held_in(table: TableView) -> int:
-    """Rows that are in a table now; of a queue, those that are not acknowledged."""
+    """Rows in a table now; in a queue, rows that are not acknowledged."""
     if table.layout.table.kind == "queue":
         counts = QueueView(table).counts()
         return counts.waiting + counts.unfinished + sum(counts.claimed.values())
@@ -68,5 +68,5 @@ def held_in(table: TableView) -> int:
 
 
 def filling_of(table: TableView) -> str:
-    """How full a table is, in words."""
+    """How full a table is, as text."""
     return f"{held_in(table):,} of {table.layout.rows:,} rows"

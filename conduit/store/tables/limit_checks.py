@@ -1,4 +1,4 @@
-"""Limiters as their users meet them: a loader's gate, what errors say, refusals, and the handle `TableHandle.limiter` returns."""
+"""Rate limiters: a loader's gate, the checks against deadlock, error texts, and the handle that `TableHandle.limiter` returns."""
 
 from __future__ import annotations
 
@@ -38,32 +38,32 @@ renew_in_child(__name__, "_changing", threading.Lock)
 
 
 def seat_line(table: TableView) -> int:
-    """Address of this participant's seat line, 0 where the table has no limiter."""
+    """Address of this participant's line of the table; 0 if the table has no limiter."""
     if table.layout.limits is None:
         return 0
     return table.seat_line()
 
 
 def limits_of(table: TableView) -> Limits:
-    """The limits of a table that are in force now."""
+    """A table's limits in force."""
     numbers = np.zeros(4, np.float64)
     entry(kernels.limits_in_force)(table.address, numbers.ctypes.data)
     return limits_of_words(table.layout, numbers)
 
 
 class Gate:
-    """A loader's way through its table's limiter: reserve, then deliver or cancel what is reserved.
+    """A loader's access to its table's limiter: reserve samples, then deliver or cancel them.
 
-    What is reserved and neither delivered nor cancelled counts as sampled until this process detaches or dies. So a batch
-    may be made ahead of the call that hands it out: it is reserved before it is drawn, and charged when it is delivered.
+    Samples that are reserved and neither delivered nor cancelled count as sampled until this process detaches or dies. So a batch may
+    be made before the call that delivers it: samples are reserved before the draw, and charged at the delivery.
 
     Args:
         table: A table with a limiter.
-        count: Most samples that are asked for at once.
-        future: Ticks that a window needs behind its first.
+        count: Most samples that are reserved at once.
+        future: Ticks that a window needs after its first.
 
     Raises:
-        ConfigError: Loader and writers would come to wait for each other.
+        ConfigError: The loader and the writers could wait for each other.
     """
 
     def __init__(self, table: TableView, count: int, future: int) -> None:
@@ -89,15 +89,15 @@ class Gate:
         return self._reserve(self._address, count) == 0
 
     def deliver(self, batch_at: int = 0, batch: int = 0) -> None:
-        """All that is reserved is handed out, and the number at an address, if any, is that of the next batch."""
+        """Charge the reserved samples: the batch is delivered. If `batch_at` is an address, `batch` is stored there in the same call."""
         self._deliver(self._address, batch_at, batch)
 
     def cancel(self) -> None:
-        """What is reserved is not going to be handed out; idempotent."""
+        """Give back the reserved samples: the batch is not delivered. Idempotent."""
         self._cancel(self._words, self._seat, None)
 
     def explain(self, count: int) -> str | None:
-        """Why `reserve` fails now and what frees it, or None."""
+        """Why `reserve` fails now and what ends the wait, as text, or None."""
         return why_not_sampled(limits_of(self._table), self._table.counts(), count)
 
 
@@ -106,10 +106,10 @@ def _range(limits: Limits) -> str:
 
 
 def check_batch(limits: Limits, count: int, table: str) -> None:
-    """Refuse a batch for which sampling and inserting could come to wait for each other.
+    """Refuse a batch size with which loaders and writers could wait for each other.
 
     Raises:
-        ConfigError: It is more than half of the range of the limits.
+        ConfigError: The batch is more than half of the limits' range.
     """
     half = half_range(limits)
     if count > half:
@@ -121,10 +121,10 @@ def check_batch(limits: Limits, count: int, table: str) -> None:
 
 
 def check_window(limits: Limits, future: int, table: str) -> None:
-    """Refuse windows that are not complete yet when writers have to wait for their first sample.
+    """Refuse windows that cannot be complete before writers have to wait for the first sample.
 
     Raises:
-        ConfigError: The limits let too few rows in.
+        ConfigError: The limits admit too few rows before the first sample.
     """
     rows = max(limits.min_size, limits.max_diff / limits.samples_per_insert)
     if rows < future + 1:
@@ -136,10 +136,10 @@ def check_window(limits: Limits, future: int, table: str) -> None:
 
 
 def check_rows(limits: Limits, rows: int, table: str, what: str) -> None:
-    """Refuse rows that are inserted at once and for which inserting and sampling could come to wait for each other.
+    """Refuse a number of rows inserted at once with which writers and loaders could wait for each other.
 
     Raises:
-        ConfigError: They are worth more than half of the range of the limits.
+        ConfigError: The rows are worth more than half of the limits' range.
     """
     spi, half = limits.samples_per_insert, half_range(limits)
     if rows * spi > half:
@@ -155,7 +155,7 @@ def _inserts(count: int) -> str:
 
 
 def why_not_sampled(limits: Limits, counts: Counts, count: int) -> str | None:
-    """Why `count` samples are not allowed, by which term, and how many inserts free them; None when they are."""
+    """Why `count` samples are refused: the term of the formula, and how many inserts end the wait. None if they are allowed."""
     spi = limits.samples_per_insert
     taken = counts.sampled + counts.reserved
     by_size, by_difference = rows_short(limits, counts.inserted, taken, counts.deleted, count)
@@ -172,7 +172,7 @@ def why_not_sampled(limits: Limits, counts: Counts, count: int) -> str | None:
 
 
 def why_not_inserted(limits: Limits, counts: Counts, rows: int) -> str | None:
-    """Why `rows` more rows are not allowed, by which term, and how many samples free them; None when they are."""
+    """Why `rows` more rows are refused: the term of the formula, and how many samples end the wait. None if they are allowed."""
     spi = limits.samples_per_insert
     total = counts.inserted + counts.granted + rows
     missing = samples_short(limits, counts.inserted + counts.granted, counts.sampled, counts.deleted, rows)
@@ -187,7 +187,7 @@ def why_not_inserted(limits: Limits, counts: Counts, rows: int) -> str | None:
 
 
 def explain(limits: Limits, counts: Counts, samples: int = 1, rows: int = 1) -> str:
-    """Both sides in words: the numbers in force, the counts, and what either side waits for."""
+    """Both sides as text: the limits in force, the counts, and what each side waits for."""
     return "\n".join(
         (
             f"samples_per_insert {limits.samples_per_insert:g}, min_size {limits.min_size:,}, "
@@ -201,7 +201,7 @@ def explain(limits: Limits, counts: Counts, samples: int = 1, rows: int = 1) -> 
 
 
 class RateLimiter(StaysHere):
-    """The limiter of a table, as it is now, in all processes; from `TableHandle.limiter`."""
+    """The limiter of a table, shared by all processes; from `TableHandle.limiter`."""
 
     _elsewhere = "ask there, client.table(name).limiter"
 
@@ -223,33 +223,34 @@ class RateLimiter(StaysHere):
 
     @property
     def counts(self) -> Counts:
-        """Rows inserted, deleted and there, samples delivered and reserved; exact, whoever was killed."""
+        """Rows inserted, deleted and present, samples delivered and reserved; exact, also after processes were killed."""
         self._table.check_open()
         return self._table.counts()
 
     @property
     def limits(self) -> Limits:
-        """The numbers in force."""
+        """The limits in force."""
         self._table.check_open()
         return limits_of(self._table)
 
     def explain(self, samples: int = 1, rows: int = 1) -> str:
-        """What is allowed now, and if not: which side is blocked, by which term, and what frees it.
+        """Whether a batch and an insert are allowed now; if not, by which term of the formula, and what ends the wait.
 
         Args:
-            samples: A batch that is asked about.
-            rows: Rows to insert at once that are asked about.
+            samples: Samples of the batch.
+            rows: Rows to insert at once.
         """
         return explain(self.limits, self.counts, at_least("samples", samples, 1), at_least("rows", rows, 1))
 
     def change(self, limiter: Limiter) -> None:
-        """Put other limits in force, at once and in all processes; whoever waits looks again.
+        """Change the limits, at once and in all processes; processes that wait check again.
 
-        What is open now is not checked against them: a batch that is too large for them waits, and its error says why.
+        Open loaders and writers are not checked against the new limits: a batch that is too large for them waits, and its error says
+        why.
 
         Raises:
-            ConfigError: It is no limiter, or no table of this size can have min_size rows.
-            Busy: Another process is changing them.
+            ConfigError: The argument is not a limiter, or the table cannot hold min_size rows.
+            Busy: Another process is changing the limits.
         """
         table = self._table
         table.check_open()

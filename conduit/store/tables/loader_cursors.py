@@ -1,7 +1,7 @@
-"""Named loaders: where a learner stands in its sequence of batches, kept in the segment so that a successor goes on there.
+"""Named loaders: the position in a sequence of batches, kept in the segment, so that the next loader of the name continues there.
 
-A name has one of MAX_NAMED_LOADERS slots, each of which holds the seed and the number of the next batch. One process at a time
-has a name; when it is dead or has let go, the name is free and the numbers stay. Names are never given back.
+A name has one of MAX_NAMED_LOADERS slots, which holds the seed and the number of the next batch. One process at a time holds a name.
+When that process dies or releases the name, another process may take it, and the numbers stay. Slots are never freed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Words = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Known(NamedTuple):
-    """What a slot holds."""
+    """The contents of a slot."""
 
     table: str
     seed: int
@@ -90,7 +90,7 @@ def known_loaders(segment: Segment) -> dict[str, Known]:
 
 
 def write_loader(segment: Segment, index: int, name: str, known: Known) -> None:
-    """Fill a slot that is free; nobody else may fill one meanwhile."""
+    """Fill a free slot; no other process may fill one at the same time."""
     slot = _slots(segment)[index]
     text = name.encode()
     slot[LOADER_SEED] = known.seed
@@ -98,11 +98,11 @@ def write_loader(segment: Segment, index: int, name: str, known: Known) -> None:
     slot[LOADER_STOCK] = known.stock
     slot[LOADER_TABLE] = list(segment.layout.tables).index(known.table)
     slot[w.LINE // 8 :].view(np.uint8)[: len(text)] = np.frombuffer(text, np.uint8)
-    slot[LOADER_LENGTH] = len(text)  # last: a slot without a name is free, whoever died while filling it
+    slot[LOADER_LENGTH] = len(text)  # last: if a process dies before this store, the slot is still free
 
 
 class NamedLoader:
-    """A name that this process has.
+    """A name that this process holds.
 
     Attributes:
         name: The name.
@@ -130,7 +130,7 @@ class NamedLoader:
 
     @property
     def stock(self) -> int:
-        """Digest of the rows that the present epoch draws from; 0 where a loader has no epochs. Store it before the batch's number."""
+        """Digest of the rows of the present epoch; 0 for a loader without epochs. Store it before the batch's number."""
         return self._words[LOADER_STOCK]
 
     @stock.setter
@@ -138,11 +138,11 @@ class NamedLoader:
         self._words[LOADER_STOCK] = digest
 
     def release(self) -> None:
-        """Let go of the name; idempotent."""
+        """Release the name; idempotent."""
         entry(holds.end_mark)(self._mark, self._seat, None)
 
     def take(self) -> None:
-        """Have the name; nobody else has it, nor can take it at this moment."""
+        """Take the name; the caller makes sure that no other process has it or takes it at the same time."""
         entry(holds.set_mark)(self._slot[LOADER_OWNER:].ctypes.data, self._mark, self._seat)
 
 
@@ -153,18 +153,18 @@ def take_name(segment: Segment, participants: Participants, name: str, table: st
         segment: The segment.
         participants: This process's seat.
         name: 1 to 100 bytes of UTF-8.
-        table: The table it loads from.
-        seed: Its seed; None for the one it has, or 0 when it is new.
+        table: The loader's table.
+        seed: The loader's seed; None for the seed of a known name, or 0 for a new name.
 
     Raises:
-        ConfigError: No name, another table or seed than it has, or too many names.
-        Busy: A living process has it.
+        ConfigError: The name is not allowed, it is known with another table or seed, or there are too many names.
+        Busy: A living process holds the name.
     """
     if not isinstance(name, str) or not 1 <= len(name.encode()) <= LONGEST_NAME:
         raise ConfigError(f"Expected a loader's name of 1 to {LONGEST_NAME} bytes, got {name!r}")
     deadline = Deadline(_PATIENCE)
     with _between_threads:
-        # the kernel's lock goes with a process that dies in here
+        # a kernel lock: if this process dies here, the kernel releases it
         lock = LockByte(segment.seat)
         try:
             while not lock.take(LOCK_LOADERS):

@@ -1,10 +1,9 @@
 """Versioned weights in shared memory: one publisher, any number of readers, never torn.
 
-A slot has three copies. The publisher fills the copy that is neither current nor previous, then stores the new version
-(release). A reader loads the version, copies that copy out, and checks that the copy still is of that version. Only a reader that
-sleeps through two whole publications is disturbed; it notices, and reads again. A publisher that is killed
-anywhere leaves the last version in place. A lock of the kernel allows one publishing process at a time; the process's threads take
-turns.
+A slot has three copies. The publisher fills the copy that is neither current nor previous, then stores the new version (release). A
+reader loads the version, copies the arrays of that version, and checks that they still belong to it. Only if two whole publications
+happen during its copy does a reader have to read again. If a publisher is killed, at whatever instruction, the last version stays. A
+kernel lock allows one publishing process at a time; the threads of that process take turns.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def describe(example: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
     """Names, dtypes and shapes of a state dict.
 
     Raises:
-        ConfigError: Not a mapping, empty, or a value that is no array.
+        ConfigError: It is not a mapping, it is empty, or a value is not an array.
     """
     if not isinstance(example, Mapping) or not example:
         raise ConfigError(f"Expected a state dict with at least one array, got {type(example).__name__}")
@@ -100,7 +99,8 @@ class PolicySlot(StaysHere):
     """Weights that a learner publishes and actors poll.
 
     Attributes:
-        held: Version of the last `poll` of this object that returned weights; rows of writers bound to it carry it.
+        held: Version of the weights that this object last returned. Writers that were opened with `policy=` this slot store it in
+            their rows.
     """
 
     _elsewhere = "take the slot there, client.policy(name)"
@@ -170,7 +170,7 @@ class PolicySlot(StaysHere):
             return self._publish(arrays)
 
     def _await_turn(self) -> None:
-        """Wait until no thread publishes; who takes the turn then may still be second to another one, for one publication."""
+        """Wait until no thread publishes. Another thread may still be first then, for one publication."""
         deadline = Deadline(_PATIENCE)
         while self._turn.locked():
             if deadline.passed():
@@ -198,10 +198,10 @@ class PolicySlot(StaysHere):
         return version
 
     def _sound(self, version: int) -> int:
-        """A version out of the segment.
+        """Check a version that was read from the segment.
 
         Raises:
-            BadSegment: It cannot be one.
+            BadSegment: It cannot be a version.
         """
         if not 0 <= version < LARGEST:
             raise damaged(f"policy {self._layout.name!r}", f"version {version}")
@@ -239,7 +239,7 @@ class PolicySlot(StaysHere):
         Raises:
             Closed: The client has closed.
             OwnerGone: The engine's owner is gone.
-            WaitTimeout: The publisher overwrote the copy faster than it could be read, a thousand times over.
+            WaitTimeout: A thousand times in a row, the publisher overwrote the copy before it could be read.
         """
         self._check()
         for _ in range(_ATTEMPTS):
@@ -260,7 +260,7 @@ class PolicySlot(StaysHere):
             timeout: Seconds to wait for a publication; None without limit.
 
         Raises:
-            WaitTimeout: None came.
+            WaitTimeout: No newer weights were published.
             Closed: The client or engine has closed.
             OwnerGone: The engine's owner is gone.
         """
@@ -289,7 +289,7 @@ class PolicySlot(StaysHere):
         """Stop publishing, so that another process may; idempotent.
 
         Raises:
-            Busy: Another thread is publishing and does not come to its end.
+            Busy: Another thread is publishing and does not finish.
         """
         if self._participants.forked:
             return
@@ -301,6 +301,6 @@ class PolicySlot(StaysHere):
 
 
 def bind(slot: PolicySlot, state: Any) -> None:
-    """Let a writer's rows carry the version that a slot object holds; `state.words` are its words (words.WRITER_*)."""
+    """Make a writer store the slot's `held` version in its rows; `state.words` are the writer's words (words.WRITER_*)."""
     slot._bound.add(state)  # noqa: SLF001 - a writer's business, hidden from whoever polls
     state.words[w.WRITER_VERSION // 8] = min(slot.held, w.LAST_VERSION)

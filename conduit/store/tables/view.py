@@ -31,22 +31,22 @@ T = TypeVar("T")
 Array = np.ndarray[Any, Any]
 
 _HOLD_ATTEMPTS = 3
-"""A claim that is just being given back is in the way for a moment."""
+"""Attempts to lease a page: a writer that claims the page and gives it back prevents a lease for a moment."""
 
 
 class TableView:
     """A table as mapped by this process.
 
     Attributes:
-        layout: Its place in the segment.
+        layout: The table's offsets in the segment.
         columns: {field name: array [rows, *shape]} over the whole table, writable views of shared memory; SPAN_DTYPE [rows]
             for a ragged field.
-        arenas: {ragged field: array [pages, items, *shape[1:]]}, its values.
+        arenas: {ragged field: array [pages, items, *shape[1:]]}, the values of ragged fields.
         terminated, truncated: bool [rows].
         meta: META_DTYPE [rows].
         priorities: Leaf priorities, uint32 [rows] (kernels.cpu.priorities), or None.
         sampled: Counts of the rows' deliveries, int64 [rows] (words.ONE_TAKEN), or None.
-        descriptor: int64 words (words.VIEW_*) whose address kernels take as `table`.
+        descriptor: int64 words (words.VIEW_*); kernels take their address as the argument `table`.
     """
 
     def __init__(self, segment: Segment, layout: TableLayout) -> None:
@@ -119,7 +119,7 @@ class TableView:
 
     @functools.cached_property
     def images(self) -> PageImages:
-        """Its pages as bytes."""
+        """The table's pages as bytes."""
         return PageImages(self.layout, self.segment.root)
 
     def _word(self, offset: int) -> int:
@@ -127,7 +127,7 @@ class TableView:
 
     @property
     def epoch(self) -> int:
-        """Resets so far; after the first, only pages that were opened in the present epoch have rows."""
+        """A number that changes with each reset. After the first reset, only pages that were opened in the present epoch have rows."""
         return self._word(w.TABLE_EPOCH) >> 1
 
     def new_stream(self) -> int:
@@ -141,12 +141,12 @@ class TableView:
         return out
 
     def counts(self) -> row_counts.Counts:
-        """Rows and samples by what became of them; exact, but for what others do during the look."""
+        """Counts of rows and samples; exact, except for changes by other processes during the call."""
         settling.settle_table(self.descriptor)
         return row_counts.counts_of(self.address)
 
     def seat_line(self) -> int:
-        """Address of this participant's seat line, which everybody looks at from now on."""
+        """Address of this participant's line of the table, which counts include from now on."""
         return entry(use_seat)(self.address, self.check_open().number)
 
     def rows_visible(self) -> int:
@@ -173,14 +173,14 @@ class TableView:
         return self._word(w.TABLE_DELIVERED_AGAIN)
 
     def check_open(self) -> Participants:
-        """Refuse work on a closed engine, or through a handle that a fork has made useless.
+        """Refuse work if the engine or client has closed, its owner is gone, or this process inherited the handle through a fork.
 
         Returns:
             This process's seat.
 
         Raises:
             Closed: The engine has closed, or this client has.
-            Forked: The handle came through a fork.
+            Forked: This process inherited the handle through a fork.
             OwnerGone: The engine's owner is gone.
         """
         participants = self.seat()
@@ -188,7 +188,7 @@ class TableView:
         return participants
 
     def seat(self) -> Participants:
-        """This process's seat, to put in order what it has written, whatever became of the engine.
+        """This process's seat, also after the engine's end, so that the process can finish the pages that it has written.
 
         Raises:
             Closed: This client has closed.
@@ -201,7 +201,7 @@ class TableView:
         """Refuse to write into a frozen table.
 
         Raises:
-            Frozen: It is.
+            Frozen: The table is frozen.
         """
         if self._word(w.TABLE_EPOCH) & 1:
             raise Frozen(
@@ -213,7 +213,7 @@ class TableView:
 
         Raises:
             Closed: The engine closed meanwhile.
-            OwnerGone: Its owner died.
+            OwnerGone: The engine's owner died meanwhile.
         """
         offset = self.layout.control + (w.TABLE_SPACE if for_space else w.TABLE_DATA)
 
@@ -224,10 +224,10 @@ class TableView:
         return wait_for(alive_attempt, self.segment.base + offset, self.segment.words, offset // 8, deadline)
 
     def delete(self, ids: Any) -> int:
-        """Delete rows by id; returns how many there were to delete.
+        """Delete rows by id; returns how many rows were deleted.
 
         Raises:
-            FieldError: The ids are no integers, or one cannot be of a row of this table; nothing is deleted then.
+            FieldError: The ids are not integers, or an id cannot belong to a row of this table; nothing is deleted then.
             BufferError: This client holds too many leases.
         """
         keys = as_ids(ids).ravel()
@@ -240,10 +240,10 @@ class TableView:
         return done
 
     def check_ids(self, ids: Array) -> None:
-        """Refuse row ids, int64 [n], that cannot be of rows of this table.
+        """Refuse row ids, int64 [n], that cannot belong to rows of this table.
 
         Raises:
-            FieldError: One is none; names it.
+            FieldError: An id cannot belong to a row of this table; names it.
         """
         keys = np.ascontiguousarray(ids, np.int64)
         foreign = entry(find_foreign)(self.address, keys.ctypes.data, keys.size)
@@ -251,11 +251,11 @@ class TableView:
             raise not_a_row(self.layout.name, int(keys[foreign]), foreign)
 
     def lease(self, page: int, generation: int | None = None) -> Lease:
-        """Hold a page: its rows neither change nor go until the lease ends.
+        """Lease a page: its rows neither change nor go until the lease ends.
 
         Args:
             page: Page number.
-            generation: The generation that is meant; None takes the present one.
+            generation: The expected generation; None takes the present one.
 
         Raises:
             Overwritten: The page holds no rows, or rows of another generation.
@@ -267,7 +267,7 @@ class TableView:
         return lease
 
     def hold(self, extent: Extent) -> Lease | None:
-        """Hold a page as long as its rows are those of an extent; None where they are gone.
+        """Lease a page if it still has the rows of an extent; None if they are gone.
 
         Raises:
             BufferError, BadSegment: As `lease`.
@@ -277,10 +277,10 @@ class TableView:
 
 
 class Lease:
-    """A hold on one page at a time; a context manager.
+    """A reader's hold on one page at a time, which keeps writers from taking the page; a context manager.
 
     Attributes:
-        page: The page that is held, or was last.
+        page: The leased page, or the page that was leased last.
     """
 
     def __init__(self, table: TableView) -> None:
@@ -292,7 +292,7 @@ class Lease:
         when_gone(self, entry(holds.end_hold), self._array, self._seat)
 
     def take(self, page: int, generation: int) -> None:
-        """Begin; see `TableView.lease`, generation -1 is the present one. The lease holds nothing before."""
+        """Begin the lease of a page; see `TableView.lease`. Generation -1 takes the present one. The lease must hold no page before."""
         self.page = page
         rows = entry(holds.hold)(self._table.address, self.page, generation, self._seat, self._array)
         if rows < 0:
@@ -307,7 +307,7 @@ class Lease:
             raise too_many_holds()
 
     def take_extent(self, extent: Extent) -> bool:
-        """Begin, where the page's rows are those of an extent; see `TableView.hold`."""
+        """Begin the lease of an extent's page if it still has the extent's rows; see `TableView.hold`."""
         self._table.check_open()
         for _ in range(_HOLD_ATTEMPTS):
             try:
@@ -322,7 +322,7 @@ class Lease:
 
     @property
     def rows(self) -> int:
-        """Rows committed when the page was taken, halo included."""
+        """Rows committed when the lease began, halo included."""
         return self._words[w.HOLD_ROWS // 8]
 
     @property
@@ -337,13 +337,13 @@ class Lease:
 
     @property
     def halo(self) -> int:
-        """Leading rows that are copies of the page before."""
+        """Number of leading rows that are copies from the page before."""
         return self._words[w.HOLD_HALO // 8]
 
     def column(self, name: str) -> Array:
-        """Zero-copy view [rows, *shape] of a field's rows (or of "terminated", "truncated", "meta"); read it only.
+        """Zero-copy view [rows, *shape] of a field's rows (or of "terminated", "truncated", "meta"); do not write to it.
 
-        A ragged field's is SPAN_DTYPE [rows]; `values` has what it stands for.
+        For a ragged field it is SPAN_DTYPE [rows]; `values` returns the values.
         """
         table = self._check()
         array = table.columns[name] if name in table.columns else getattr(table, name)
@@ -353,7 +353,7 @@ class Lease:
         return view
 
     def values(self, name: str) -> list[Array]:
-        """Zero-copy views [length, *shape[1:]] of a ragged field's rows; read them only."""
+        """Zero-copy views [length, *shape[1:]] of a ragged field's rows; do not write to them."""
         spans = self.column(name)
         views = values_of(self._table.layout, name, self.page, self._check().arenas[name][self.page], spans)
         for view in views:
@@ -368,7 +368,7 @@ class Lease:
         return table
 
     def end(self) -> None:
-        """Let the page go; idempotent. Views taken from it must not be used afterwards."""
+        """End the lease; idempotent. Views taken from it must not be used afterwards."""
         entry(holds.end_hold)(self._array, self._seat, None)
 
     def __enter__(self) -> Self:
@@ -379,7 +379,7 @@ class Lease:
 
 
 def too_many_holds() -> BufferError:
-    """What to raise where every hazard of this process is in use."""
+    """The error if every hazard slot of this process is in use."""
     return BufferError(
         f"Expected at most {w.HAZARDS_PER_PARTICIPANT} leases and claims at a time in one attached client: end some, "
         "acknowledge claims and drop what was made from them"
