@@ -1,1 +1,3 @@
-"""How rows become batches: plans, CPU kernels, and the slow reference that they are held to. Takes arrays, never stores."""
+"""How rows become batches: plans, kernels for the CPU and the GPU, and the slow reference that specifies them. It works on arrays and
+knows no store.
+"""

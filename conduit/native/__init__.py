@@ -1,1 +1,1 @@
-"""What kernels stand on: how they are called, atomic memory, waiting, random numbers. Knows no store."""
+"""The base of all kernels: calling them, atomic memory, waiting, random numbers. It knows no store."""

@@ -13,16 +13,16 @@ def fill(words: np.ndarray[Any, Any] | memoryview, values: Mapping[int, Any]) ->
     """Set words of a descriptor.
 
     Args:
-        words: int64 [n], an array or a memoryview; or the same as float64, for words that are real numbers.
+        words: int64 [n], an array or a memoryview; or float64 [n] for words that are real numbers.
         values: {byte offset of a word: its value}.
 
     Raises:
-        IndexError: An offset lies behind the descriptor.
+        IndexError: An offset lies outside the descriptor.
     """
     for offset, value in values.items():
         words[offset // 8] = value
 
 
 def words_at(address: int, count: int) -> memoryview:
-    """Memory of somebody else, which must outlive it, as int64 [count]; its elements are Python's ints."""
+    """Memory at an address as int64 [count], with elements as Python ints. The caller keeps the memory alive."""
     return memoryview((ctypes.c_int64 * count).from_address(address)).cast("B").cast("q")

@@ -1,10 +1,10 @@
-"""What is done when an object is gone: one compiled call, which no signal can cut short.
+"""Finalizers of objects: one compiled call, which a signal cannot interrupt.
 
-A destructor in Python may be interrupted at its first instruction, by Ctrl-C or by whatever a signal's handler raises. It is not
-called again then, and what the object held would be held until the process ends. So whatever a process holds of a segment
-(leases, claims, pages, reservations, locks, its seat) is noted in words by the compiled call that takes it, the words belong to an
-object, and the object's end gives back by a compiled call what its words say. An object that was not finished holds nothing by its
-words, and a hand-over that an exception interrupts is undone by the exception's own way out.
+A destructor in Python may be interrupted at its first instruction, by Ctrl-C or by any exception of a signal handler. Python does not
+call it again, and the process would hold the object's resources until it ends. So all that a process holds of a segment (leases, claims,
+pages, reservations, locks, its seat) is noted in words by the compiled call that takes it. The words belong to an object, and when the
+object goes, a compiled call gives back what the words note. The words of a half-constructed object note nothing. If an exception
+interrupts the transfer from one object to another, the objects' finalizers run as the exception unwinds.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _limit = [_LEAST]
 
 
 def when_gone(thing: Any, ending: Callable[..., object], *words: Array) -> None:
-    """Have a kernel called when an object is collected; before the object comes to hold anything.
+    """Register a kernel to be called when an object is collected; call this before the object holds anything.
 
-    Nothing is called at the interpreter's exit: the kernel gives back then what the process held.
+    It is not called at the interpreter's exit: when the process ends, its kernel locks go, and other processes recover what it held.
 
     Args:
-        thing: The object. What the kernel reaches by the words must live as long: it is called before the object's own
-            attributes go.
-        ending: Entry of a kernel of the words, as objects, and of one more object, which it leaves alone; or another function
-            in C. It may be called for words that hold nothing.
-        *words: Kept alive until then.
+        thing: The object. Memory that the kernel reaches through the words must live as long as the object; the kernel is called
+            before the object's own attributes go.
+        ending: Entry of a kernel, or another C function. Its arguments are the words, as objects, and one more object, which it
+            ignores. It must accept words that note nothing.
+        *words: Arrays, kept alive until the call.
     """
     watched = weakref.ref(thing, functools.partial(ending, *words))
     _watched[id(watched)] = watched

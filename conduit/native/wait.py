@@ -1,4 +1,4 @@
-"""Waiting for a condition on shared memory: a futex with a deadline, never a spin, never a lock a dead process can keep."""
+"""Waiting for a condition on shared memory: a futex with a deadline. It never spins, and uses no lock that a dead process could keep."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ from conduit.native.jit import entry
 T = TypeVar("T")
 
 SLICE = 0.02
-"""Longest single sleep, seconds. A commit does not fence against a waiter that announces itself in the same instant, so a
-wake-up can be missed; the slice bounds what that costs, lets signals through and lets the waiter look for dead participants."""
+"""Longest single sleep, in seconds. A commit has no fence against a process that begins to wait at the same moment, so a wake-up can be
+missed. The slice bounds the delay, lets signal handlers run, and lets the waiting process look for dead participants.
+"""
 
 
 def wait_for(
     attempt: Callable[[], T | None], event: int, words: memoryview, index: int, deadline: Deadline
 ) -> T | None:
-    """Call `attempt` until it returns something, sleeping on an eventcount in between.
+    """Call `attempt` until it returns a value other than None, sleeping on an eventcount in between.
 
     Args:
-        attempt: Returns None to go on waiting. It is called at least once, and again after the deadline's last sleep.
+        attempt: Returns None to go on waiting. It is called at least once, and once more after the last sleep before the deadline.
         event: Address of the eventcount.
         words: The segment as int64 words.
         index: Index of the eventcount in `words`.
         deadline: When to give up.
 
     Returns:
-        What `attempt` returned, or None when the deadline passed.
+        The value that `attempt` returned, or None when the deadline passed.
 
     Raises:
-        ActorError: An alarm (`conduit/alarms.py`) has it that waiting is of no use.
+        ActorError: A launched actor has failed for good (`conduit/alarms.py`), so waiting is of no use.
     """
     timespec = np.zeros(2, np.int64)
     sleep = entry(memory.wait)

@@ -1,1 +1,1 @@
-"""Kernels of the CPU: draws become rows, rows become batches."""
+"""CPU kernels: they resolve drawn rows into windows, and gather the windows' rows into batches."""

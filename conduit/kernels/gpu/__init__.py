@@ -1,7 +1,7 @@
 """The kernels of batches on a GPU, in Triton: one module per family, its host wrappers, and their slow reference.
 
-    launch            what is shared: checks before a launch, the launch itself, recording instead of launching
-    philox            uniform indices and rows, the same as the CPU draws under the same seed
+    launch            shared by all: checks before a launch, the launch itself, recording instead of launching
+    philox            uniform indices and rows, the same as the CPU draws with the same seed
     transitions       from anchor rows along links to n-step returns, flags and frame rows
     draws             anchors drawn until each begins a window, and the keys of rows
     elements          one element's conversion
@@ -10,13 +10,13 @@
     priorities        leaves of priorities, sums of them and updates, in integers
     prioritized_draw  draws in proportion to the leaves, and importance weights
     returns           GAE and V-trace, sequential or as a scan
-    batch_returns     a batch's tensors as these take them
+    batch_returns     converts a batch's tensors for `returns`
     ragged            values of varying lengths, padded or packed
 
-What all of them must compute is in conduit.kernels.reference, in plain numpy.
-Importing one of them imports Triton; nothing that runs on the CPU does. They take tensors that lie on the device and write into
-tensors that the caller made, so that a launch allocates nothing, waits for nothing and can be captured in a CUDA graph: what
-changes from batch to batch (seeds, counts, sums) is read from device memory. docs/kernels.md has the choices and figures.
+conduit.kernels.reference specifies all of them in plain numpy. Importing one of these modules imports Triton; no module for the CPU
+does. The kernels take tensors on the device and write into tensors that the caller made. They read numbers that change from batch to
+batch (seeds, counts, sums) from device memory. So a launch allocates nothing, waits for nothing, and can be captured in a CUDA graph.
+docs/kernels.md has the choices and figures.
 """
 
 from __future__ import annotations

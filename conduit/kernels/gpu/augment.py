@@ -1,9 +1,9 @@
-"""Images: frame stacks of which each frame is read once, and images read at random shifts.
+"""Images: frame stacks that read each frame once, and images at random shifts.
 
-Steps are stored with single frames. A sample's stack of S observations and the stack of the next observations, m steps later,
-overlap: together they are S + m frames, of which the newest S - m of the first are the oldest of the second. A program takes
-one tile of one of those frames and stores it wherever it belongs, so a frame is read once. What stands before an episode's
-start is in the row numbers already: its first frame again, or -1 for zeros.
+Each step stores a single frame. A sample's stack of S frames and the stack of its next observation, m steps later, overlap: together
+they have S + m frames, and the newest S - m frames of the first stack are the oldest of the second. A program reads one tile of one
+frame and stores it in every place that needs it, so each frame is read once. The row numbers already have the padding before an
+episode's start: the first frame again, or -1 for zeros.
 """
 
 from __future__ import annotations
@@ -115,20 +115,20 @@ def frame_stacks(
 ) -> None:
     """Make the stacks of observations and of next observations, in one launch.
 
-    The row numbers are those of conduit.kernels.cpu.windows or of conduit.kernels.gpu.transitions. `shift` says how far the second
-    stack lies behind the first: following[b, k] == stack[b, k + shift[b]] wherever both exist; this is not checked, and where it
-    does not hold, what is delivered is not defined. Rows are not checked against the column's length either.
+    The row numbers come from conduit.kernels.cpu.windows or conduit.kernels.gpu.transitions. `shift` is the distance of the second stack
+    from the first: following[b, k] == stack[b, k + shift[b]] wherever both exist. This is not checked; if it does not hold, the result is
+    undefined. Rows are not checked against the column's length either.
 
     Args:
         source: Frames, [rows, *shape]; rows may be padded.
-        stack: int64 [batch, S], oldest first; -1 gives zeros, below that the place stays as it is.
-        following: int64 [batch, S], of the next observation.
+        stack: int64 [batch, S], oldest first; -1 gives zeros, a lower number leaves the place unchanged.
+        following: int64 [batch, S], the same for the next observation.
         shift: int32 or int64 [batch], from 0 to min(n_step, S).
         obs: [batch, S, *shape] of the transform's dtype.
         next_obs: The same.
-        transform: What is done to each element.
-        n_step: The most steps from an observation to the next.
-        name: Of the field, for errors.
+        transform: Applied to each element.
+        n_step: Most steps from an observation to the next.
+        name: The field's name, for errors.
 
     Raises:
         FieldError: Wrong tensors.
@@ -182,18 +182,18 @@ def moved_images(
     pick: int,
     name: str = "obs",
 ) -> None:
-    """Copy images, each sample's moved by whole pixels with the border repeated; the moves are those of the CPU.
+    """Copy images, each sample's images moved by whole pixels with the border repeated; the moves equal the CPU's.
 
     Args:
         source: Images, [rows, *shape]; rows may be padded.
-        index: int64 [batch] or [batch, *lanes] row numbers, -1 gives zeros, below that the place stays as it is; the lanes of
+        index: int64 [batch] or [batch, *lanes] row numbers; -1 gives zeros, a lower number leaves the place unchanged. All lanes of
             a sample move alike.
         state: int64 [2], seed and number of the batch (conduit.kernels.gpu.philox).
         out: [batch, *lanes, *shape] of the transform's dtype.
-        transform: What is done to each element.
+        transform: Applied to each element.
         shift: How far images move, and their axes.
         pick: Number of the image whose move is drawn (conduit.kernels.cpu.augment.pick_of).
-        name: Of the field, for errors.
+        name: The field's name, for errors.
 
     Raises:
         FieldError: Wrong tensors.

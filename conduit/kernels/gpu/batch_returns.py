@@ -1,6 +1,6 @@
-"""Returns of a batch that lies on the device: its tensors as one launch of conduit.kernels.gpu.returns takes them.
+"""Advantages and returns of a batch on the device: converts its tensors for one launch of conduit.kernels.gpu.returns.
 
-Rewards are taken as float64 where anything comes as that, else as float32; gradients are left behind.
+If any input is wider than float32, all are converted to float64, otherwise to float32. Results have no gradients.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from conduit.kernels.spec.returns import Rates
 
 
 def _steps(batch: Mapping[str, Any], shape: tuple[int, ...]) -> dict[str, Any]:
-    """What a batch of steps [B, T] or [B, T, N] says of them, by the names that `trace` has."""
+    """The flags, masks and lengths of a batch of steps [B, T] or [B, T, N], by the names of `trace`'s arguments."""
     found = {name: batch[name] for name in ("mask", "is_first") if name in batch}
     return found | ({"lengths": batch["lengths"]} if has_lengths(batch, shape) else {})
 
 
 def as_reals(reward: Any, *others: Any) -> Any:
-    """A reward as float64 where it, or one of the other tensors, is wider than float32; else as float32."""
+    """The reward, as float64 if it or another of the tensors is wider than float32; otherwise as float32."""
     import torch
 
     wide = any(is_wide(one) for one in (reward, *others))
@@ -47,10 +47,10 @@ def advantages_of(
     """`trace` for a batch.
 
     Args:
-        rates: The numbers of the estimator.
-        batch: {name: tensor} with reward, terminated, truncated, and mask, is_first and lengths where they are.
-        given: {"values", "bootstrap", "final_values", "log_ratios": tensor or None}; gradients are left behind.
-        made: Tensors to fill, by name, or None for fresh ones.
+        rates: The estimator's rates.
+        batch: {name: tensor} with reward, terminated, truncated, and mask, is_first and lengths if there are any.
+        given: {"values", "bootstrap", "final_values", "log_ratios": tensor or None}; detached from their gradients.
+        made: Tensors to fill, by name, or None for new ones.
         reward: Name of the reward.
         target: Name of the targets.
 
@@ -90,7 +90,7 @@ def advantages_of(
 
 
 def returns_to_go(gamma: float, reward: str, batch: Mapping[str, Any], out: Any) -> None:
-    """The sums of conduit.returns_to_go, float32, as the advantages of values that are 0 everywhere, behind every end too."""
+    """The sums of conduit.returns_to_go, float32: the advantages with lam = 1 when all values, also after ends, are 0."""
     rewards = as_reals(batch[reward])
     zeros = rewards.new_zeros(rewards.shape)
     trace(

@@ -1,8 +1,8 @@
-"""Whole draws on the device: anchors of transitions, drawn as the CPU draws them, and the keys of the rows.
+"""Whole draws on the device: anchors of transitions (rows that a window is built around), and the keys of these rows.
 
-A row that anchors no window is drawn again on the spot, by the same counters as on the CPU (conduit.sampling.uniform), so that the
-same pages and seed give the same rows. Everything that changes from draw to draw lies in device memory: a captured graph draws anew
-whenever it is launched, from the pages as they are then.
+If a drawn row anchors no window, the kernel draws again at once, by the same counters as the CPU (conduit.sampling.uniform). So the
+same pages and seed give the same rows. All numbers that change from draw to draw lie in device memory. So each launch of a captured
+graph makes a new draw from the present pages.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from conduit.store.format import words
 
 _BLOCK = 128
 MOST_TRIES = 4096
-"""Draws of one slot before it is given up; that many rows in a row that anchor nothing say that hardly any row does."""
+"""Draws of one slot before the kernel gives up: after so many rows without an anchor, almost no row is one."""
 _META = tl.constexpr(words.META_BYTES // 4)
 
 
 @triton.jit
 def _position(state, total, place, tries):
-    """Where the tries-th draw of each slot falls, in [0, total)."""
+    """The position in [0, total) of each slot's draw number `tries`."""
     first, second = random_pair(tl.load(state), tl.load(state + 1), (place >> 1) | (tries << 44))
     return scale_to(tl.where((place & 1) != 0, second, first), total)
 
@@ -36,7 +36,7 @@ def _position(state, total, place, tries):
 def _begins(
     meta, row, wanted, committed, over, gone, N: tl.constexpr, BOOTSTRAP: tl.constexpr, PAGE_ROWS: tl.constexpr
 ):
-    """Which of the wanted rows anchor a transition of up to N steps now, and are not deleted."""
+    """Whether each wanted row anchors a transition of up to N steps now, and is not deleted."""
     page = row // PAGE_ROWS
     limit = page * PAGE_ROWS + tl.load(committed + page, mask=wanted, other=0)
     end = (page + 1) * PAGE_ROWS
@@ -105,7 +105,7 @@ def _anchors(
     used = tl.load(listed)
     total = tl.load(starts + used)
     chosen = place * 0 - 1
-    # a mask takes no scalar in the interpreter
+    # Triton's interpreter does not take a scalar as a mask
     open_ = place < tl.where(total > 0, count, 0)
     tries = total * 0
     while (tl.max(open_.to(tl.int32), 0) > 0) & (tries < TRIES):
@@ -160,26 +160,26 @@ def anchors(
     window: Transition,
     page_rows: int,
 ) -> None:
-    """Draw rows that anchor a transition, each of them equally likely; those that conduit.sampling.uniform draws.
+    """Draw rows that anchor a transition, each with equal probability: the same rows as conduit.sampling.uniform.
 
     Args:
         state: int64 [2], seed and number of the draw (conduit.kernels.gpu.philox).
-        starts: int64 [ranges + 1], rows in the ranges before each; the one behind the last holds their number in all.
-        firsts: int64 [ranges], first row of each.
-        listed: int64 [1], how many ranges there are now, up to the length of `firsts`; it is not checked.
+        starts: int64 [ranges + 1], number of rows in all earlier ranges; the last element is the total.
+        firsts: int64 [ranges], first row of each range.
+        listed: int64 [1], number of ranges now, at most the length of `firsts`; not checked.
         meta: int32 [rows, 4], the column `meta`.
-        committed: int64 [pages], rows committed of each page, from its first row on.
-        over: int64 [pages], not 0 where nothing will ever come behind the last of them.
-        gone: int32 [pages, ceil(page_rows / 32)], bit i % 32 of word i // 32 is 1 where local row i was deleted since `meta` was
-            copied; one that is flagged in `meta` is not drawn either.
-        rows: int64 [count], overwritten; -1 where the ranges are empty, or hold hardly a row that anchors one.
-        given_up: int64 [1], grows by how many are -1.
+        committed: int64 [pages], committed rows of each page, from its first row on.
+        over: int64 [pages], not 0 if no row will ever follow the last committed row.
+        gone: int32 [pages, ceil(page_rows / 32)], bit i % 32 of word i // 32 is 1 if local row i was deleted since `meta` was
+            copied. Rows that `meta` marks as deleted are not drawn either.
+        rows: int64 [count], overwritten; -1 if the ranges are empty, or almost none of their rows is an anchor.
+        given_up: int64 [1], grows by the number of -1 in `rows`.
         window: The transition.
         page_rows: Rows of a page.
 
     Raises:
         FieldError: Wrong tensors.
-        ConfigError: No room for a range, or a page of no rows.
+        ConfigError: `firsts` is empty, or a page has no rows.
     """
     check(state, "state", "int64", (2,))
     check(firsts, "firsts", "int64", (None,), like=state)
@@ -233,26 +233,27 @@ def drawable(
     window: Transition,
     page_rows: int,
 ) -> None:
-    """Leaves of the rows that a draw may choose, 0 for all others: what conduit.sampling.marks sums up on the CPU.
+    """Copy the leaves of rows that a draw may choose, with 0 for all other rows, as conduit.sampling.marks does on the CPU.
 
-    So made, the leaves of a tree (conduit.kernels.gpu.priorities) give the CPU's rows and probabilities; `priorities.build` comes next.
-    Policy versions are not looked at. Rows may become drawable, and others cease to be, whenever `committed`, `over`, `gone` or the ranges change.
+    With these leaves, a tree (conduit.kernels.gpu.priorities) gives the CPU's rows and probabilities; call `priorities.build` next.
+    Policy versions are ignored. Call it again whenever `committed`, `over`, `gone` or the ranges change: they decide which rows may be
+    drawn.
 
     Args:
         leaves: uint32 [rows], of all rows.
         begins: int64 [pages], the first local row of each page that may anchor a window.
-        ends: int64 [pages], behind the last of them; not above `begins` where there are none.
+        ends: int64 [pages], the local row after the last one that may; at most `begins` if there is none.
         meta: int32 [rows, 4], the column `meta`.
-        committed: int64 [pages], rows committed of each page, from its first row on.
-        over: int64 [pages], not 0 where nothing will ever come behind the last of them.
+        committed: int64 [pages], committed rows of each page, from its first row on.
+        over: int64 [pages], not 0 if no row will ever follow the last committed row.
         gone: int32 [pages, ceil(page_rows / 32)], deleted rows, as for `anchors`.
-        out: uint32 [rows or more], the first `rows` overwritten; a tree's leaves, for example.
+        out: uint32 [rows or more], the first `rows` overwritten; for example a tree's leaves.
         window: The transition.
         page_rows: Rows of a page.
 
     Raises:
         FieldError: Wrong tensors.
-        ConfigError: A page of no rows, rows that are no whole pages, or too short an `out`.
+        ConfigError: A page has no rows, the rows are not whole pages, or `out` is too short.
     """
     check(leaves, "leaves", "uint32", (None,))
     check(begins, "begins", "int64", (None,), like=leaves)
@@ -306,7 +307,7 @@ def keys(
         rows: int64 [count], -1 for none (id -1, zeros).
         meta: int32 [rows, 4], the column `meta`.
         names: int64 [pages], the id of each page's first row.
-        streams: int64 [pages], number of each page's stream.
+        streams: int64 [pages], the number of each page's stream.
         ids: int64 [count], overwritten.
         versions: The same.
         episodes: The same.

@@ -1,4 +1,4 @@
-"""One element's conversion, as conduit.kernels.spec.transforms.Transform promises it; shared by the kernels that copy rows."""
+"""The conversion of one element, as conduit.kernels.spec.transforms.Transform specifies it; shared by the kernels that copy rows."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from conduit.kernels.spec.transforms import Transform, is_narrow
 
 
 class Work(NamedTuple):
-    """What is done to each element, as a kernel's constant: equal for equal transforms.
+    """The conversion of each element as a kernel's constant; equal transforms have equal constants.
 
     Attributes:
         double: 1: computed in float64, 0: in float32.
-        affine, low_bound, high_bound: 1 where a product and sum, or a bound is asked for.
-        factor, offset, low, high: Of these; 0 where they are not, since a constant cannot be infinite.
+        affine, low_bound, high_bound: 1 if the transform has a product and sum, a lower bound, an upper bound.
+        factor, offset, low, high: Their numbers; 0 if the transform does not have them, since a constant cannot be infinite.
     """
 
     double: int
@@ -36,14 +36,14 @@ class Work(NamedTuple):
 def convert(x, dtype: tl.constexpr, WORKS: tl.constexpr, f: tl.constexpr):
     """cast(clip(x * factor + offset)), or a cast alone; results of 16 bits are rounded to float32 first.
 
-    WORKS[f] begins with a `Work`. It is looked up here, since only a whole constant can be handed on before Triton 3.9, and one
-    that nests no deeper than this.
+    WORKS[f] begins with a `Work`. The lookup is here, since before Triton 3.9 a kernel can only pass on a whole constant, nested no
+    deeper than this one.
     """
     if WORKS[f][1] + WORKS[f][2] + WORKS[f][3] > 0:
         y = x.to(tl.float64) if WORKS[f][0] else x.to(tl.float32)
         if WORKS[f][1]:
             y = y * WORKS[f][4] + WORKS[f][5]
-        # min and max would make NaN a bound
+        # min and max would turn NaN into a bound
         if WORKS[f][2]:
             low = tl.full((), WORKS[f][6], y.dtype)
             y = tl.where(y < low, low, y)
@@ -62,16 +62,16 @@ def convert(x, dtype: tl.constexpr, WORKS: tl.constexpr, f: tl.constexpr):
 
 @triton.jit
 def changes_zero(WORKS: tl.constexpr, f: tl.constexpr):
-    """True when `convert` may make something else of 0."""
+    """True if `convert` may change 0."""
     return WORKS[f][1] + WORKS[f][2] + WORKS[f][3] > 0
 
 
 def work_of(transform: Transform, source: Any, out: Any, at: str) -> Work:
-    """Check that a transform leads from one tensor's dtype to another's, and give it as a constant.
+    """Check that a transform fits the dtypes of source and output, and return it as a constant.
 
     Raises:
-        FieldError: The output has another dtype.
-        ConfigError: The transform has no meaning for the source, or no kernel here: integers that are only clipped.
+        FieldError: The output does not have the transform's dtype.
+        ConfigError: The transform does not fit the source, or has no kernel here: integers that are only clipped.
     """
     have = dtype_of(source)
     if dtype_of(out) != transform.dtype:
@@ -99,10 +99,10 @@ def constants_of(transform: Transform, *, double: bool) -> Work:
 
 
 def tile_of(source: Any, out: Any, elements: int, stride: int, num_warps: int) -> int:
-    """Elements of a tile of which each thread moves 16 bytes of the wider dtype.
+    """Elements of a tile, so that each thread moves 16 bytes of the wider dtype.
 
-    Fewer where rows begin at other multiples in the column than in the output: a thread would load more at a time than it can
-    store, and exchange them with others through shared memory.
+    The tile is smaller if rows are aligned differently in the column and in the output: a thread would otherwise load more at a time than
+    it can store, and exchange elements with other threads through shared memory.
     """
     sizes = item_bytes(dtype_of(source)), item_bytes(dtype_of(out))
     most = VECTOR_BYTES // max(sizes)

@@ -1,12 +1,12 @@
-"""All fields of a batch in one launch: the rows that index arrays list, copied or converted into the batch's arrays.
+"""The gather of all fields of a batch in one launch: copies or converts the listed rows of each column into the batch's arrays.
 
     for i in range(count): out[i] = f(column[index[i]])
 
-An index of -1 gives zeros, as on the CPU; one below that leaves the place as it is, for a row that another launch brings.
+An index of -1 gives zeros, as on the CPU. A lower index leaves the place unchanged, for a row that another launch copies.
 
-The kernel takes tuples of pointers and one constant, the plan: what a field's rows look like and which programs are its. So every
-field keeps its own dtype, width and transform, and a plan compiles once (the same plan has the same constant). A wide row
-is cut into tiles, one per program; of narrow rows a program takes as many as fill a tile.
+The kernel takes tuples of pointers and one constant, the plan, which has the shape of each field's rows and its range of programs. So
+each field keeps its own dtype, width and transform, and a plan compiles once: the same plan has the same constant. A wide row is divided
+into tiles, one per program; for narrow rows a program takes as many rows as fill a tile.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from conduit.kernels.spec.transforms import Transform
 
 NUM_WARPS = 4
 MOST_FIELDS = 64
-"""Fields of one launch; the time that a launch takes on the host grows with them."""
+"""Most fields of one launch; the host time of a launch grows with their number."""
 _MOST_ROWS = 128
 
 
 _FIRST, _END, _COUNT, _ELEMENTS, _STRIDE, _WIDTH, _TILES, _AT_ONCE = (tl.constexpr(8 + i) for i in range(8))
-"""Behind elements.Work in a field's constant: its first program and the one behind its last; rows to make, elements of a row,
-elements from row to row of the column; elements of a tile and tiles of a row; rows of a program, 1 where it takes a tile of one."""
+"""The words after elements.Work in a field's constant: its first program, and the first one after its last; rows to make, elements of a
+row, elements from row to row of the column; elements of a tile, tiles of a row; rows of a program, 1 if a program takes a tile of a row.
+"""
 
 
 @triton.jit
@@ -82,10 +83,10 @@ class Gather:
 
     Attributes:
         source: The column, [rows, *shape] on the device; rows may be padded.
-        index: Row numbers, int64 [batch] or [batch, *lanes]; -1 for zeros, below that for what is to stay as it is.
+        index: Row numbers, int64 [batch] or [batch, *lanes]; -1 for zeros, a lower number for a place that stays unchanged.
         out: [batch, *lanes, *shape], of the transform's dtype.
-        transform: What is done to each element.
-        name: For errors.
+        transform: Applied to each element.
+        name: The array's name, for errors.
     """
 
     source: Any
@@ -96,7 +97,7 @@ class Gather:
 
 
 def _field(item: Gather, first: int, like: Any) -> tuple[Any, ...]:
-    """Check an item; its part of the kernel's plan."""
+    """Check an item, and return its part of the kernel's plan."""
     name = item.name
     check(item.source, f"{name}.source", (), (None,) * item.source.dim(), like=like, strided=True)
     check(item.index, f"{name}.index", "int64", (None,) * item.index.dim(), like=like)
@@ -119,16 +120,16 @@ def _field(item: Gather, first: int, like: Any) -> tuple[Any, ...]:
 
 
 def gather(items: Sequence[Gather]) -> None:
-    """Make arrays of a batch, in one launch.
+    """Fill arrays of a batch in one launch.
 
-    Row numbers are not checked against the columns' lengths: they come from a draw over the same rows.
+    Row numbers are not checked against the columns' lengths; they must come from a draw over the same rows.
 
     Args:
         items: Up to 64; outputs must not overlap.
 
     Raises:
-        FieldError: A tensor has another dtype, shape, device or layout than is needed.
-        ConfigError: No field or too many, or a transform that has no kernel here.
+        FieldError: A tensor has the wrong dtype, shape, device or layout.
+        ConfigError: There is no field, there are too many, or a transform has no kernel here.
     """
     if not 1 <= len(items) <= MOST_FIELDS:
         raise ConfigError(f"Expected from 1 to {MOST_FIELDS} arrays in one gather, got {len(items)}")

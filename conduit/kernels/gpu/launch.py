@@ -1,7 +1,7 @@
-"""What the host side of all GPU kernels shares: checks that come before a launch, and the launch.
+"""The host side that all GPU kernels share: the checks before a launch, and the launch itself.
 
-A wrapper checks everything that can be known without waiting for the device, and raises before anything is launched. Values
-that lie on the device (row numbers, lengths) are bounded inside the kernels instead.
+A wrapper checks everything that it can without waiting for the device, and raises before it launches. The kernels themselves bound
+values that lie on the device (row numbers, lengths).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import triton
 from conduit.errors import ConfigError, FieldError
 
 ALIGNMENT = 16
-"""Bytes that every tensor's address must be a multiple of, so that threads move 16 bytes at a time."""
+"""Required alignment of every tensor, in bytes, so that threads can move 16 bytes at a time."""
 LARGEST = 2**31 - 1
-"""Programs of a launch and rows of a table, each at most."""
+"""Most programs of a launch, and most rows of a table."""
 LARGEST_PART = 2**30
-"""Elements of a row and rows of a batch, each at most: what is counted in 32 bits, rounded up to whole tiles, stays there."""
+"""Most elements of a row, and most rows of a batch: rounded up to whole tiles, these numbers still fit 32 bits."""
 VECTOR_BYTES = 16
 """Bytes that a thread moves at a time."""
 
@@ -55,18 +55,18 @@ def check(
 
     Args:
         tensor: torch tensor.
-        name: Of the argument, for the error.
-        dtype: Name or names of dtypes, as in conduit.field.DTYPES; () for any.
-        shape: Expected shape; None where any length is.
-        like: Another tensor, on the same device.
-        strided: The rows may lie further apart than they are long (a multiple of 16 bytes where a row is one); each must be
-            contiguous.
+        name: The argument's name, for the error.
+        dtype: Allowed dtypes, one name or several, as in conduit.field.DTYPES; () for any.
+        shape: Expected shape; None for an axis of any length.
+        like: A tensor that must be on the same device.
+        strided: Whether rows may have gaps between them (with a stride of a multiple of 16 bytes if the row's size is one). Each row
+            must be contiguous.
 
     Returns:
         The tensor.
 
     Raises:
-        FieldError: Something differs; the message says what.
+        FieldError: The tensor does not fit; the message says why.
     """
     if not hasattr(tensor, "data_ptr"):
         raise FieldError(f"Expected a torch tensor, got {type(tensor).__name__}", at=name)
@@ -108,14 +108,14 @@ def row_stride(tensor: Any) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A launch as a wrapper asked for it.
+    """A launch that a wrapper requested.
 
     Attributes:
         kernel: The jit function.
-        grid: Programs.
+        grid: Number of programs.
         args: Its arguments in order.
         meta: Its constants by name.
-        options: How it is compiled: warps, registers, no fused products and sums.
+        options: Compile options: warps, registers, no fused multiply-add.
     """
 
     kernel: Any
@@ -130,7 +130,7 @@ _records: list[list[Launch]] = []
 
 @contextlib.contextmanager
 def recorded() -> Generator[list[Launch]]:
-    """Collect what wrappers would launch in this block instead of launching it; tensors may then be on any device."""
+    """Record the wrappers' launches in this block instead of making them; tensors may then be on any device."""
     _records.append([])
     try:
         yield _records[-1]
@@ -149,19 +149,19 @@ def _tensors(values: tuple[Any, ...]) -> Iterator[Any]:
 def launch(kernel: Any, grid: int, *args: Any, num_warps: int, max_registers: int | None = None, **meta: Any) -> None:
     """Launch a kernel on the stream of its first tensor's device; a grid of 0 launches nothing.
 
-    Products and sums are not fused, so that results do not depend on the Triton release and equal the CPU's where docs say so.
+    Multiply-adds are not fused, so that results do not depend on the Triton release, and equal the CPU's where the documentation says so.
 
     Args:
         kernel: The jit function.
-        grid: Programs, on the axis whose limit is 2^31 - 1.
+        grid: Number of programs, on the axis whose limit is 2^31 - 1.
         args: Its arguments in order.
         num_warps: Warps per program.
-        max_registers: Per thread; for kernels that can do with fewer than the compiler takes.
+        max_registers: Most registers per thread, for kernels that need fewer than the compiler would use; None for no limit.
         meta: Its constants by name.
 
     Raises:
-        FieldError: A tensor is on a device that has no kernels.
-        ConfigError: More programs than a launch can have.
+        FieldError: A tensor is on a device without kernels.
+        ConfigError: There are more programs than a launch can have.
     """
     if grid > LARGEST:
         raise ConfigError(f"Expected at most {LARGEST} programs, got {grid}: make the batch smaller")
@@ -195,12 +195,12 @@ def power_of_two(n: int) -> int:
 
 
 def tiles(n: int, size: int) -> int:
-    """How many tiles of a size cover n."""
+    """Number of tiles of a size that cover n."""
     return -(-n // size)
 
 
 def as_words(tensor: Any) -> Any:
-    """A view that Triton can point at: bools as bytes."""
+    """A view that Triton can take a pointer of: bools as bytes."""
     import torch
 
     return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor

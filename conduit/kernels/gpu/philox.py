@@ -1,8 +1,8 @@
 """Uniform draws on the device, by the generator of conduit.native.philox: the same seed draws the same positions.
 
-The state of a draw is int64 [2] in device memory, seed and number of the draw, so that a captured graph draws anew whenever it is
-replayed (`advance` is part of the graph). Index i takes half of the 128 bits of lane i // 2; an index is the high half of a
-64 x 64-bit product, without division and with a bias below n / 2^64.
+The state of a draw is int64 [2] in device memory, seed and number of the draw. `advance` is part of a captured graph, so each replay
+makes the next draw. Index i uses half of the 128 bits of lane i // 2. An index is the high half of a 64 x 64-bit product, without a
+division and with a bias below n / 2^64.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _BLOCK = 128
 
 @triton.jit
 def random_pair(seed, draw, lane):
-    """Two times 64 random bits (uint64) for the counter (draw, lane); all int64, `lane` a block."""
+    """Two numbers of 64 random bits (uint64) for the counter (draw, lane); the arguments are int64, `lane` a block."""
     c2 = draw + lane * 0
     w0, w1, w2, w3 = tl.philox(
         seed,
@@ -42,7 +42,7 @@ def scale_to(random, n):
 
 @triton.jit
 def _two_each(state, n, block: tl.constexpr):
-    """This program's 2 * block indices in [0, n), and their places in the draw."""
+    """This program's 2 * block indices in [0, n), and their positions in the draw."""
     start = tl.program_id(0).to(tl.int64) * block
     first, second = random_pair(tl.load(state), tl.load(state + 1), start + tl.arange(0, block))
     return tl.interleave(scale_to(first, n), scale_to(second, n)), 2 * start + tl.arange(0, 2 * block)
@@ -84,11 +84,11 @@ def advance(state: Any) -> None:
 
 
 def indices(state: Any, n: Any, out: Any) -> None:
-    """Fill `out` with indices in [0, n), with replacement; those of conduit.native.philox.indices.
+    """Fill `out` with indices in [0, n), with replacement: the same as conduit.native.philox.indices.
 
     Args:
         state: int64 [2], see `make_state`.
-        n: int64 [1], from 1 to 2^63 - 1; it is not checked. 0 gives zeros.
+        n: int64 [1], from 1 to 2^63 - 1; not checked. 0 gives zeros.
         out: int64 [count].
 
     Raises:
@@ -101,19 +101,19 @@ def indices(state: Any, n: Any, out: Any) -> None:
 
 
 def rows(state: Any, starts: Any, firsts: Any, listed: Any, out: Any, ranges: Any) -> None:
-    """Draw rows that lie in several ranges (a table's pages), each row equally likely, as conduit.sampling.uniform does.
+    """Draw rows of several ranges (a table's pages), each row with equal probability, as conduit.sampling.uniform does.
 
     Args:
         state: int64 [2], see `make_state`.
-        starts: int64 [ranges + 1], rows in the ranges before each; the one behind the last holds their number in all.
-        firsts: int64 [ranges], first row of each.
-        listed: int64 [1], how many ranges there are now, up to the length of `firsts`; it is not checked.
-        out: int64 [count], rows drawn; -1 where the ranges hold none.
-        ranges: int64 [count], number of the range that each was drawn from, -1 as above.
+        starts: int64 [ranges + 1], number of rows in all earlier ranges; the last element is the total.
+        firsts: int64 [ranges], first row of each range.
+        listed: int64 [1], number of ranges now, at most the length of `firsts`; not checked.
+        out: int64 [count], the drawn rows; -1 if the ranges have no row.
+        ranges: int64 [count], number of the range that each row was drawn from; -1 likewise.
 
     Raises:
         FieldError: Wrong tensors.
-        ConfigError: No room for a range.
+        ConfigError: `firsts` is empty.
     """
     check(state, "state", "int64", (2,))
     check(firsts, "firsts", "int64", (None,), like=state)

@@ -1,13 +1,14 @@
 """Priorities on the device: leaves, the sums above them, and updates, in integers, equal to the CPU's bit for bit.
 
-The leaves are those of conduit.kernels.cpu.priorities, uint32 codes of whole numbers. Above them lie int64 sums of 128 each, level by
-level, until 128 or fewer are left: what a draw goes down (conduit.kernels.gpu.prioritized_draw). Sums are integers, so they have no
-order and do not drift. Rows that cannot be drawn have leaf 0, which is the caller's to see to (conduit.kernels.gpu.draws.drawable): a
-leaf of another row makes all probabilities too small.
+A leaf is a uint32 code of an integer, as in conduit.kernels.cpu.priorities. Above the leaves are int64 sums of 128 numbers each, level by
+level, until 128 or fewer are left; a draw descends them (conduit.kernels.gpu.prioritized_draw). Integer sums do not depend on the order
+of additions and do not drift. The caller sets the leaves of rows that cannot be drawn to 0 (conduit.kernels.gpu.draws.drawable);
+otherwise all probabilities are too small.
 
-An update is four small launches in the order of the stream. Priorities become leaves; of duplicates the last one wins, which is
-settled by the largest ticket (a number that grows with every update, so that nothing has to be cleared); the winners write;
-and each touched block is summed anew. If one priority is NaN, infinite or negative, nothing at all is written.
+An update is four small launches in the order of the stream. The first converts priorities into leaves. The second finds the last of
+duplicate rows: each entry has a ticket, a number that grows with every update, so that nothing has to be cleared, and the largest
+ticket wins. The third writes the winners' leaves. The fourth sums each changed block again. If one priority is NaN, infinite or
+negative, nothing at all is written.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from conduit.kernels.gpu.launch import LARGEST, LARGEST_PART, check, launch, til
 from conduit.store.format.table_spec import Priorities
 
 FAN_OUT = 128
-"""Numbers under one sum; a warp reads them with one or two 16-byte loads per thread."""
+"""Numbers that one sum adds up; a warp reads them with one or two 16-byte loads per thread."""
 _BLOCK = 128
 _FAN = tl.constexpr(FAN_OUT)
 _BITS, _MASK = tl.constexpr(MANTISSA_BITS), tl.constexpr((1 << MANTISSA_BITS) - 1)
@@ -89,7 +90,7 @@ def _leaves(
     power = ALPHA * log2(x)
     power = tl.where(power < -1000.0, -1000.0, power)
     power = tl.where(power > 1000.0, 1000.0, power)
-    # plain numbers would become float32 here, which do not hold these
+    # Triton would make plain numbers float32, which cannot represent these
     powered = exp2(power) * tl.full((), UNIT, tl.float64)
     largest = tl.full((), LARGEST, tl.float64)
     some = mask & good
@@ -151,7 +152,7 @@ def _sum(
     FIRST: tl.constexpr,
     LAST: tl.constexpr,
 ):
-    """Sum one block anew: that of the program's row, or of the program's number where there are no rows."""
+    """Sum one block again: the block of the program's row, or, without rows, the block of the program's number."""
     program = tl.program_id(0)
     if rows is None:
         block = program.to(tl.int64)
@@ -165,7 +166,7 @@ def _sum(
     if LAST and program == 0:
         pending = tl.load(refused)
         for kind in tl.static_range(2):
-            # of an update that changed nothing, nothing was clipped
+            # a refused update changed nothing, so it clipped nothing
             here = tl.where(pending == 0, tl.load(clipped + kind), 0)
             tl.store(clipped + 2 + kind, tl.load(clipped + 2 + kind) + here)
             tl.store(clipped + kind, pending * 0)
@@ -180,13 +181,13 @@ class Tree:
 
     Attributes:
         rows: Rows of the table.
-        leaves: uint32 [rows, rounded up to a multiple of 128]; 0 where a row cannot be drawn, and behind the last.
-        sums: int64 arrays, from those of 128 leaves each up to the topmost, which has 128 numbers; zeros behind the last.
+        leaves: uint32 [rows, rounded up to a multiple of 128]; 0 for a row that cannot be drawn, and after the last row.
+        sums: int64 arrays, from the sums of 128 leaves each to the topmost array of 128 numbers; zeros after the last sum.
         winner: int64 [as leaves], the largest ticket that claimed each row.
         ticket: int64 [1], the next update's first ticket.
-        refused: int64 [2]: of the update in progress, and of all before it, priorities that are none.
-        clipped: int64 [4]: the same of priorities that were stored as the least and the largest there is: two of the update in
-            progress, two of all before it.
+        refused: int64 [2]: number of NaN, infinite or negative priorities, in the update in progress and in all earlier ones.
+        clipped: int64 [4]: numbers of priorities that were stored as the smallest and as the largest possible one, in the update in
+            progress (two numbers) and in all earlier ones (two numbers).
     """
 
     rows: int
@@ -207,7 +208,7 @@ def make_tree(rows: int, device: Any) -> Tree:
     """A tree of leaves 0.
 
     Raises:
-        ConfigError: No row, or more than 2^31 - 1.
+        ConfigError: There is no row, or more than 2^31 - 1 rows.
     """
     import torch
 
@@ -228,7 +229,7 @@ def make_tree(rows: int, device: Any) -> Tree:
 
 
 def _resum(tree: Tree, rows: Any) -> None:
-    """Sum the blocks of rows anew, level by level; all blocks where there are no rows, or no fewer rows than blocks."""
+    """Sum the blocks of rows again, level by level; all blocks if `rows` is None, or has at least as many rows as there are blocks."""
     lower, span = tree.leaves, FAN_OUT
     for upper in tree.sums:
         blocks = len(lower) // FAN_OUT
@@ -253,22 +254,22 @@ def _resum(tree: Tree, rows: Any) -> None:
 
 
 def build(tree: Tree) -> None:
-    """Sum all leaves anew, after they were written from elsewhere."""
+    """Sum all leaves again, after other code has written them."""
     _resum(tree, None)
 
 
 def update(tree: Tree, rows: Any, priorities: Any, leaves: Any, *, rule: Priorities) -> None:
-    """Set priorities of rows, and bring the sums up to date; of duplicates the last one wins.
+    """Set priorities of rows, and update the sums; if a row occurs twice, its last priority counts.
 
-    Rows outside the table (-1 for those that have been overwritten) are left out. If one of the priorities is NaN, infinite or
-    negative, the tree stays as it is, and `tree.refused[1]` grows by how many there were.
+    Rows outside the table (-1 for rows that have been overwritten) are ignored. If a priority is NaN, infinite or negative, the tree does
+    not change, and `tree.refused[1]` grows by the number of such priorities.
 
     Args:
         tree: The tree.
         rows: int64 [count].
         priorities: float32 or float64 [count].
         leaves: uint32 [count], overwritten with the leaves.
-        rule: The table's.
+        rule: The table's `Priorities`.
 
     Raises:
         FieldError: Wrong tensors.

@@ -1,8 +1,8 @@
 """Prioritized draws on the device, and their importance weights: rows and probabilities equal to the CPU's bit for bit.
 
-A draw is one warp per sample: at each level of the sums (conduit.kernels.gpu.priorities) it reads 128 numbers, sums them up from the
-left, and goes on below the one that its position falls into. Sums are integers, so a position finds the row that it finds on the CPU,
-whose blocks are of other sizes but cover the same rows in the same order.
+One warp draws one sample. At each level of the sums (conduit.kernels.gpu.priorities) it reads 128 numbers, adds them up from the left,
+and descends into the one that its position falls into. Sums are integers, and the CPU's blocks cover the same rows in the same order,
+although with other sizes. So a position leads to the same row as on the CPU.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def _draw(state, levels, rows, probabilities, count, BLOCKS: tl.constexpr, STRAT
         low = whole * slot + rest * slot // size
         high = whole * (slot + 1) + rest * (slot + 1) // size
     position = low + scale_to(tl.where(slot & 1 != 0, second, first), tl.maximum(high - low, 1))
-    # with nothing to draw it ends at row 0, as the only thing that is sure to be there
+    # if there is nothing to draw, it ends at row 0, which always exists
     position = tl.where(total > 0, position, -1)
     block = total * 0
     for level in tl.static_range(len(levels)):
         if level > 0:
-            # sums that are not up to date lead to a wrong row, but to no other memory
+            # outdated sums may lead to a wrong row, but never out of the memory
             block = tl.minimum(block, BLOCKS[level] - 1)
             weight = tl.load(levels[level] + block * _FAN + j).to(tl.int64)
             if level == len(levels) - 1:
@@ -58,7 +58,7 @@ def _draw(state, levels, rows, probabilities, count, BLOCKS: tl.constexpr, STRAT
 def _weigh(
     probabilities, candidates, beta, least, out, COUNT: tl.constexpr, OVER_BATCH: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """One program: the least probability of the batch, then (p / base)^-beta of each."""
+    """One program: finds the least probability of the batch, then computes (p / base)^-beta of each sample."""
     if OVER_BATCH:
         smallest = tl.full((BLOCK,), 2.0, tl.float64)
         for start in range(0, COUNT, BLOCK):
@@ -81,14 +81,14 @@ def _weigh(
 
 
 def draw(tree: Tree, state: Any, rows: Any, probabilities: Any, *, stratified: bool = True) -> None:
-    """Draw rows in proportion to their leaves: those that conduit.sampling.prioritized draws first for the same seed and leaves.
+    """Draw rows in proportion to their leaves: the rows of conduit.sampling.prioritized's first attempt for the same seed and leaves.
 
     Args:
-        tree: The tree, its sums up to date.
+        tree: The tree, with its sums up to date.
         state: int64 [2], seed and number of the draw (conduit.kernels.gpu.philox).
-        rows: int64 [count], overwritten; -1 where all leaves are 0.
-        probabilities: float64 [count], leaf over the sum of all, 0 as above.
-        stratified: One draw from each equal slice of the mass, or independent ones.
+        rows: int64 [count], overwritten; -1 if all leaves are 0.
+        probabilities: float64 [count], a row's leaf divided by the sum of all leaves; 0 if all leaves are 0.
+        stratified: Make one draw from each of `count` equal slices of the total; otherwise all draws are independent.
 
     Raises:
         FieldError: Wrong tensors.
@@ -118,12 +118,12 @@ def weigh(probabilities: Any, weights: Any, *, beta: Any, candidates: Any = None
         probabilities: float64 [count].
         weights: float32 [count], overwritten.
         beta: float64 [1].
-        candidates: int64 [1], rows that could be drawn: base is 1 / candidates.
-        least: float64 [1], base itself (the least probability of any row). With neither, base is the batch's least.
+        candidates: int64 [1], number of rows that could be drawn; base is then 1 / candidates.
+        least: float64 [1], the base itself (the least probability of any row). Without both, base is the least probability in the batch.
 
     Raises:
         FieldError: Wrong tensors.
-        ConfigError: Both bases.
+        ConfigError: Both `candidates` and `least` are given.
     """
     check(probabilities, "probabilities", "float64", (None,))
     check(weights, "weights", "float32", (len(probabilities),), like=probabilities)

@@ -1,12 +1,13 @@
 """Values of varying lengths on the device, padded or packed: the layouts of conduit.kernels.spec.ragged.
 
-A value lies in its page's arena; its span says where and how long (conduit.store.pages.ragged_values). A span that is torn or of another
-generation leads nowhere else: lengths are bounded by the largest one and places by the arena, as on the CPU.
+A value lies in its page's arena; its span has the position and length (conduit.store.pages.ragged_values). A span that is half written, or
+of another generation, never leads out of the arena: the kernels bound lengths by the largest length and positions by the arena, as on
+the CPU.
 
-    pad     a program takes a tile of one sample's row: values, zeros behind them, the masks
-    pack    one program sums up the lengths; then a program takes a tile of one sample and stores it behind the ones before
+    pad     a program takes a tile of one sample's row: values, zeros after them, the masks
+    pack    one program sums up the lengths; then a program takes a tile of one sample and stores it after the earlier samples' values
 
-What comes with the values for a loss: `loss_mask` is true where there is a value and it lies behind the sample's prompt.
+`loss_mask` is for the loss: it is true for values after the sample's prompt.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _SHIFT, _MASK = tl.constexpr(words.SPAN_SHIFT), tl.constexpr(words.SPAN_MASK)
 
 @triton.jit
 def _length(spans, row, mask, LONGEST: tl.constexpr):
-    """Items of the values of some rows, and their spans; 0 for row -1."""
+    """Lengths in items of the values of some rows, and their spans; 0 for row -1."""
     span = tl.load(spans + row, mask=mask & (row >= 0), other=0)
     return tl.minimum((span >> _SHIFT) & _MASK, LONGEST), span
 
@@ -66,7 +67,7 @@ def _pad(
     if changes_zero(WORKS, 0):
         y = tl.where(inside, y, tl.zeros_like(y))
     tl.store(out + sample * (LONGEST * WIDTH) + c, y, mask=c < LONGEST * WIDTH)
-    # the masks of as many items as a tile has, by as many of the tiles as that takes
+    # the masks have one element per item: only as many tiles as they need write them, a tile's elements each
     item = tile * BLOCK + tl.arange(0, BLOCK)
     counted = item < LONGEST
     tl.store(present + sample * LONGEST + item, (item < length).to(tl.uint8), mask=counted)
@@ -134,7 +135,7 @@ def _pack(
 def _check(
     spans: Any, arenas: Any, rows: Any, prompts: Any, loss_mask: Any, page_rows: int, longest: int, name: str
 ) -> None:
-    """What both layouts ask for."""
+    """Check the arguments that both layouts have."""
     check(rows, f"{name}.rows", "int64", (None,))
     check(spans, f"{name}.spans", "int64", (None,), like=rows)
     if not hasattr(arenas, "dim") or arenas.dim() < 2:
@@ -185,24 +186,24 @@ def pad(
     loss_mask: Any = None,
     name: str = "tokens",
 ) -> None:
-    """Values of some rows with zeros behind them, in one launch.
+    """The values of some rows, padded with zeros, in one launch.
 
     Args:
         spans: int64 [rows of the table], the field's column.
         arenas: [pages, items, *shape], the values; pages may be padded.
-        rows: int64 [batch], row -1 gives length 0.
+        rows: int64 [batch]; row -1 gives length 0.
         out: [batch, longest, *shape] of the transform's dtype.
         mask: bool [batch, longest], true where there is a value.
         lengths: int64 [batch].
-        transform: What is done to each element.
+        transform: Applied to each element.
         page_rows: Rows of a page.
-        prompts: int64 [batch], items at each value's beginning that carry no loss.
+        prompts: int64 [batch], number of items at the beginning of each value that have no loss.
         loss_mask: bool [batch, longest], `mask` without the prompts.
-        name: Of the field, for errors.
+        name: The field's name, for errors.
 
     Raises:
         FieldError: Wrong tensors.
-        ConfigError: Sizes or a transform that cannot be.
+        ConfigError: Sizes or a transform that are not possible.
     """
     longest = int(out.shape[1]) if hasattr(out, "dim") and out.dim() > 1 else 0
     _check(spans, arenas, rows, prompts, loss_mask, page_rows, longest, name)
@@ -245,25 +246,25 @@ def pack(
     loss_mask: Any = None,
     name: str = "tokens",
 ) -> None:
-    """Values of some rows one behind the other, in two launches; what lies behind the last one stays as it was.
+    """The values of some rows, packed one after the other, in two launches; memory after the last value does not change.
 
     Args:
         spans: int64 [rows of the table], the field's column.
         arenas: [pages, items, *shape], the values; pages may be padded.
-        rows: int64 [batch], row -1 gives length 0.
+        rows: int64 [batch]; row -1 gives length 0.
         out: [room, *shape] of the transform's dtype, room for batch * longest items.
-        cu_seqlens: int32 [batch + 1], where each value begins; the last one is the number of items.
-        position_ids: int32 [room], the place of each item in its value.
+        cu_seqlens: int32 [batch + 1], where each value begins; the last element is the number of items.
+        position_ids: int32 [room], the position of each item in its value.
         longest: Items of the longest value.
-        transform: What is done to each element.
+        transform: Applied to each element.
         page_rows: Rows of a page.
-        prompts: int64 [batch], items at each value's beginning that carry no loss.
-        loss_mask: bool [room], true behind the prompts.
-        name: Of the field, for errors.
+        prompts: int64 [batch], number of items at the beginning of each value that have no loss.
+        loss_mask: bool [room], true after the prompts.
+        name: The field's name, for errors.
 
     Raises:
         FieldError: Wrong tensors.
-        ConfigError: Sizes or a transform that cannot be.
+        ConfigError: Sizes or a transform that are not possible.
     """
     _check(spans, arenas, rows, prompts, loss_mask, page_rows, longest, name)
     batch = len(rows)

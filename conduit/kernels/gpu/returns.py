@@ -1,15 +1,15 @@
-"""GAE and V-trace on the device: what conduit.kernels.ops.returns says, in float32; in float64 where anything comes as that.
+"""GAE and V-trace on the device, by the rules of conduit.kernels.ops.returns: in float32, or in float64 for float64 inputs.
 
-Both are a linear recurrence backwards in time, carried_t = b_t + a_t * carried_{t+1}. A program takes a tile [ticks, columns] after
-the other, from the end to the beginning, and hands a carry from tile to tile. The tile's shape, chosen from the batch's, makes
-two forms of it:
+Both are a linear recurrence backwards in time, carried_t = b_t + a_t * carried_{t+1}. A program takes one tile [ticks, columns] after
+the other, from the end to the beginning, and passes a carry from tile to tile. The shape of the batch decides the shape of the tile,
+and so one of two forms:
 
-    sequential    a tile of one tick: every thread walks through the time of its own column, and nothing is exchanged. For so
-                  many columns that they fill a GPU by themselves.
+    sequential    a tile of one tick: each thread walks through the time of its own column, and threads exchange nothing. For
+                  batches with enough columns to fill a GPU.
     scan          tiles of many ticks, within which the recurrence is a parallel scan, so that the ticks of a tile are read at
-                  once. For everything else: rollouts [8, 32], sequences and episodes [512, 1] with 16-byte loads.
+                  once. For all other batches: rollouts [8, 32], sequences and episodes [512, 1] with 16-byte loads.
 
-V-trace's advantage needs the value of the step behind; its scan runs over the steps shifted by one.
+V-trace's advantage needs the next step's target; its scan runs over the steps shifted by one.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from conduit.kernels.gpu.launch import LARGEST_PART, as_words, check, dtype_of, 
 from conduit.kernels.spec.returns import Rates
 
 MANY_COLUMNS = 1 << 15
-"""Columns (environments of all samples) from which on the sequential form is taken."""
+"""Least number of columns (environments of all samples) for the sequential form."""
 LONGEST_TILE = 512
-"""Ticks of a tile of one column, at most."""
+"""Most ticks of a tile of one column."""
 
 
 @triton.jit
 def _compose(a_late, b_late, a_early, b_early):
-    """X -> a * x + b, first that of later steps, then that of earlier ones."""
+    """The composition of two maps x -> a * x + b: first the later steps' map, then the earlier steps' map."""
     return a_late * a_early, a_early * b_late + b_early
 
 
@@ -61,13 +61,13 @@ def _cells(
     GAMMA: tl.constexpr,
     DECAY: tl.constexpr,
 ):
-    """Steps `t` of some columns, at `start` + `step`: a and b of the recurrence, and what outputs need besides.
+    """Steps `t` of some columns, at `start` + `step`: a and b of the recurrence, and the other values that the outputs need.
 
-    Loads are masked by the array's end alone, which is known when the kernel is compiled, so that they stay wide; what does
-    not count is left out afterwards, whatever it holds.
+    Loads are masked only by the array's end, which is a compile-time constant, so that they stay wide. Steps that do not count are left
+    out after the load, whatever their memory holds.
 
     Returns:
-        a, b, delta, ratio, value, whether the step has an advantage, whether there is one at all, whether the next one follows.
+        a, b, delta, ratio, value, whether the step has an advantage, whether there is a step at all, whether the next step follows it.
     """
     whole = inside & (t < TICKS)
     more = inside & (t < TICKS - 1)
@@ -100,7 +100,7 @@ def _cells(
     used = known | (here & is_terminated)
     delta = tl.load(rewards + start + step, mask=whole, other=0.0)
     if WIDE:
-        # a rate that is handed over at the launch has float32's precision
+        # a rate that is passed as a launch argument has float32's precision
         delta = delta + GAMMA * after - value
         a = tl.where(follows, value * 0.0 + DECAY, 0.0)
     else:
@@ -227,19 +227,19 @@ def trace(
     final_values: Any = None,
     log_ratios: Any = None,
 ) -> None:
-    """Advantages and targets of consecutive steps, in one launch; ends are treated as conduit.kernels.ops.returns says.
+    """Advantages and targets of consecutive steps, in one launch; conduit.kernels.ops.returns has the rules for ends.
 
     Args:
-        rates: The numbers of the estimator.
-        reward: float32 [B, T] or [B, T, N]; or float64, and then so are all others but for the outputs.
+        rates: The estimator's rates.
+        reward: float32 [B, T] or [B, T, N]; or float64, and then all other real inputs are float64 too.
         values: The same dtype and shape: V of each step's observation.
         terminated: bool, the same shape.
         truncated: bool, the same shape.
         advantages: float32, the same shape, overwritten.
         targets: float32, the same shape, overwritten: GAE's returns, V-trace's targets.
         advantage_mask: bool, the same shape, overwritten: steps that have an advantage.
-        mask: bool, the same shape, steps that are there; None: all.
-        is_first: bool, the same shape, first steps of episodes; None: steps behind an end.
+        mask: bool, the same shape, True for rows that are steps; None: all.
+        is_first: bool, the same shape, first steps of episodes; None: the steps after an end.
         lengths: int64 [B], steps of each sample; None: T.
         bootstrap: Real [B] or [B, N], V of the observation after the last step.
         final_values: Real, the same shape as `reward`, V of the true final observation, read at truncated steps only.
@@ -247,7 +247,7 @@ def trace(
 
     Raises:
         FieldError: Wrong tensors.
-        ConfigError: Ratios for GAE.
+        ConfigError: `log_ratios` is given for GAE.
     """
     if not hasattr(reward, "dim") or reward.dim() not in (2, 3):
         raise FieldError(

@@ -1,8 +1,8 @@
-"""From anchor rows to transitions of n steps, along the links in `meta`: conduit.kernels.cpu.windows's `Transition` on the device.
+"""From anchor rows to transitions of n steps, along the links in `meta`, as conduit.kernels.cpu.transitions does on the CPU.
 
-One lane takes one sample and walks as far as the CPU does, with the same refusals: a row that anchors no such window gets -1 for
-every row number, 0 steps and flags that are False, so that a gather makes zeros of it. Sums are float64, in the order of
-the steps, and rounded once: they equal the CPU's bit for bit.
+One lane takes one sample, and follows the links by the same rules as the CPU. A row that anchors no such window gets -1 for every row
+number, 0 steps, and flags that are False; a gather makes zeros of it. Sums are computed in float64, in the order of the steps, and
+rounded once: they equal the CPU's bit for bit.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _META = tl.constexpr(words.META_BYTES // 4)
 
 @triton.jit
 def _frame_rows(out, place, newest, before, ticks, envs, mask, S: tl.constexpr, REPEAT: tl.constexpr):
-    """Frames that end with row `newest`; those before it are `before`, `before` - envs, ..., of which `ticks` exist."""
+    """A stack of frames that ends with row `newest`; the frames before it are `before`, `before` - envs, ..., `ticks` of which exist."""
     for back in tl.static_range(S):
         if back == 0:
             row = newest
@@ -53,13 +53,13 @@ def _frame_rows(out, place, newest, before, ticks, envs, mask, S: tl.constexpr, 
 
 @triton.jit
 def walk_step(meta, at, walking, limit, end, over, k, BOOTSTRAP: tl.constexpr):
-    """The k-th step of walks that stand at rows `at`, in pages that end at `end` and are committed up to `limit`.
+    """Step k of walks along links, which have reached rows `at`, in pages that end at `end` and are committed up to `limit`.
 
-    `over` is not 0 where nothing will ever come behind the last committed row.
+    `over` is not 0 if no row will ever follow the last committed row.
 
     Returns:
         Row of the next observation; the flags of an end; whether the row anchors no window; whether the walk ends before this
-        step, since it has no successor (yet).
+        step, since the step has no successor (yet).
     """
     word = tl.load(meta + at * _META + 3, mask=walking, other=0)
     # the link is the upper part of an unsigned word
@@ -68,21 +68,21 @@ def walk_step(meta, at, walking, limit, end, over, k, BOOTSTRAP: tl.constexpr):
     inline = (word & _KEPT) == 0
     ended = word & (_TERMINATED | _TRUNCATED)
     refused = ((ahead >= end) & (inline == 0)) | ((word & _FINAL) != 0)
-    # others look at a deleted row as they did
+    # windows of other rows may still contain a deleted row
     refused = refused | (((word & _DELETED) != 0) & (k == 0))
     lacks = walking & (link == 0) & ((ended & _TERMINATED) == 0)
     looks = walking & (link != 0) & inline & (refused == 0)
     there = looks & (ahead < limit)
     successor = tl.load(meta + ahead * _META + 3, mask=there, other=_FIRST)
     alone = looks & ((successor & _FIRST) != 0)
-    # where it terminated and nothing will come, its own observation stands in
+    # if the step terminated and no observation will follow, its own observation takes the place of the next one
     stays = alone & ((ended & _TERMINATED) != 0) & (there | (over != 0))
     ahead = at + tl.where(stays, 0, link)
     short = ((alone & (stays == 0)) | lacks) & (refused == 0)
     if BOOTSTRAP:
         refused = refused | (short & (k == 0))
     else:
-        # where a successor may come yet, the row waits for it
+        # if a successor may still come, the row waits for it
         refused = refused | (short & ((looks & (there == 0) & (over == 0)) | (k == 0)))
     return ahead, ended, refused, short
 
@@ -157,7 +157,7 @@ def _resolve(
         step = tl.load(meta + row * _META + 1, mask=ok, other=0).to(tl.int64)
         _frame_rows(stack, place, tl.where(ok, row, -1), row - many, step, many, mask, S, REPEAT)
         same = after == last
-        # the next observation is its own step's, or comes behind the last one
+        # the next observation is the last step's own, or the one after it
         ticks = tl.load(meta + last * _META + 1, mask=ok, other=0).to(tl.int64) + (same == 0).to(tl.int64)
         before = tl.where(same, after - many, last)
         _frame_rows(following_stack, place, after, before, ticks, many, mask, S, REPEAT)
@@ -188,31 +188,31 @@ def transitions(
 ) -> None:
     """Resolve anchor rows into transitions, in one launch.
 
-    Rows and what `meta` says of them are bounded by their page; rows are not checked against the table's length.
+    Links in `meta` never lead out of a row's page. Rows are not checked against the table's length.
 
     Args:
         rows: int64 [batch], anchors: rows of the table, -1 for none.
         meta: int32 [rows of the table, 4], the system column `meta`.
-        committed: int64 [pages], rows committed of each page, from its first row on.
-        over: int64 [pages], not 0 where nothing will ever come behind the last of them.
-        envs: int64 [pages], rows per tick of each.
-        following: int64 [batch], row of the next observation, -1 where the row anchors no such window.
-        discounts: float32 [batch], gamma^used, 0 where there is none.
-        used: int64 [batch], steps used, 0 where there is none.
-        terminated: bool [batch], of the last step used.
+        committed: int64 [pages], committed rows of each page, from its first row on.
+        over: int64 [pages], not 0 if no row will ever follow the last committed row.
+        envs: int64 [pages], rows per tick of each page.
+        following: int64 [batch], row of the next observation, -1 if the row anchors no such window.
+        discounts: float32 [batch], gamma^used, 0 if there is no window.
+        used: int64 [batch], steps used, 0 if there is no window.
+        terminated: bool [batch], the flag of the last step used.
         truncated: bool [batch], the same.
-        window: Steps, discount, stack, padding, and what newest rows do.
+        window: Steps, discount, stack, padding, and the rule for the newest rows.
         page_rows: Rows of a page.
-        reward: float32 or float64 [rows of the table], where returns are wanted.
+        reward: float32 or float64 [rows of the table], or None without returns.
         returns: float32 or float64 [batch].
-        reward_transform: What is done to every single reward, in float64.
-        stack: int64 [batch, stack], where the window stacks: rows of the frames, -1 for zeros.
-        following_stack: int64 [batch, stack], the same of the next observation.
-        shift: int32 [batch], how far the second stack lies behind the first (conduit.kernels.gpu.augment).
+        reward_transform: Applied to every single reward, in float64.
+        stack: int64 [batch, stack], for a window with a stack: rows of the frames, -1 for zeros.
+        following_stack: int64 [batch, stack], the same for the next observation.
+        shift: int32 [batch], distance of the second stack from the first (conduit.kernels.gpu.augment).
 
     Raises:
         FieldError: Wrong tensors.
-        ConfigError: A page of no rows, or outputs that do not go together.
+        ConfigError: A page has no rows, or the outputs do not fit together.
     """
     check(rows, "rows", "int64", (None,))
     batch = len(rows)
@@ -321,21 +321,21 @@ def sums(
     page_rows: int,
     transform: Transform | None = None,
 ) -> None:
-    """Sum up a reward of any shape over the steps that `transitions` has found, each element by itself, in one launch.
+    """Sum up a reward of any shape over the steps that `transitions` found, each element by itself, in one launch.
 
     Args:
         rows: int64 [batch], anchors, -1 for none.
-        used: int64 [batch], steps used, one tick apart, 0 where the row anchors no window.
-        envs: int64 [pages], rows per tick of each.
+        used: int64 [batch], steps used, one tick apart, 0 if the row anchors no window.
+        envs: int64 [pages], rows per tick of each page.
         reward: float32 or float64 [rows of the table, *shape].
-        returns: float32 or float64 [batch, *shape], overwritten; zeros where no steps are used.
+        returns: float32 or float64 [batch, *shape], overwritten; zeros if no steps are used.
         window: Steps and discount.
         page_rows: Rows of a page.
-        transform: What is done to every single reward, in float64.
+        transform: Applied to every single reward, in float64.
 
     Raises:
         FieldError: Wrong tensors.
-        ConfigError: A page of no rows, or too many elements.
+        ConfigError: A page has no rows, or there are too many elements.
     """
     check(rows, "rows", "int64", (None,))
     batch = len(rows)

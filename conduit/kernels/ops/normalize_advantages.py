@@ -31,7 +31,7 @@ class NormalizeAdvantages(BatchTransform):
         object.__setattr__(self, "eps", within("eps", self.eps, 0, math.inf))
 
     def outputs(self, contents: Contents) -> tuple[Computed, ...]:
-        """Nothing new."""
+        """No new arrays: the advantages are normalized in place."""
         contents.need((self.name,), self)
         known = contents.arrays.get(self.name)
         if known is not None and known.dtype != "float32":
@@ -39,7 +39,7 @@ class NormalizeAdvantages(BatchTransform):
         return ()
 
     def run(self, values: dict[str, Any], arrays: Mapping[str, Array], draw: tuple[int, int]) -> None:
-        """Do it in place."""
+        """Normalize the advantages in place."""
         array = as_numpy(values, self.name, np.float32)
         mask = next((name for name in ("advantage_mask", "mask") if name in values), None)
         flags = None if mask is None else as_numpy(values, mask, bool)
@@ -50,10 +50,10 @@ class NormalizeAdvantages(BatchTransform):
         entry(standardise)(array.ctypes.data, 0 if flags is None else flags.ctypes.data, array.size, self.eps)
 
     def check_device(self, place: str) -> None:
-        """Nothing: torch's own operations do it."""
+        """Accepts every device: the step uses torch's own operations."""
 
     def run_on_device(self, values: dict[str, Any], draw: tuple[int, int]) -> None:
-        """Do it in place, without waiting."""
+        """Normalize the advantages in place, without waiting."""
         tensor = taken(values, self.name)
         mask = next((values[name] for name in ("advantage_mask", "mask") if name in values), None)
         wide = tensor.double()
@@ -66,13 +66,14 @@ class NormalizeAdvantages(BatchTransform):
 
 
 def normalize_advantages(*, eps: float = 1e-8, name: str = "advantages") -> NormalizeAdvantages:
-    """(A - mean) / (deviation + eps) over the batch's steps that have one ("advantage_mask", else "mask"), in place.
+    """Normalize advantages in place: (A - mean) / (deviation + eps), over the batch's steps that have one.
 
-    The deviation is the population's, so a single step gives 0 and not NaN.
+    Such steps are True in "advantage_mask", or, if the batch does not have it, in "mask". The deviation is the population's, so a
+    single step gives 0 and not NaN.
 
     Args:
         eps: At least 0.
-        name: What is normalized, float32.
+        name: The array to normalize, float32.
 
     Raises:
         ConfigError: A negative eps.

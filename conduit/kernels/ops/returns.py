@@ -47,10 +47,10 @@ Array = np.ndarray[Any, Any]
 
 
 def _like(values: Mapping[str, Any], reward: str, made: dict[str, Array]) -> dict[str, Any]:
-    """Arrays in the format of the batch that they were made from."""
+    """Convert arrays to the format of the batch that they were made from."""
     if not hasattr(values[reward], "detach"):
         return dict(made)
-    import torch  # the caller's batch holds tensors already
+    import torch  # already imported: the caller's batch has tensors
 
     return {name: torch.from_numpy(array) for name, array in made.items()}
 
@@ -62,7 +62,7 @@ def _keep_rates(step: object, *names: str) -> None:
 
 
 class _Advantages(BatchTransform):
-    """What GAE and V-trace share."""
+    """The base class of GAE and V-trace."""
 
     __slots__ = ()
 
@@ -83,7 +83,7 @@ class _Advantages(BatchTransform):
         return Rates(self.gamma, self.lam)
 
     def bound(self, contents: Contents) -> BatchTransform:
-        """The same with the reward's name."""
+        """The step with the reward's name."""
         assert isinstance(self, Gae | Vtrace)  # noqa: S101 - for the type checker
         return replace(self, reward=contents.reward(self)) if self.reward is None else self
 
@@ -136,7 +136,7 @@ class _Advantages(BatchTransform):
         self._compute(values, self._given(values), arrays)
 
     def check_device(self, place: str) -> None:
-        """Nothing: there is a kernel for it."""
+        """Accepts every device: there is a kernel for it."""
 
     def run_on_device(self, values: dict[str, Any], draw: tuple[int, int]) -> None:
         """Fill the tensors from the batch's own, in one launch."""
@@ -145,14 +145,14 @@ class _Advantages(BatchTransform):
     def _launch(
         self, batch: Mapping[str, Any], given: Mapping[str, Any], made: Mapping[str, Any] | None
     ) -> dict[str, Any]:
-        """As `_compute`, on the device that the batch lies on; without `made` in fresh tensors."""
+        """As `_compute`, on the batch's device; without `made`, into new tensors."""
         from conduit.kernels.gpu.batch_returns import advantages_of
 
         reward = reward_in(batch, self.reward)
         return advantages_of(self.rates, batch, given, made, reward=reward, target=self._target)
 
     def _called(self, batch: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-        """Advantages of values that are not in the batch, where the batch lies."""
+        """Advantages of values that are not in the batch, computed on the batch's device."""
         reward = reward_in(batch, self.reward)
         if getattr(taken(batch, reward), "is_cuda", False):
             return self._launch(batch, given, None)
@@ -176,7 +176,7 @@ class Gae(_Advantages):
     def __call__(
         self, batch: Mapping[str, Any], *, values: Any, bootstrap: Any = None, final_values: Any = None
     ) -> dict[str, Any]:
-        """The same for values that are not in the batch, such as those of a critic.
+        """Compute the advantages with values that are not in the batch, such as a critic's.
 
         Args:
             batch: A Batch, or a mapping with reward, terminated, truncated (and mask, is_first, lengths), [B, T, ...].
@@ -238,10 +238,10 @@ class Vtrace(_Advantages):
         bootstrap: Any = None,
         final_values: Any = None,
     ) -> dict[str, Any]:
-        """The same for values and ratios that are not in the batch.
+        """Compute targets and advantages with values and ratios that are not in the batch.
 
         Args:
-            batch: A Batch or a mapping, as that of `Gae`.
+            batch: A Batch or a mapping, as for `Gae`.
             values: float [B, T] or [B, T, N], V of each step's observation.
             log_ratios: float as `values`, log pi(a|x) - log mu(a|x); None: the policy that acted is the one that learns.
             bootstrap: float [B] or [B, N], V of the observation after the last step, or None.
@@ -270,8 +270,8 @@ def gae(
 
         delta_t = r_t + gamma * V(x_{t+1}) - V(x_t),  A_t = delta_t + gamma * lam * A_{t+1},  R_t = A_t + V(x_t)
 
-    adds "advantages", "returns" (float32) and "advantage_mask" to a batch of rollouts, sequences or episodes. Ends, truncations
-    and the window's end are treated as conduit.kernels.ops.returns says. With lam = 1, A_t = G_t - V(x_t).
+    It adds "advantages", "returns" (float32) and "advantage_mask" to a batch of rollouts, sequences or episodes.
+    conduit.kernels.ops.returns has the rules for terminations, truncations and the window's end. With lam = 1, A_t = G_t - V(x_t).
 
     In a loader it takes values that are stored, or that a `conduit.apply` before it computes. You can also call it with a tensor:
     `conduit.gae(0.99, 0.95)(batch, values=critic(batch["obs"]))`.
@@ -309,8 +309,8 @@ def vtrace(
         v_t = V(x_t) + delta_t + gamma * lam * min(c_bar, w_t) * (v_{t+1} - V(x_{t+1}))
         A_t = min(pg_rho_bar, w_t) * (r_t + gamma * v_{t+1} - V(x_t))
 
-    adds "advantages", "targets" (v, float32) and "advantage_mask". Ends are treated as with `gae`; on policy with lam = 1 the
-    targets are GAE's returns.
+    It adds "advantages", "targets" (v, float32) and "advantage_mask". The rules for ends are the same as for `gae`. On policy and with
+    lam = 1, the targets are GAE's returns.
 
     Args:
         gamma: Discount per step, from 0 to 1.

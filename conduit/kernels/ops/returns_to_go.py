@@ -1,4 +1,4 @@
-"""The sum of the rewards to come, of consecutive steps [B, T, N] (rollouts) or [B, T] (sequences, episodes)."""
+"""Returns-to-go: the discounted sums of future rewards, for steps [B, T, N] (rollouts) or [B, T] (sequences, episodes)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class ReturnsToGo(BatchTransform):
-    """Sums of the rewards to come. See `returns_to_go`."""
+    """Sums of future rewards. See `returns_to_go`."""
 
     gamma: float
     reward: str | None
@@ -30,7 +30,7 @@ class ReturnsToGo(BatchTransform):
         object.__setattr__(self, "gamma", within("gamma", self.gamma, 0, 1))
 
     def bound(self, contents: Contents) -> BatchTransform:
-        """The same with the reward's name."""
+        """The step with the reward's name."""
         return replace(self, reward=contents.reward(self)) if self.reward is None else self
 
     def outputs(self, contents: Contents) -> tuple[Computed, ...]:
@@ -43,16 +43,16 @@ class ReturnsToGo(BatchTransform):
         return (Computed("returns_to_go", "float32", axes),)
 
     def run(self, values: dict[str, Any], arrays: Mapping[str, Array], draw: tuple[int, int]) -> None:
-        """Fill them in."""
+        """Fill in the returns."""
         job = Job(values, reward_in(values, self.reward))
         job.put(TRACE_RETURNS, arrays["returns_to_go"])
         entry(sum_up_wide if job.is_wide else sum_up)(job.words.ctypes.data, self.gamma)
 
     def check_device(self, place: str) -> None:
-        """Nothing: there is a kernel for it."""
+        """Accepts every device: there is a kernel for it."""
 
     def run_on_device(self, values: dict[str, Any], draw: tuple[int, int]) -> None:
-        """Fill them in, in one launch."""
+        """Fill in the returns, in one launch."""
         from conduit.kernels.gpu.batch_returns import returns_to_go
 
         returns_to_go(self.gamma, reward_in(values, self.reward), values, values["returns_to_go"])

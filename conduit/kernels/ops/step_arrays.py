@@ -1,4 +1,4 @@
-"""Which arrays of a batch tell what its steps were: the reward, and what says which rows are steps and how they end."""
+"""The arrays of a batch that describe its steps: the reward, and the arrays that say which rows are steps and how they end."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _FLAGS = ("terminated", "truncated", "mask", "is_first")
 
 
 def needed(contents: Contents, *names: str | None) -> tuple[str, ...]:
-    """The names of a step's inputs, without those it was not given, and of all that says which rows are steps and how they end."""
+    """The given names of a transform's inputs, without None, and the arrays that say which rows are steps and how they end."""
     lengths = () if isinstance(contents.window, Rollout) else ("lengths",)
     return (*(name for name in names if name is not None), *_FLAGS, *lengths)
 
 
 def reward_in(batch: Mapping[str, Any], reward: str | None) -> str:
-    """Name of the reward in a batch: as it was told, or by its role; a plain mapping knows no roles, there it is "reward".
+    """Name of the reward in a batch: the given name, or the field with that role. In a plain mapping, without roles, it is "reward".
 
     Raises:
-        FieldError: There is none, or several, or a batch lacks what says which of its rows are steps.
+        FieldError: There is no reward, there are several, or the batch lacks an array that says which of its rows are steps.
     """
     known = getattr(batch, "reward_names", None)
     if known is None:
@@ -42,7 +42,7 @@ def taken(values: Mapping[str, Any], name: str) -> Any:
     """An array of a batch.
 
     Raises:
-        FieldError: It is not there.
+        FieldError: The batch has no such array.
     """
     if name not in values:
         raise FieldError(f"Expected {name!r} in the batch, got {list(values)}", at=name)

@@ -1,1 +1,1 @@
-"""The specification of what kernels compute: plain numpy, float64, slow."""
+"""The specification of the kernels, in plain numpy and float64; slow on purpose."""

@@ -1,7 +1,7 @@
-"""What the GPU kernels must compute, in plain numpy and Python: the specification of what conduit.kernels.reference.gather does not say.
+"""The specification of the GPU kernels, in plain numpy and Python, beside the specifications that they share with the CPU.
 
-Returns of whole batches are specified by conduit.kernels.reference.returns, elements' conversions, the generator, moved images,
-padded and packed values by conduit.kernels.reference.gather.
+conduit.kernels.reference.returns specifies advantages and returns; conduit.kernels.reference.gather specifies conversions, the random
+generator, moved images, and padded and packed values.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def gathered(column: Array, dtype: str, index: Array, transform: Transform) -> A
 
     Args:
         column: [rows, *shape], bfloat16 as its uint16 bits.
-        dtype: The column's, as conduit.field names it.
+        dtype: The column's dtype, as named in conduit.field.
         index: int64 [...].
-        transform: What is done to each element.
+        transform: Applied to each element.
 
     Returns:
         [..., *shape] of the transform's dtype, bfloat16 as its bits.
@@ -44,7 +44,7 @@ def gathered(column: Array, dtype: str, index: Array, transform: Transform) -> A
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A transition found along links: rows of the next observation and of the stacks, and what follows from the steps."""
+    """A transition found along links: the rows of the next observation and of the stacks, and the values computed from its steps."""
 
     following: int
     reward: float
@@ -59,16 +59,16 @@ class Resolved:
 def resolved(
     meta: Array, reward: Array, row: int, page: tuple[int, int, int], envs: int, window: Transition, over: bool
 ) -> Resolved | None:
-    """The transition from an anchor row, or None where the row anchors none.
+    """The transition from an anchor row, or None if the row anchors none.
 
     Args:
         meta: META_DTYPE [rows].
         reward: float64 [rows].
         row: The anchor.
-        page: First row of its page, the row behind the last committed one, the row behind the page.
+        page: First row of its page, the row after the last committed one, the row after the page.
         envs: Rows per tick.
-        window: What is asked for.
-        over: Nothing will ever come behind the last committed row.
+        window: The transition's window.
+        over: True if no row will ever follow the last committed row.
     """
     _, limit, end = page
     total, discount, used, at, last = 0.0, 1.0, 0, row, row
@@ -110,12 +110,12 @@ def _frames(newest_first: list[int], window: Transition) -> list[int]:
 
 
 def stands_for(leaves: Array) -> list[int]:
-    """What leaves stand for, in steps: 27 bits, shifted by the 5 above them."""
+    """The priorities that leaves encode, in units of their step: a number of 27 bits, shifted by the 5 bits above it."""
     return [(int(leaf) % 2**27) * 2 ** (int(leaf) // 2**27) for leaf in leaves]
 
 
 def drawn(leaves: Array, seed: int, draw: int, count: int, *, stratified: bool) -> tuple[list[int], list[float]]:
-    """Rows and probabilities of a prioritized draw, from a running sum in Python's integers; row -1 where all leaves are 0."""
+    """Rows and probabilities of a prioritized draw, from a running sum in Python integers; rows are -1 if all leaves are 0."""
     weights = stands_for(leaves)
     ends = np.cumsum(np.array(weights, object)).tolist()
     total = ends[-1]
@@ -148,6 +148,6 @@ def summed(leaves: Array, fan_out: int) -> list[list[int]]:
 
 
 def loss_mask(lengths: Array, prompts: Array, longest: int) -> Array:
-    """Bool [n, longest]: places of values behind their prompts."""
+    """Bool [n, longest]: True for items of values after their prompts."""
     places = np.arange(longest)
     return (places < lengths[:, None]) & (places >= prompts[:, None])

@@ -1,4 +1,4 @@
-"""What the CPU and GPU kernels must compute, in plain numpy. Slow on purpose: this is the specification."""
+"""The specification of the kernels that draw, resolve and gather, for CPU and GPU, in plain numpy; slow on purpose."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def transform(output: Output, rows: Array, moments: Moments | None = None) -> Ar
     """Apply an output's transform to rows of its field, in the precision that `Transform` promises: equal bit for bit.
 
     Args:
-        output: The plan's output; a random shift is another matter (`moved`).
+        output: The plan's output; a random shift is not applied here (`moved`).
         rows: [n, *shape] of the field's numpy dtype (bfloat16 as uint16 bits).
-        moments: The field's running statistics, where the output is normalized.
+        moments: The field's running statistics, if the output is normalized.
 
     Returns:
         [n, *shape] (one-hot: [n, *shape, classes]) of the output's numpy dtype.
@@ -74,7 +74,7 @@ def transform(output: Output, rows: Array, moments: Moments | None = None) -> Ar
 
 
 def philox(seed: int, draw: int, lane: int) -> tuple[int, int]:
-    """Philox4x32-10 (Salmon et al., SC'11): two times 64 bits of the counter (draw, lane) under a 64-bit seed."""
+    """Philox4x32-10 (Salmon et al., SC'11): two numbers of 64 bits for the counter (draw, lane) and a 64-bit seed."""
     mask = 0xFFFFFFFF
     seed, draw, lane = seed % 2**64, draw % 2**64, lane % 2**64
     k0, k1 = seed & mask, seed >> 32
@@ -110,11 +110,11 @@ def following_row(local: int, meta: Array, committed: int, *, over: bool = False
         local: Row within its page.
         meta: META_DTYPE [page rows].
         committed: Rows committed in the page.
-        over: Nothing will ever come behind these.
+        over: True if no row will ever follow the committed ones.
 
     Returns:
-        Row within the page; the row itself when it terminated and no final observation was kept, or none will ever come (its value is
-        masked by `terminated`); None when the row is no anchor: an observation-only row, a row whose successor is not there yet or
+        Row within the page. The row itself if it terminated and its final observation was not kept, or will never come; `terminated`
+        masks its value then. None if the row is not an anchor: an observation-only row, a row whose successor is not there yet or
         belongs to another episode, or a truncated row without its final observation.
     """
     word = int(meta["link"][local])
@@ -135,7 +135,7 @@ def following_row(local: int, meta: Array, committed: int, *, over: bool = False
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """What one environment of one stream has written, in order: rows 0 .. T-1, as far as they are committed.
+    """The committed rows of one environment of one stream, in order: rows 0 .. T-1.
 
     Attributes:
         reward: float64 [T].
@@ -143,8 +143,8 @@ class Steps:
         first: bool [T], first row of an episode.
         closing: bool [T], a row that is only the observation after an episode's last step ("next_step").
         kept: bool [T], the row ended its episode and its final observation is kept beside it ("same_step", "disabled").
-        handed: Final observations are kept beside their rows (or missing), never the next row.
-        over: Nothing will ever come behind the last row: the stream has ended.
+        handed: True if final observations are kept beside their rows (or missing), and never are the next row.
+        over: True if no row will ever follow the last one: the stream has ended.
     """
 
     reward: Array
@@ -160,22 +160,22 @@ class Steps:
         return len(self.reward)
 
     def ended(self, at: int) -> bool:
-        """True where a row ends its episode."""
+        """True if a row ends its episode."""
         return bool(self.terminated[at] or self.truncated[at])
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """What a transition of up to n steps comes to.
+    """The result of a transition of up to n steps.
 
     Attributes:
         reward: sum of gamma^k * reward_k over the steps used, float64.
         discount: gamma^(steps used).
         used: Steps used, 1 to n.
-        last: Row of the last one; `terminated` and `truncated` are that row's.
-        following: Row whose observation is the next one; `last` itself where an episode terminated and no observation was
-            kept, or none will come (it is masked by `terminated`).
-        kept: The next observation is the one kept beside row `last`.
+        last: Row of the last step used; `terminated` and `truncated` are taken from it.
+        following: Row of the next observation; `last` itself if the episode terminated and its final observation was not kept, or
+            will never come (`terminated` masks it then).
+        kept: True if the next observation is the one kept beside row `last`.
     """
 
     reward: float
@@ -189,10 +189,10 @@ class Reached:
 def n_step(steps: Steps, at: int, n: int, gamma: float, *, bootstrap: bool = False) -> Reached | None:
     """The transition of up to `n` steps from row `at`, or None when there is none.
 
-    It stops at the first step that terminates or truncates, that step included. A step counts only with the observation
-    after it. Where that will never be there (the last row of a stream that has ended or of a cut episode, a truncated step whose
-    final observation was lost), the transition ends one step earlier, unless that step terminated: then it has no influence. Where it may come yet (the newest rows), the same if
-    `bootstrap`, otherwise it is none.
+    The transition ends with the first step that terminates or truncates, that step included. Each step needs the observation after it.
+    If that observation will never come (after the last row of a stream that has ended or of a cut episode, or after a truncated step
+    whose final observation was lost), the transition ends one step earlier; a terminated step does not need it. If the observation may
+    still come (after the newest rows), the transition also ends one step earlier with `bootstrap`; otherwise there is none.
     """
     if steps.closing[at]:
         return None
@@ -224,7 +224,7 @@ ZEROS = -1
 
 
 def frames(steps: Steps, at: int, stack: int, *, repeat: bool) -> list[int]:
-    """Rows of the `stack` frames that end with row `at`, oldest first; before the episode's first: it again, or ZEROS."""
+    """Rows of the `stack` frames that end with row `at`, oldest first. Before the episode's start: its first row again, or ZEROS."""
     rows = [at]
     while len(rows) < stack:
         oldest = rows[0]
@@ -236,17 +236,17 @@ def frames(steps: Steps, at: int, stack: int, *, repeat: bool) -> list[int]:
 
 
 def following_frames(steps: Steps, reached: Reached, stack: int, *, repeat: bool) -> list[int]:
-    """Rows of the `stack` frames that end with the next observation; the kept one beside row t is named -2 - t."""
+    """Rows of the `stack` frames that end with the next observation; -2 - t stands for the observation kept beside row t."""
     if reached.kept:
         return [*frames(steps, reached.last, stack, repeat=repeat), -2 - reached.last][1:]
     return frames(steps, reached.following, stack, repeat=repeat)
 
 
 def sequence(steps: Steps, at: int, length: int, *, across: bool = False, pad: bool = True) -> list[int] | None:
-    """Rows of a sequence from row `at`, ZEROS behind its episode's end, or None when it cannot be had whole.
+    """Rows of a sequence from row `at`, ZEROS after its episode's end, or None if the sequence is not complete.
 
-    Within one episode it ends with the step that ends it (or with the last one of a cut episode, or of a stream that has ended),
-    and needs `pad` to be shorter than `length`. Across episodes it takes every row, closing observations too.
+    A sequence within one episode ends with the episode's last step (also of a cut episode, or of a stream that has ended); only with
+    `pad` may it be shorter than `length`. A sequence across episodes takes every row, also observation-only rows.
     """
     rows: list[int] = []
     if steps.closing[at] and not across:
@@ -267,7 +267,7 @@ def sequence(steps: Steps, at: int, length: int, *, across: bool = False, pad: b
 
 
 def episode(steps: Steps, at: int, max_length: int) -> list[int] | None:
-    """Rows of the whole episode that begins with row `at`, ZEROS behind it; None when it has not ended, was cut, or is longer."""
+    """Rows of the whole episode that begins with row `at`, ZEROS after it; None if it has not ended, was cut, or is too long."""
     if not steps.first[at]:
         return None
     rows: list[int] = []
@@ -281,16 +281,18 @@ def episode(steps: Steps, at: int, max_length: int) -> list[int] | None:
 
 
 def rollout(envs: list[Steps], tick: int, ticks: int, stride: int) -> list[list[int]] | None:
-    """Rows [ticks][environment] of a rollout from a tick of its stream, or None off the stride or beyond the newest tick."""
+    """Rows [ticks][environment] of a rollout from a tick of its stream; None if the tick is not a multiple of the stride, or the rollout
+    is not complete yet.
+    """
     if tick % stride or any(tick + ticks > len(steps) for steps in envs):
         return None
     return [[row] * len(envs) for row in range(tick, tick + ticks)]
 
 
 def following(steps: Steps, rows: list[int]) -> list[int] | None:
-    """Rows of the next observation of each of a window's rows, as 1-step transitions have them, or None where one has none.
+    """Rows of the next observation of each row of a window, as in 1-step transitions; None if a row has no next observation.
 
-    The one kept beside row t is named -2 - t. ZEROS and rows that are only observations have ZEROS.
+    -2 - t stands for the observation kept beside row t. ZEROS and observation-only rows have ZEROS.
     """
     found: list[int] = []
     for row in rows:
@@ -311,13 +313,13 @@ def probabilities(priorities: Array, alpha: float, eps: float) -> Array:
 
 
 def importance_weights(every: Array, drawn: Array, beta: float, normalize: str) -> Array:
-    """(N * P(i))^-beta over 1 ("none"), the batch's largest ("batch") or the table's ("buffer"), float64.
+    """(N * P(i))^-beta, divided by 1 ("none"), by the batch's largest ("batch") or by the table's largest ("buffer"), float64.
 
     Args:
         every: Probabilities of all N rows.
         drawn: Indices of the rows of the batch.
         beta: The exponent.
-        normalize: As above.
+        normalize: "none", "batch" or "buffer".
     """
     positive = every[every > 0]
     weights = (len(every) * every[drawn]) ** -beta
@@ -326,7 +328,7 @@ def importance_weights(every: Array, drawn: Array, beta: float, normalize: str) 
 
 
 def sequence_priority(errors: Array, mask: Array, eta: float) -> Array:
-    """Eta * max |d| + (1 - eta) * mean |d| over the steps that count, float64 [n]; 0 where none does."""
+    """Eta * max |d| + (1 - eta) * mean |d| over the steps in `mask`, float64 [n]; 0 if a sequence has none."""
     out = np.zeros(len(errors))
     for i, (row, counted) in enumerate(zip(errors.astype(np.float64), mask, strict=True)):
         sizes = [abs(d) for d, c in zip(row.tolist(), counted.tolist(), strict=True) if c]
@@ -336,7 +338,7 @@ def sequence_priority(errors: Array, mask: Array, eta: float) -> Array:
 
 
 def padded(values: list[Array], longest: int, inner: tuple[int, ...]) -> tuple[Array, Array, Array]:
-    """Values [length, *inner] as [n, longest, *inner] with zeros behind each, a mask bool [n, longest], lengths int64 [n]."""
+    """Values [length, *inner] as [n, longest, *inner] with zeros after each, a mask bool [n, longest], lengths int64 [n]."""
     out = np.zeros((len(values), longest, *inner), values[0].dtype)
     mask = np.zeros((len(values), longest), bool)
     for i, value in enumerate(values):
@@ -346,7 +348,7 @@ def padded(values: list[Array], longest: int, inner: tuple[int, ...]) -> tuple[A
 
 
 def packed(values: list[Array]) -> tuple[Array, Array, Array]:
-    """Values [length, *inner] one behind the other, int32 [n + 1] where each begins and the last ends, int32 places in each."""
+    """Values [length, *inner] one after the other; int32 [n + 1], the start of each and the end of the last; int32, positions in each."""
     starts, places = [0], list[int]()
     for value in values:
         starts.append(starts[-1] + len(value))

@@ -1,4 +1,4 @@
-"""What the kernels over whole batches must compute, in plain Python and float64, from the definitions and not by recursion."""
+"""The specification of the kernels over whole batches, in plain Python and float64, from the definitions and not by recursion."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from conduit.kernels.reference.gather import Array, philox
 
 
 def successors(batch: dict[str, Array], column: dict[str, Array | None]) -> list[tuple[str, float]]:
-    """How each step of one environment goes on: ("ended" | "next" | "known" | "unknown" | "absent", value behind it).
+    """How each step of one environment continues: ("ended" | "next" | "known" | "unknown" | "absent", value of its successor).
 
     Args:
-        batch: [T] terminated, truncated, mask, is_first, values; steps behind "length" are not there.
+        batch: [T] terminated, truncated, mask, is_first, values; steps from "length" on are absent.
         column: final_values [T] and bootstrap [], or None.
     """
     found: list[tuple[str, float]] = []
@@ -42,8 +42,8 @@ def advantages(
     """GAE of one environment as its definition's sum, not as a recursion: A_t = sum_k (gamma * lam)^k * delta_{t+k}.
 
     Args:
-        batch: As that of `successors`, and "reward".
-        column: As that of `successors`.
+        batch: As for `successors`, and "reward".
+        column: As for `successors`.
         gamma: Discount per step.
         lam: Decay of the trace.
 
@@ -80,8 +80,8 @@ def corrected(
     """V-trace of one environment as the sum of Espeholt et al. (2018), eq. 1.
 
     Args:
-        batch: As that of `advantages`, and "log_ratios".
-        column: As that of `successors`.
+        batch: As for `advantages`, and "log_ratios".
+        column: As for `successors`.
         gamma: Discount per step.
         lam: Decay of the trace.
         bars: rho_bar, c_bar, pg_rho_bar.
@@ -143,7 +143,7 @@ def standardised(values: Array, mask: Array, eps: float) -> Array:
 
 
 def hindsight_places(draw: tuple[int, int], lengths: Array, length: int, strategy: str, ratio: float) -> Array:
-    """For each step the step whose achievement becomes its goal, or -1: int64 [B, length]."""
+    """For each step the step whose achieved goal replaces its goal, or -1: int64 [B, length]."""
     places = np.full((len(lengths), length), -1, np.int64)
     for sample, steps in enumerate(np.minimum(lengths, length).tolist()):
         for t in range(steps):

@@ -1,1 +1,1 @@
-"""What a batch is, as data: plans, windows, transforms. Nothing here computes."""
+"""The specification of a batch as data: plans, windows, transforms. Nothing here computes a batch."""

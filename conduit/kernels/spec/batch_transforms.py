@@ -1,7 +1,7 @@
 """Transforms of a whole batch after it was gathered: the contract, and `apply` for a function of the user's.
 
-They are data too, and part of a plan's fingerprint. They run in the order given, in the process that requested the
-batch, on arrays that belong to the batch alone.
+Batch transforms are data too, and part of a plan's fingerprint. They run in the given order, in the process that requested the
+batch, on arrays that belong to this batch only.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Contents:
     reward_names: tuple[str, ...] = ()
 
     def need(self, names: Iterable[str], step: BatchTransform) -> None:
-        """Refuse a step whose inputs are not there.
+        """Refuse a step whose inputs are not in the batch.
 
         Raises:
-            ConfigError: Names what is missing.
+            ConfigError: An input is missing; names it.
         """
         missing = [name for name in names if name not in self.arrays]
         if missing and not self.is_open:
@@ -52,10 +52,10 @@ class Contents:
             )
 
     def reward(self, step: BatchTransform) -> str:
-        """The name of the reward, for a step that was not told it.
+        """The name of the reward, for a step that was not given it.
 
         Raises:
-            ConfigError: The batch has none, or several.
+            ConfigError: The batch has no reward, or several.
         """
         if len(self.reward_names) != 1:
             raise ConfigError(
@@ -91,36 +91,36 @@ class BatchTransform(ABC):
     __slots__ = ()
 
     def bound(self, contents: Contents) -> BatchTransform:
-        """The step with the names of what it takes by its role; found out when the loader is opened.
+        """The step with the names of inputs that it finds by their role; called when the loader is opened.
 
         Raises:
-            ConfigError: There is no such field, or several.
+            ConfigError: There is no field with such a role, or several.
         """
         return self
 
     def extended(self, plan: Plan) -> Plan:
-        """The plan with what the step needs to have read beside what is delivered; found out when the loader is opened.
+        """The plan with further inputs that the step needs and the batch does not have; called when the loader is opened.
 
         Raises:
-            ConfigError: It cannot be read.
+            ConfigError: Such an input cannot be read.
         """
         return plan
 
     @abstractmethod
     def outputs(self, contents: Contents) -> tuple[Computed, ...]:
-        """Arrays that the step adds to the batch; found out when the loader is opened.
+        """Arrays that the step adds to the batch; called when the loader is opened.
 
         Raises:
-            ConfigError: The batch has not what the step needs.
+            ConfigError: The batch lacks an input of the step.
         """
 
     @abstractmethod
     def run(self, values: dict[str, Any], arrays: Mapping[str, Array], draw: tuple[int, int]) -> None:
-        """Do it.
+        """Transform a batch.
 
         Args:
             values: {name: tensor or array} of the batch, in the loader's format; may be changed.
-            arrays: The memory of `outputs` by name, `values` has the same under these names; and what `extended` added.
+            arrays: {name: array}: the memory of `outputs`, which `values` has under the same names, and the inputs of `extended`.
             draw: Seed of the loader, and number of the batch.
         """
 
@@ -128,7 +128,7 @@ class BatchTransform(ABC):
         """Refuse a device that the step cannot work on.
 
         Raises:
-            ConfigError: It cannot, which is so unless a step says otherwise.
+            ConfigError: The step cannot work on it; this is the default.
         """
         raise ConfigError(
             f"Expected batch_transforms that work on {place}, got one that runs on the host: use device='cpu', or leave it out - "
@@ -136,10 +136,10 @@ class BatchTransform(ABC):
         )
 
     def run_on_device(self, values: dict[str, Any], draw: tuple[int, int]) -> None:
-        """Launch it for a batch on a device, without waiting; called where `check_device` has not refused.
+        """Launch the step for a batch on a device, without waiting; called only if `check_device` does not refuse.
 
         Args:
-            values: {name: tensor} of the batch, those of `outputs` among them, uninitialised; may be changed.
+            values: {name: tensor} of the batch, including the uninitialized tensors of `outputs`; may be changed.
             draw: As for `run`.
         """
         raise NotImplementedError
@@ -160,7 +160,7 @@ class Apply(BatchTransform):
             )
 
     def outputs(self, contents: Contents) -> tuple[Computed, ...]:
-        """Nothing that is known before it has run."""
+        """No arrays: what the function adds is not known before it has run."""
         return ()
 
     def run(self, values: dict[str, Any], arrays: Mapping[str, Array], draw: tuple[int, int]) -> None:
@@ -176,7 +176,7 @@ class Apply(BatchTransform):
         values.update(made)
 
     def check_device(self, place: str) -> None:
-        """Nothing: the function gets the tensors that are there."""
+        """Accepts every device: the function gets the batch's tensors."""
 
     def run_on_device(self, values: dict[str, Any], draw: tuple[int, int]) -> None:
         """As `run`."""
@@ -202,7 +202,7 @@ def with_batch_transforms(plan: Plan, steps: Iterable[Any]) -> Plan:
     """The plan with steps on its whole batches.
 
     Raises:
-        ConfigError: A step that is none, that lacks its inputs, or makes what is there already.
+        ConfigError: A step is not a batch transform, lacks its inputs, or adds an array that exists already.
     """
     listed = tuple(steps) if isinstance(steps, Iterable) else (steps,)
     axes = {item.name: (*item.lanes, *item.shape) for item in plan.outputs}
@@ -238,16 +238,16 @@ def with_batch_transforms(plan: Plan, steps: Iterable[Any]) -> Plan:
 
 
 def check_new(name: str, arrays: Mapping[str, Any], step: BatchTransform, more: str = "") -> None:
-    """Refuse a step that makes what is there already.
+    """Refuse a step that adds an array that exists already.
 
     Args:
-        name: What the step makes.
-        arrays: What is there.
+        name: The name of the array that the step adds.
+        arrays: The arrays that the batch has.
         step: The step.
-        more: Another way out.
+        more: A further remedy, for the error.
 
     Raises:
-        ConfigError: The batch has something of this name.
+        ConfigError: The batch has an array of this name.
     """
     if any(name in (there, there.partition(".")[0]) for there in arrays):
         raise ConfigError(
@@ -257,10 +257,10 @@ def check_new(name: str, arrays: Mapping[str, Any], step: BatchTransform, more: 
 
 
 def as_numpy(values: Mapping[str, Any], name: str, dtype: Any, shape: tuple[int, ...] | None = None) -> Array:
-    """One of the batch's arrays as C-contiguous numpy of a dtype; a copy only where it has to be.
+    """One of the batch's arrays as a C-contiguous numpy array of a dtype; copied only if needed.
 
     Raises:
-        FieldError: It is missing, or of another shape than `shape`.
+        FieldError: The array is missing, or does not have the shape `shape`.
     """
     if name not in values:
         raise FieldError(f"Expected {name!r} in the batch, got {list(values)}", at=name)
@@ -271,7 +271,7 @@ _NARROW = ("bool", "int8", "uint8", "int16", "uint16", "float16", "bfloat16", "f
 
 
 def is_wide(value: Any) -> bool:
-    """True of a tensor, array or list with values that float32 does not hold, by its dtype; None has none."""
+    """True for a tensor, array or list whose dtype has values that float32 cannot represent; False for None."""
     if value is None:
         return False
     dtype = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
@@ -279,10 +279,10 @@ def is_wide(value: Any) -> bool:
 
 
 def checked_array(value: Any, name: str, dtype: Any, shape: tuple[int, ...] | None = None) -> Array:
-    """A tensor or array as C-contiguous numpy of a dtype; a copy only where it has to be.
+    """A tensor or array as a C-contiguous numpy array of a dtype; copied only if needed.
 
     Raises:
-        FieldError: Another shape than `shape`.
+        FieldError: It does not have the shape `shape`.
     """
     value = as_numbers(value)
     array = np.ascontiguousarray(value, dtype)

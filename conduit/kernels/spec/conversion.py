@@ -1,8 +1,8 @@
-"""A field's pipeline folded into one conversion, which a row operation applies while it copies: a longer one costs no further pass.
+"""Folds a field's pipeline into one conversion, which a row operation applies while it copies: more steps cost no further pass.
 
-    out = cast(clip(((x - mean) / deviation) * factor + offset)),   read at shifted places where a random shift is asked for
+    out = cast(clip(((x - mean) / deviation) * factor + offset)),   read at shifted places for a random shift
 
-Factors are folded in float64 and values are rounded once, at the end; bounds that stand before a scale are scaled too.
+Factors are folded in float64, and values are rounded once, at the end. Bounds before a scale are scaled too.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from conduit.schema import Schema
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """A pipeline folded into what one row operation does.
+    """A pipeline folded into one row operation.
 
     Attributes:
-        transform: Element by element, and the dtype of the result.
-        classes: One-hot classes, 0 for none.
-        start: The first of them.
-        normalize: Running statistics to apply first.
-        shift: Where to read.
+        transform: The conversion of each element, and the dtype of the result.
+        classes: Number of one-hot classes, 0 for none.
+        start: The first class.
+        normalize: Normalization by running statistics, applied first, or None.
+        shift: Random shift of images, or None.
     """
 
     transform: Transform
@@ -43,7 +43,7 @@ def _scaled(bound: float, step: Transform) -> float:
 
 
 def _then(first: Transform, step: Transform) -> Transform:
-    """`step` after `first`; the casts of `first` vanish."""
+    """The composition: `first`, then `step`, without the casts of `first`."""
     if step.is_affine:
         low, high = (
             sorted((_scaled(first.low, step), _scaled(first.high, step))) if step.factor else (-math.inf, math.inf)
@@ -64,10 +64,10 @@ def _clipped(first: Transform, low: float, high: float) -> Transform:
 
 
 def as_steps(pipeline: Any, name: str) -> tuple[Step, ...]:
-    """A pipeline as a tuple of steps; a single step may stand for itself.
+    """A pipeline as a tuple of steps; a single step becomes a tuple of one.
 
     Raises:
-        ConfigError: Something else is in it.
+        ConfigError: An element is not a step.
     """
     steps = tuple(pipeline) if isinstance(pipeline, Iterable) else (pipeline,)
     for step in steps:
@@ -83,7 +83,7 @@ def fuse(steps: tuple[Step, ...], field: Field) -> Conversion:
     """Fold a field's pipeline.
 
     Raises:
-        ConfigError: Steps that do not fit the field or each other; names the field and the remedy.
+        ConfigError: Steps do not fit the field or each other; names the field and the remedy.
     """
     where = f" - at transform[{field.name!r}]"
     made = Conversion(Transform(field.dtype))
@@ -124,13 +124,13 @@ def fuse(steps: tuple[Step, ...], field: Field) -> Conversion:
 
 
 def conversions(schema: Schema, given: Mapping[str, Pipeline]) -> dict[str, Conversion]:
-    """{field: what is done to it} of {field, or parent: pipeline}.
+    """{field: conversion} from {field, or parent: pipeline}.
 
     Raises:
-        ConfigError: A name that is none of the schema's, or steps that do not fit their field.
+        ConfigError: A name is not in the schema, or steps do not fit their field.
     """
     chosen: dict[str, Conversion] = {}
-    # what is named more exactly comes later and wins
+    # longer, more specific names come later and replace their parents' pipelines
     for name, pipeline in sorted(given.items(), key=lambda pair: str(pair[0]).count(".")):
         names = [field for field in schema.names if field == name or field.startswith(f"{name}.")]
         if not names:

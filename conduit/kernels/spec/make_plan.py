@@ -1,4 +1,4 @@
-"""Makes a plan out of a schema, a window and what is to be done to fields; refuses what does not fit together, by name."""
+"""Makes a plan from a schema, a window and transforms; refuses combinations that do not fit, by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from conduit.schema import Schema
 
 
 def _computed(window: Window) -> dict[str, Computed]:
-    """Everything that a window can make from flags, by name."""
+    """All columns that a window can make from flags, by name."""
     axes = lanes(window)
     made = {flag: Computed(flag, "bool", axes) for flag in FLAGS}
     if isinstance(window, Transition):
@@ -56,21 +56,21 @@ def make_plan(
     """Compile a plan for a schema.
 
     Args:
-        schema: The table's.
+        schema: The table's schema.
         batch_size: Samples per batch, at least 1.
         window: What a sample is built from; default 1-step transitions.
-        transform: {field: step or tuple of steps}; one for an observation also applies to what follows it, one for a reward
-            that the window sums up to every single reward. A dotted name's parent ("obs" for "obs.camera") stands for all
-            below it that are not named themselves.
+        transform: {field: step or tuple of steps}. An observation's steps also apply to the next observation; a reward's steps apply to
+            every single reward that a return sums up. A parent ("obs" for "obs.camera") stands for all fields below it that are not
+            named themselves.
         extra: Arrays that the sampler makes, always delivered.
-        fields: Outputs to deliver, in this order; None for all: fields, next observations (transitions, and windows with
-            next_obs), what the window makes.
-        ragged: How ragged fields are laid out (conduit.kernels.spec.ragged), for all of them or {field: layout}. What comes with
-            a field's values is delivered right behind them.
-        rename: {field, or parent: name in the batch}; `fields` has the new names, `transform` and `ragged` the schema's.
+        fields: Outputs to deliver, in this order; None for all: fields, next observations (of transitions, and of windows with
+            next_obs), and the window's columns.
+        ragged: The layout of ragged fields (conduit.kernels.spec.ragged), for all of them or {field: layout}. A field's masks, lengths
+            and so on are delivered right after its values.
+        rename: {field, or parent: name in the batch}; `fields` uses the new names, `transform` and `ragged` the schema's names.
 
     Raises:
-        ConfigError: Unknown names, sizes, windows or casts, a name for two outputs, or a window that needs a role no field has.
+        ConfigError: An unknown name, size, window or cast, one name for two outputs, or a window that needs a role that no field has.
     """
     batch_size = at_least("a batch_size", batch_size, 1)
     if transform is not None and not isinstance(transform, Mapping):
@@ -137,10 +137,10 @@ def make_plan(
 
 
 def _check_following(name: object, visible: Schema, window: Window) -> None:
-    """Refuse a next observation that there is not, of a field that there is.
+    """Refuse the name of a next observation that the batch cannot have, although its field exists.
 
     Raises:
-        ConfigError: It is one.
+        ConfigError: The name is such a name.
     """
     field = str(name).removeprefix(NEXT)
     if field == name or field not in visible:
@@ -156,10 +156,10 @@ def _check_following(name: object, visible: Schema, window: Window) -> None:
 
 
 def _check_parents(names: tuple[str, ...], stored: Mapping[str, Field]) -> None:
-    """Refuse a derived array of the name below which stored fields are nested: `Batch.nest` could give only one of them.
+    """Refuse a derived array that has the name of a parent of stored fields: `Batch.nest` could return only one of the two.
 
     Raises:
-        ConfigError: There is one.
+        ConfigError: There is such an array.
     """
     for name in names:
         below = name.partition(".")[0]
@@ -184,10 +184,10 @@ def _twice(
 
 
 def _summand(done: Conversion | None, field: Field) -> Transform:
-    """What is done to each reward that a return sums up.
+    """The transform of each reward that a return sums up.
 
     Raises:
-        ConfigError: The field, or what is to be done, is nothing that returns are made of.
+        ConfigError: A return cannot sum up this field, or values after this conversion.
     """
     if field.dtype not in ("float32", "float64") or field.ragged:
         remedy = "leave it out by fields=(...)" if field.ragged else "store it as 'float32', with casting='same_kind'"

@@ -1,6 +1,6 @@
-"""What the arrays of a batch are called, and which roles of fields a window cannot do without.
+"""The names of a batch's arrays, and the check that a schema has the roles that a window needs.
 
-No two arrays of a batch have one name: what a window, a sampler or a step makes never stands in the place of a stored field.
+All arrays of a batch have different names: a column of a window, sampler or batch transform never replaces a stored field.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def shown(schema: Schema, rename: Mapping[str, str] | None) -> Schema:
     """The schema with the names that its fields have in batches.
 
     Raises:
-        ConfigError: `rename` names what is not there, or makes no schema.
+        ConfigError: `rename` has an unknown name, or its names do not make a schema.
     """
     if rename is None:
         return schema
@@ -32,9 +32,9 @@ def clash(name: str, field: str | None, what: str, other: str = "") -> ConfigErr
 
     Args:
         name: The name.
-        field: The stored field that has it, by its name in the schema, or None.
-        what: What else has it.
-        other: Where `field` is None, what both come from.
+        field: The stored field of this name, by its name in the schema, or None.
+        what: The other array of this name, as text.
+        other: If `field` is None, the origin of the first array, as text.
     """
     if field is None:
         return ConfigError(f"Expected each name in a batch once, got {other} and {what}: rename a field - at `{name}`")
@@ -45,18 +45,18 @@ def clash(name: str, field: str | None, what: str, other: str = "") -> ConfigErr
 
 
 def check_roles(schema: Schema, window: Window, named: Collection[str] | None) -> None:
-    """Refuse a window that needs an observation or a reward where no field is declared to be one.
+    """Refuse a window that needs an observation or a reward if no field of the schema has that role.
 
-    Without a reward, steps are only put together where it is clear that no return is wanted: `fields=` is given, and lists no
-    floats but observations and `action`.
+    Without a reward, n-step windows are accepted only if it is clear that the caller wants no return: `fields=` is given, and its only
+    floats are observations and `action`.
 
     Args:
-        schema: The table's.
+        schema: The table's schema.
         window: The window.
-        named: Fields that `fields=` lists, by their names in the schema, or None where it was not given.
+        named: Fields that `fields=` lists, by their names in the schema, or None if it is not given.
 
     Raises:
-        ConfigError: It is so.
+        ConfigError: The schema lacks a role that the window needs.
     """
     declare = "in conduit.Field(...) or Schema.from_example(...)"
     if not schema.observation_names:

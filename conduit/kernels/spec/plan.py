@@ -1,4 +1,4 @@
-"""A plan: which outputs a batch has, where each comes from, and what is done to it. Data, not code."""
+"""A plan: the outputs of a batch, the source of each, and its transform. A plan is data, not code."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ NEXT = "next_"
 FLAGS = ("terminated", "truncated")
 
 INTERNAL = ":"
-"""How the names of a batch's arrays begin that are not delivered under their names: no field can have such a name."""
+"""Prefix of the names of internal arrays, which are not delivered under their names; no field's name begins with it."""
 IDS, VERSIONS, EPISODES, STEPS = KEYS = (":ids", ":versions", ":episodes", ":steps")
-"""The arrays that say where a batch's rows come from."""
+"""Names of the arrays that say where a batch's rows come from."""
 STORED = ":stored "
-"""What the name of an array begins with that holds a normalized field's values as they are stored."""
+"""Prefix of the name of an array with the stored values of a field that is normalized."""
 
 Rows = Literal["anchor", "following", "stack", "following_stack", "lanes", "following_lanes", "goal"]
 """Which row numbers of a window an output reads."""
@@ -33,15 +33,15 @@ class Output:
     """One array of a batch that is read from a field.
 
     Attributes:
-        name: Name in the batch, "next_" + field for the observation that follows.
-        field: The schema's field it is read from.
+        name: Name in the batch; "next_" + field for the next observation.
+        field: The field of the schema that it is read from.
         rows: Which rows of the window it reads.
-        lanes: Axes between the batch and the field's shape.
-        transform: What is done to it, element by element.
-        classes: One-hot classes, a last axis; 0 for none.
-        normalize: Running statistics that are applied first.
-        shift: Where an image is read.
-        start: The first of the classes.
+        lanes: Axes between the batch axis and the field's shape.
+        transform: Applied to each element.
+        classes: Number of one-hot classes, which are the last axis; 0 for none.
+        normalize: Normalization by running statistics, applied first, or None.
+        shift: Random shift of images, or None.
+        start: The first one-hot class.
     """
 
     name: str
@@ -56,12 +56,12 @@ class Output:
 
     @property
     def is_internal(self) -> bool:
-        """True when it is not delivered."""
+        """True if the array is not delivered."""
         return self.name.startswith(INTERNAL)
 
     @property
     def is_augmented(self) -> bool:
-        """True when more than an affine cast is asked for (conduit.kernels.cpu.augment)."""
+        """True if the output needs more than an affine cast (conduit.kernels.cpu.augment)."""
         return bool(self.classes or self.normalize or self.shift or self.transform.is_clipped)
 
     @property
@@ -87,12 +87,12 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """One array of a batch that is read from no field: the window makes it from flags, or a sampler or step adds it.
+    """One array of a batch that is not read from a field: a window makes it from flags, or a sampler or batch transform adds it.
 
     Attributes:
         name: Name in the batch.
-        dtype: numpy dtype name.
-        lanes: Axes behind the batch.
+        dtype: Name of its numpy dtype.
+        lanes: Axes after the batch axis.
     """
 
     name: str
@@ -106,8 +106,8 @@ class Return:
 
     Attributes:
         name: Name in the batch.
-        field: The schema's field; each of its elements is summed up by itself.
-        transform: What is done to every single reward before.
+        field: The field of the schema; each of its elements is summed up by itself.
+        transform: Applied to every single reward before the sum.
     """
 
     name: str
@@ -127,13 +127,14 @@ class Return:
 
 @dataclass(frozen=True, slots=True)
 class Goals:
-    """What a plan of single transitions relabels.
+    """The relabeling of goals in a plan of single transitions (conduit.hindsight).
 
     Attributes:
-        strategy: Number of the strategy: what the same or a later step achieved, what the last one did, or any.
-        threshold: Of 62 random bits.
+        strategy: Number of the strategy: the goal is what the same or a later step achieved, what the last step achieved, or what any
+            step of the episode achieved.
+        threshold: A sample is relabeled if 62 random bits are below it.
         longest: Steps of the longest episode that is drawn.
-        same: What a step achieved is stored in its own row, not in the observation behind it.
+        same: True if the goal that a step achieved is stored in its own row, and not in the next observation.
     """
 
     strategy: int
@@ -149,21 +150,21 @@ class Goals:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one batch is made of.
+    """The specification of a batch.
 
     Attributes:
-        batch_size: Samples.
+        batch_size: Samples per batch.
         window: What a sample is built from.
         outputs: Arrays read from fields.
         computed: Arrays that the window makes.
-        names: All that is delivered, in the order of the batch.
+        names: Names of all delivered arrays, in the order of the batch.
         returns: Arrays that the window sums up from rewards.
         ragged: Arrays read from ragged fields.
-        reward_names: Those of `names` that are rewards, or returns.
-        batchwise: What is done to the whole batch after that, in this order (conduit.kernels.spec.batch_transforms).
-        added: Arrays that these steps add.
-        adds: How many of these each step adds.
-        goals: Goals that single transitions are relabelled with, where they are.
+        reward_names: Names of the delivered rewards and returns.
+        batchwise: Transforms of the whole batch, in order (conduit.kernels.spec.batch_transforms).
+        added: Arrays that these transforms add.
+        adds: Number of arrays that each transform adds.
+        goals: The relabeling of goals, or None.
     """
 
     batch_size: int
@@ -181,19 +182,19 @@ class Plan:
 
     @property
     def reach(self) -> tuple[int, int]:
-        """Ticks of history and of future that a sample is read from around its anchor."""
+        """Ticks of history and of future around its anchor that a sample is read from."""
         history, future = need(self.window)
         more = (0, 0) if self.goals is None else self.goals.reach
         return max(history, more[0]), max(future, more[1])
 
     @property
     def fingerprint(self) -> str:
-        """16 hexadecimal characters: equal plans have equal ones, in every process."""
+        """16 hexadecimal digits; equal plans have equal fingerprints, in every process."""
         return hashlib.sha256(json.dumps(describe(self)).encode()).hexdigest()[:16]
 
     @property
     def lone_return(self) -> Return | None:
-        """The return, where there is one and it is a number: resolvers sum it up on their way (kernels.cpu.transitions)."""
+        """The return, if there is only one and it is a scalar: resolvers sum it up as they follow links (kernels.cpu.transitions)."""
         return self.returns[0] if len(self.returns) == 1 and self.returns[0].field.shape == () else None
 
     @property
@@ -204,12 +205,12 @@ class Plan:
 
 
 def describe(value: Any) -> Any:
-    """A plan, or a part of one, as JSON can hold it: dataclasses with their names, functions by their qualified names."""
+    """A plan, or a part of one, as values for JSON: dataclasses with their names, functions as their qualified names."""
     if is_dataclass(value):
         return [type(value).__name__, {item.name: describe(getattr(value, item.name)) for item in fields(value)}]
     if isinstance(value, tuple):
         return [describe(item) for item in value]
     if callable(value):
         return f"{value.__module__}.{value.__qualname__}"
-    # JSON knows no infinities
+    # JSON has no infinities
     return repr(value) if isinstance(value, float) else value

@@ -1,13 +1,13 @@
-"""How a ragged field is laid out in a batch, declared as data.
+"""The layouts of a ragged field in a batch, declared as data.
 
-pad     <name>                [batch, max_length, *shape[1:]], zeros behind each value
+pad     <name>                [batch, max_length, *shape[1:]], zeros after each value
         <name>_mask           bool [batch, max_length], True where there is a value
         <name>_lengths        int64 [batch]
-pack    <name>                [total, *shape[1:]], the values one behind the other
-        <name>_cu_seqlens     int32 [batch + 1], where each begins; the last one is the total
-        <name>_position_ids   int32 [total], the place of each item in its value
+pack    <name>                [total, *shape[1:]], the values one after the other
+        <name>_cu_seqlens     int32 [batch + 1], where each value begins; the last element is the total
+        <name>_position_ids   int32 [total], the position of each item in its value
 
-The names and dtypes of "pack" are those that attention kernels for sequences of varying lengths take.
+Attention kernels for sequences of varying lengths take the names and dtypes of "pack".
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Ragged:
     """The arrays of a batch that are read from a ragged field.
 
     Attributes:
-        name: Name of the values in the batch, "next_" + field for the observation that follows.
-        field: The schema's field.
+        name: Name of the values in the batch; "next_" + field for the next observation.
+        field: The field of the schema.
         rows: Which rows of the window it reads.
         layout: "pad" or "pack".
-        transform: What is done to each element.
+        transform: Applied to each element.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Ragged:
 
     @property
     def is_plain(self) -> bool:
-        """True when values are delivered as they are stored."""
+        """True if values are delivered as they are stored."""
         return self.transform.dtype == self.field.dtype and self.transform.is_cast
 
     @property
@@ -77,7 +77,7 @@ class Ragged:
 
     @property
     def narrowed(self) -> tuple[str, ...]:
-        """Names of the arrays that are handed out only as far as there are values."""
+        """Names of the arrays that are delivered only up to the last value."""
         return (self.parts[0], self.parts[2]) if self.layout == "pack" else ()
 
     def arrays(self, batch_size: int) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
@@ -101,7 +101,7 @@ def layouts(schema: Schema, given: Layout | Mapping[str, Layout]) -> dict[str, L
     """{ragged field: layout} of a schema; fields that a mapping leaves out are padded.
 
     Raises:
-        ConfigError: No such field or layout.
+        ConfigError: There is no such field or layout.
     """
     chosen: Mapping[str, Layout] = dict.fromkeys(schema.ragged_names, given) if isinstance(given, str) else given
     if not isinstance(chosen, Mapping):
@@ -116,10 +116,10 @@ def layouts(schema: Schema, given: Layout | Mapping[str, Layout]) -> dict[str, L
 def ragged_output(
     name: str, field: Field, rows: str, layout: Layout, conversion: Conversion, batch_size: int
 ) -> Ragged:
-    """Declare the arrays of a ragged field; `conversion` holds nothing but what is done element by element.
+    """Declare the arrays of a ragged field; `conversion` has an element-wise transform only.
 
     Raises:
-        ConfigError: A window that has no meaning for values of varying lengths, or a batch that is too large.
+        ConfigError: The window cannot be used for values of varying lengths, or the batch is too large.
     """
     if rows not in ("anchor", "following"):
         raise ConfigError(

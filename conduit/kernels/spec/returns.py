@@ -1,4 +1,4 @@
-"""What the kernels of returns are told of the estimator: rates and bars, without the names of any batch's arrays."""
+"""The parameters of an advantage estimator as kernels take them: rates and bounds, without the names of a batch's arrays."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import NamedTuple
 
 
 class Rates(NamedTuple):
-    """The numbers of an estimator of advantages (conduit.kernels.ops.returns has the formulas).
+    """The parameters of an advantage estimator (conduit.kernels.ops.returns has the formulas).
 
     Attributes:
-        gamma: Discount a step.
+        gamma: Discount per step.
         lam: Decay of the trace, from 0 to 1.
-        rho_bar: Largest importance ratio of the temporal differences.
-        c_bar: Largest one of the trace.
-        pg_rho_bar: Largest one of the advantages.
-        corrected: Whether there are importance ratios: V-trace.
+        rho_bar: Upper bound of the importance ratios in the temporal differences.
+        c_bar: Upper bound of the importance ratios in the trace.
+        pg_rho_bar: Upper bound of the importance ratios in the advantages.
+        corrected: True for V-trace, which has importance ratios.
     """
 
     gamma: float

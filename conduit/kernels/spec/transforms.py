@@ -1,6 +1,6 @@
-"""What a loader may do to a field on its way into a batch: steps, declared as data so that a plan can be compared and sent.
+"""The transforms of a field on its way into a batch: steps, declared as data, so that plans can be compared and sent.
 
-A field's pipeline is a tuple of them, which conduit.kernels.spec.conversion folds into one. What needs a whole batch is in
+A field's pipeline is a tuple of steps, which conduit.kernels.spec.conversion folds into one. Transforms of a whole batch are in
 conduit.kernels.ops.
 """
 
@@ -17,16 +17,16 @@ from conduit.numbers import at_least, real, whole, within
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 EXACT_IN_FLOAT32 = ("bool", "int8", "uint8", "int16", "uint16", "float16", "bfloat16", "float32")
-"""Dtypes all of whose values float32 holds."""
+"""Dtypes whose values float32 represents exactly."""
 _LARGEST = 1 << 53
-"""Integers up to this are float64 values."""
+"""float64 represents all integers up to this one exactly."""
 
 
 def check_float(dtype: str, what: str) -> None:
-    """Refuse a dtype that is no float.
+    """Refuse a dtype that is not a float.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: The dtype is not a float.
     """
     if dtype not in FLOATS:
         raise ConfigError(f"Expected a float dtype for {what} ({', '.join(FLOATS)}), got {dtype!r}")
@@ -45,11 +45,11 @@ def _keep_numbers(step: object, *names: str) -> None:
 class Transform:
     """out = cast(clip(x * factor + offset, low, high)).
 
-    The product and sum are computed in float32 when the field's values and the result fit it, that is for sources of at
-    most 16-bit integers or 32-bit floats and results of at most 32 bits, otherwise in float64, and so are those of float32 sources
-    with an offset: it may take away most of what a value is, and what was rounded before would be left. Integers that are only
-    clipped are compared as int64. Results of 16 bits are rounded to float32 first, as torch does. Integers that do not fit
-    an integer result wrap around. NaN stays NaN.
+    The product and sum are computed in float32 if the field's values and the result fit it: for sources of at most 16-bit integers or
+    32-bit floats, and results of at most 32 bits. Otherwise they are computed in float64; so are float32 sources with an offset, since
+    the sum may be much smaller than its terms, and earlier rounding would dominate it. Integers that are only clipped are compared as
+    int64. Results of 16 bits are rounded to float32 first, as torch does. Integers that do not fit an integer result wrap around. NaN
+    stays NaN.
 
     Attributes:
         dtype: Result dtype.
@@ -81,19 +81,19 @@ class Transform:
 
     @property
     def is_clipped(self) -> bool:
-        """True when a result can meet a bound."""
+        """True if the transform has a finite bound."""
         return self.low != -math.inf or self.high != math.inf
 
     @property
     def is_cast(self) -> bool:
-        """True when nothing but a cast is asked for."""
+        """True if the transform is only a cast."""
         return not self.is_affine and not self.is_clipped
 
     def check_source(self, source: str, name: str) -> None:
         """Refuse a conversion that would silently lose values.
 
         Raises:
-            ConfigError: From floats to integers, anything else to bool, or bounds that the dtype cannot hold.
+            ConfigError: A conversion from floats to integers or from another dtype to bool, or bounds that the dtype cannot represent.
         """
         if source in FLOATS and self.dtype not in FLOATS:
             raise ConfigError(
@@ -116,7 +116,7 @@ class Transform:
 
 
 def is_narrow(transform: Transform, source: str) -> bool:
-    """True where a transform computes with values of the dtype `source` in float32."""
+    """True if a transform of values of the dtype `source` computes in float32."""
     if source not in EXACT_IN_FLOAT32 or transform.dtype == "float64":
         return False
     return source != "float32" or transform.offset == 0.0
@@ -187,7 +187,7 @@ class RandomShift:
             )
 
     def extents(self, shape: tuple[int, ...]) -> tuple[int, int, int, int]:
-        """Sizes before, height, width, and elements behind, of an image field's shape."""
+        """An image field's shape as four numbers: elements before the height axis, height, width, and elements after the width axis."""
         first = self.axes[0] % len(shape)
         return math.prod(shape[:first]), shape[first], shape[first + 1], math.prod(shape[first + 2 :])
 
@@ -225,9 +225,9 @@ def cast(dtype: str) -> Transform:
 
 
 def clip(low: float | None = None, high: float | None = None) -> Clip:
-    """Deliver what lies below `low` as `low` and what lies above `high` as `high`; the dtype stays. NaN stays NaN.
+    """Deliver values below `low` as `low` and values above `high` as `high`; the dtype stays. NaN stays NaN.
 
-    Of a reward that n-step returns sum up, every single reward is clipped.
+    If n-step returns sum up the field, every single reward is clipped before the sum.
 
     Args:
         low: Lower bound, inclusive; None for none.
@@ -246,11 +246,11 @@ def one_hot(n: int, *, start: int = 0, dtype: str = "float32") -> OneHot:
 
     Args:
         n: Classes, at least 1.
-        start: The first of them, as Gymnasium's Discrete(n, start=...) has it.
+        start: The first class, as in Gymnasium's Discrete(n, start=...).
         dtype: Result dtype.
 
     Raises:
-        ConfigError: No class, a start that is no integer, or an unknown dtype.
+        ConfigError: n is below 1, the start is not an integer, or the dtype is unknown.
     """
     return OneHot(n, str(dtype), start)
 
@@ -275,14 +275,14 @@ def normalize(*, eps: float = 1e-8, update: bool = False, dtype: str = "float32"
 def random_shift(pad: int, *, same: bool = False, axes: tuple[int, int] = (-2, -1)) -> RandomShift:
     """Move each sample's image by up to `pad` pixels in height and width, repeating the border.
 
-    As Yarats et al., "Image Augmentation Is All You Need" (DrQ, 2020): pad with the border's values, crop at a random place;
-    out[h, w] = x[clamp(h + dy), clamp(w + dx)] with dy, dx whole numbers from -pad to pad, both inclusive. All frames of a
-    sample are moved alike. A move is a function of (seed, batch number, slot), so batches can be made again.
+    As in Yarats et al., "Image Augmentation Is All You Need" (DrQ, 2020): pad with the border's values, crop at a random place;
+    out[h, w] = x[clamp(h + dy), clamp(w + dx)] with integers dy, dx from -pad to pad, both inclusive. All frames of a sample move
+    alike. A move is a function of (seed, batch number, slot), so batches can be made again.
 
     Args:
         pad: Pixels, at least 1.
-        same: Move the next observation as the observation; by default it is moved independently.
-        axes: Height and width of the field's shape, neighbours: (-2, -1) for [..., H, W], (0, 1) for [H, W, C].
+        same: Move the next observation like the observation; by default it moves independently.
+        axes: Axes of height and width in the field's shape, which must be adjacent: (-2, -1) for [..., H, W], (0, 1) for [H, W, C].
 
     Raises:
         ConfigError: Bad pad or axes.

@@ -1,7 +1,8 @@
-"""What one sample of a batch is built from, declared as data: a transition of n steps, a sequence, an episode, a rollout.
+"""Windows, the rows that one sample is built from, declared as data: a transition of n steps, a sequence, an episode, a rollout.
 
-A window is anchored at one row and lies inside that row's page (thanks to the page's halo), so one generation check covers
-it. The formulas are those of conduit.kernels.reference.gather.
+A window is built around one row, its anchor, and lies inside that row's page. A page begins with a halo, copies of the last rows of the
+page before, so that this is always possible. So one check of the page's generation covers the whole window. conduit.kernels.reference.gather
+has the formulas.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Newest = Literal["wait", "bootstrap"]
 
 
 def _keep_whole(window: object, **leasts: int) -> None:
-    """Turn attributes of a window into ints of at least so much."""
+    """Turn attributes of a window into ints of at least the given numbers."""
     for name, least in leasts.items():
         object.__setattr__(window, name, at_least(name, getattr(window, name), least))
 

@@ -245,9 +245,9 @@ def _create_files(name: str, backing: Backing) -> tuple[int, Locks]:
             f'make {SHM_DIRECTORY} writable for this user, or use backing="memfd"'
         ) from error
     try:
-        os.fchmod(fd, 0o600)  # a umask may have taken bits away
+        os.fchmod(fd, 0o600)  # the umask may have removed bits
         locks.open(f"/proc/self/fd/{fd}")
-        # `clean` may take a segment that nobody has locked yet: then begin again
+        # `clean` may remove a segment that is not locked yet: then begin again
         if try_lock(locks.fd, LOCK_CREATOR) and os.fstat(fd).st_nlink > 0:
             return fd, locks
     except BaseException:
