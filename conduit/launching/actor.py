@@ -1,4 +1,4 @@
-"""What an actor function knows of itself: which actor it is, and whether it should stop."""
+"""The first argument of an actor function: which actor it is, and whether it should stop."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Actor:
         self.index = at_least("index", index, 0)
         self.count = at_least("count", count, 1)
         self.attempt = at_least("attempt", attempt, 0)
-        # A descriptor that becomes readable when the owner says so, or is gone.
+        # A descriptor that becomes readable when the owner tells the actor to stop, or is gone.
         self._stop = select.poll()
         self._can_stop = stop is not None
         if stop is not None:
@@ -37,11 +37,11 @@ class Actor:
 
     @property
     def stopping(self) -> bool:
-        """Whether the owner wants it to return; about a microsecond, so a loop may look every time."""
+        """Whether the owner wants the function to return; takes about a microsecond, so a loop may check it in every step."""
         return self._can_stop and bool(self._stop.poll(0))
 
     def wait(self, timeout: float) -> bool:
-        """Sleep up to `timeout` seconds, less if it is told to stop; returns `stopping`.
+        """Sleep up to `timeout` seconds, less if the actor is told to stop; returns `stopping`.
 
         Raises:
             ConfigError: `timeout` is negative or not a number.
@@ -53,12 +53,12 @@ class Actor:
         return bool(self._stop.poll(deadline.left() * 1000.0))
 
     def seed(self, base: int) -> int:
-        """A seed of its own, of 32 bits, for a job's seed `base`: a function of `base`, index and attempt, on any machine.
+        """The actor's own 32-bit seed: a function of a job's seed `base`, the index and the attempt, the same on every machine.
 
-        An actor that is started again gets another one, so it does not play again what ended it.
+        An actor that is started again gets another seed, so that it does not repeat the steps that ended it.
 
         Raises:
-            ConfigError: `base` is not a whole number of at least 0.
+            ConfigError: `base` is not an integer of at least 0.
         """
         from numpy.random import SeedSequence
 

@@ -1,4 +1,4 @@
-"""The handle of a launch: what its actors do, what failed, and their end."""
+"""The handle of a launch: the state of its actors, their failures, and their end."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _SLICE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class ActorStatus:
-    """One actor as its owner sees it.
+    """The state of one actor.
 
     Attributes:
         index: Its number, from 0.
-        state: "running"; "returned" when its function did; "failed" when it died and is not started again; "stopped" when it
+        state: "running"; "returned" if its function has returned; "failed" if it died and is not started again; "stopped" if it
             had to be ended after it was told to stop.
-        pid: Process id that plays it, or did last.
+        pid: Process id of its present or last process.
         attempt: How often it was started again.
     """
 
@@ -42,7 +42,7 @@ class ActorStatus:
 class Actors:
     """Actors that `conduit.launch` started: a context manager that ends them when its block is left.
 
-    Invariant: when `close` or `abort` has returned, no process of an actor is left, nor what it started in its process group.
+    Invariant: when `close` or `abort` has returned, no process of an actor's process group is left.
     """
 
     def __init__(self, crew: Crew, name: str) -> None:
@@ -59,19 +59,20 @@ class Actors:
 
     @property
     def running(self) -> int:
-        """How many have not returned, failed or been stopped."""
+        """Number of actors that have not returned, failed or been stopped."""
         return self._crew.running
 
     @property
     def failures(self) -> tuple[ActorError, ...]:
-        """One error for each actor that failed for good, in the order in which they did."""
+        """One error for each actor that failed for good, in the order of the failures."""
         return tuple(again(error) for error in self._crew.failures)
 
     def check(self) -> None:
         """Return at once if no actor has failed for good; under a microsecond, so a loop may call it for each batch.
 
         Raises:
-            ActorError: One has; the first that did. The others' messages stand in its notes, their errors in `failures`.
+            ActorError: An actor failed for good. The error is the first failure; its notes have the messages of the others, and
+                `failures` has all errors.
         """
         if self._crew.error is not None:
             raise self._crew.error
@@ -88,8 +89,8 @@ class Actors:
             timeout: Seconds; None waits without limit.
 
         Raises:
-            ActorError: One failed for good, then or meanwhile.
-            WaitTimeout: Some still run.
+            ActorError: An actor failed for good, before or during the wait.
+            WaitTimeout: Some actors still run.
             Forked: This process is a child of the one that launched them.
         """
         self._check_owner()
@@ -111,7 +112,7 @@ class Actors:
 
         Raises:
             ConfigError: There is no such actor.
-            Closed: They have been ended.
+            Closed: The actors have been ended.
             Forked: This process is a child of the one that launched them.
         """
         self._check_owner()
@@ -123,13 +124,13 @@ class Actors:
         self._crew.kill(number)
 
     def close(self) -> None:
-        """Tell the actors to return; after the launch's `grace` SIGTERM has them leave their blocks, and 2 s later they are killed.
+        """Tell the actors to return. Those that still run after the launch's `grace` get SIGTERM, and 2 s later SIGKILL.
 
-        Idempotent, and nothing in a forked child. An exception that comes meanwhile, such as a second Ctrl-C, kills them at once and
-        goes on.
+        SIGTERM raises an exception in the actor function, so that its `with` blocks end. Idempotent; does nothing in a forked child. If
+        an exception, such as a second Ctrl-C, interrupts this call, it kills the actors at once and raises the exception.
 
         Raises:
-            WaitTimeout: The kernel did not take a killed process away within 10 s.
+            WaitTimeout: The kernel did not remove a killed process within 10 s.
         """
         if not self._closed and os.getpid() == self._owner:
             alarms.remove(self._look)
@@ -141,7 +142,7 @@ class Actors:
                 raise
 
     def abort(self) -> None:
-        """Kill the actors at once. Rows that they committed stay; idempotent, and nothing in a forked child.
+        """Kill the actors at once. Rows that they committed stay. Idempotent; does nothing in a forked child.
 
         Raises:
             WaitTimeout: As `close`.
@@ -152,7 +153,7 @@ class Actors:
             self._wait()
 
     def _wait(self) -> None:
-        while self._crew.thread.is_alive():  # as long as its own deadlines let it
+        while self._crew.thread.is_alive():  # the thread's own deadlines bound this wait
             self._crew.thread.join(_SLICE)
         self._closed = True
         atexit.unregister(self.close)
@@ -161,7 +162,7 @@ class Actors:
             raise self._crew.error
 
     def _look(self) -> None:
-        """The alarm: with every actor ended and one failed, waiting for rows is of no use."""
+        """The alarm (conduit.alarms): if every actor has ended and one has failed, no rows will come, so waits raise."""
         if self._crew.failures and not self.running and os.getpid() == self._owner:
             self.check()
 

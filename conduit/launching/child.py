@@ -1,4 +1,5 @@
-"""The process of an actor: it becomes like its owner's, runs the actor function, and reports what ended it."""
+"""The code of an actor's process: it prepares the process like its owner's, runs the actor function, and reports the error that ended it.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +22,18 @@ from conduit.launching.report import TERMINATED, Report
 
 
 def main(plan: mmap.mmap, report_fd: int, stop_fd: int, index: int, count: int, attempt: int) -> None:
-    """Play an actor in this process; ends it with status 1 when the function raises.
+    """Run the actor function in this process; exit with status 1 if it raises.
 
     Args:
-        plan: The payload, behind the module path.
-        report_fd: Where the report goes.
-        stop_fd: Becomes readable when the owner says so, or is gone.
-        index: Which actor.
-        count: Of how many.
-        attempt: How often it was started before.
+        plan: The payload, after the module path.
+        report_fd: Descriptor for the report.
+        stop_fd: Becomes readable when the owner tells the actor to stop, or is gone.
+        index: The actor's index.
+        count: Number of actors.
+        attempt: How often the actor was started before.
     """
     signal.signal(signal.SIGTERM, _terminate)
-    # Whoever reads a file or a pipe of them sees whole lines as they are written.
+    # Line buffering: a reader of the file or pipe sees each line when it is written.
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     for fd in (report_fd, stop_fd):
@@ -42,7 +43,7 @@ def main(plan: mmap.mmap, report_fd: int, stop_fd: int, index: int, count: int, 
     try:
         me = process.current_process()
         me.name = f"Actor-{index}"
-        # Tells multiprocessing, and `launch`, that no process may be started while the main module is imported.
+        # Makes multiprocessing and `launch` refuse to start processes while the main module is being imported.
         me._inheriting = True  # type: ignore[attr-defined] # noqa: SLF001 - spawn's own word for it
         try:
             preparation: dict[str, Any] = pickle.load(plan)  # noqa: S301 - the owner wrote it
@@ -66,7 +67,7 @@ def main(plan: mmap.mmap, report_fd: int, stop_fd: int, index: int, count: int, 
 
 
 def _give_up_waiting(actor: Actor) -> None:
-    """The alarm: what an actor waits for may not come any more when it is to return."""
+    """The alarm (conduit.alarms): an actor that is told to stop ends its waits."""
     if actor.stopping:
         raise Closed("The actor was told to stop, so it does not wait any longer")
 
@@ -76,7 +77,7 @@ def _terminate(_number: int, _frame: FrameType | None) -> None:
 
 
 def _formatted(error: BaseException) -> str:
-    """The traceback from the actor function on, without this module's own frames."""
+    """The traceback, beginning with the actor function, without this module's frames."""
     shown = traceback.TracebackException.from_exception(error)
     while shown.stack and shown.stack[0].filename == __file__:
         del shown.stack[0]

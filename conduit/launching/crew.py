@@ -1,10 +1,10 @@
 """The thread that starts actors' processes, notices their ends, starts them again, and ends them.
 
-Every process is started by this thread, because the kernel ties a process to the thread that started it; the thread lives as long
-as they do. It owns all state here, and others read it.
+This thread starts every process, because the kernel kills a process when the thread that started it ends (PR_SET_PDEATHSIG). So the
+thread lives as long as the processes. It alone writes the state in this module; other threads read it.
 
-Invariants: when the thread has ended no process is left, or the error says which one the kernel did not let go. An actor is started
-again at most `restarts` times in any `per` seconds; the death after that is its last.
+Invariants: when the thread has ended, no process is left, or the error names the process that the kernel did not remove. An actor is
+started again at most `restarts` times in any `per` seconds; after one more death it has failed.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _TERM_GRACE = 2.0
 """Seconds between SIGTERM and SIGKILL."""
 
 _KILL_PATIENCE = 10.0
-"""Seconds for the kernel to take a killed process away; one that hangs in a driver or on a dead disk takes longer."""
+"""Seconds for the kernel to remove a killed process; one that hangs in a driver or on a dead disk takes longer."""
 
 _TICK = 0.02
-"""Seconds between two looks at a process whose end the kernel does not tell, or that is being ended."""
+"""Seconds between two checks of a process whose end the kernel does not report, or that is being ended."""
 
 _ATTENTION = 1.0
-"""Seconds between two looks at processes whose end the kernel tells."""
+"""Seconds between two checks of processes whose end the kernel reports."""
 
 _OURS = (-SIGKILL, -SIGTERM, TERMINATED)
-"""How a process ends that is made to."""
+"""Exit codes of a process that Conduit has ended."""
 
 _log = logging.getLogger("conduit.launch")
 
@@ -62,7 +62,7 @@ class Options:
 
 @dataclass(slots=True)
 class _Member:
-    """An actor, and the process that plays it now."""
+    """An actor and its present process."""
 
     index: int
     attempt: int = 0
@@ -73,16 +73,16 @@ class _Member:
 
 
 class Crew:
-    """The actors of one launch, and the thread that looks after them.
+    """The actors of one launch, and the thread that manages them.
 
     Args:
-        payload: What their processes read.
+        payload: The function and arguments that their processes read.
         options: How they are started, started again and ended.
 
     Attributes:
-        members: One per actor; written by the thread alone.
-        failures: Of the actors that failed for good, in the order in which they did.
-        error: What the thread itself met, such as a process that could not be started; no process is left then.
+        members: One per actor; only the thread writes them.
+        failures: Errors of the actors that failed for good, in the order of the failures.
+        error: An error of the thread itself, such as a process that could not be started; no process is left then.
         thread: Ends after `stop` or `abort`, or when every actor has returned.
     """
 
@@ -100,10 +100,10 @@ class Crew:
         self.thread = threading.Thread(target=self._work, name="conduit-launch", daemon=True)
 
     def start(self) -> None:
-        """Start every process; returns when that is done.
+        """Start every process; returns when all are started.
 
         Raises:
-            OSError: One could not be started; none is left then.
+            OSError: A process could not be started; none is left then.
         """
         self.thread.start()
         self._started.wait(Deadline.FOREVER)
@@ -111,24 +111,24 @@ class Crew:
             raise self.error
 
     def stop(self) -> None:
-        """Tell the actors to return, and the thread to end them when they do not; idempotent."""
+        """Tell the actors to return, and the thread to end those that do not; idempotent."""
         if not self._told:
             self._told = True
             os.write(self._tell, b"!")  # never read, so every actor sees it
 
     def abort(self) -> None:
-        """Kill them at once; idempotent."""
+        """Kill the actors at once; idempotent."""
         self._aborted = True
         self.stop()
 
     def kill(self, index: int) -> None:
-        """Kill the process that plays an actor now, and what it started."""
+        """Kill an actor's present process and its process group."""
         process = self.members[index].process
         if process is not None:
             process.kill()
 
     def close(self) -> None:
-        """Let descriptors go, when the thread has ended."""
+        """Close the descriptors, after the thread has ended."""
         self._selector.close()
         os.close(self._stop)
         os.close(self._tell)
@@ -136,7 +136,7 @@ class Crew:
 
     @property
     def running(self) -> int:
-        """Actors whose process is there, or is about to be started again."""
+        """Number of actors that have a process, or whose process is about to be started again."""
         return sum(member.state == "running" for member in self.members)
 
     @property
@@ -180,7 +180,7 @@ class Crew:
             self._selector.register(member.process.fd, selectors.EVENT_READ)
 
     def _look(self, timeout: float) -> None:
-        """Wait until something happens, at most `timeout` seconds, and deal with the processes that have ended."""
+        """Wait until a process ends or a call wakes the thread, at most `timeout` seconds, and handle the processes that have ended."""
         told_by_kernel = all(process.fd is not None for process in self._processes)
         self._selector.select(timeout if told_by_kernel else min(timeout, _TICK))
         for member in self.members:
@@ -188,7 +188,7 @@ class Crew:
                 self._bury(member, member.process)
 
     def _bury(self, member: _Member, process: Process) -> None:
-        """Decide what becomes of an actor whose process has ended."""
+        """Handle the end of an actor's process: the actor has returned, was stopped, or died."""
         if process.fd is not None:
             self._selector.unregister(process.fd)
         report, exitcode = process.report(), process.exitcode
@@ -202,7 +202,7 @@ class Crew:
             self._mourn(member, exitcode, report, killed=process.killed)
 
     def _mourn(self, member: _Member, exitcode: int, report: Report | None, *, killed: bool) -> None:
-        """Start an actor again that died, or let it be failed; tell of it either way."""
+        """Start a dead actor again, or mark it as failed; report its death either way."""
         options, now = self._options, time.monotonic()
         pid, attempt = member.pid, member.attempt
         while member.restarted_at and member.restarted_at[0] <= now - options.per:
@@ -244,10 +244,10 @@ class Crew:
             _log.exception("on_death raised, while it was told: %s", error)
 
     def _end(self) -> None:
-        """Let processes return, then have them end, then kill them.
+        """Wait for the processes to return; then send SIGTERM; then kill them.
 
         Raises:
-            WaitTimeout: The kernel did not take a killed one away.
+            WaitTimeout: The kernel did not remove a killed process.
         """
         for process in self._processes:
             process.resume()
@@ -266,7 +266,7 @@ class Crew:
             )
 
     def _wait(self, seconds: float, *, unless_aborted: bool = False) -> None:
-        """Deal with ends until no process is left, at most so long."""
+        """Handle ended processes until none is left, at most `seconds` long."""
         deadline = Deadline(seconds)
         while self._processes and not deadline.passed() and not (unless_aborted and self._aborted):
             self._look(min(_TICK, deadline.left()))

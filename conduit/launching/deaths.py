@@ -1,4 +1,4 @@
-"""What ended an actor, in words: the error that its owner is told."""
+"""The error about an actor's death, for its owner."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from conduit.launching.report import TERMINATED, Report
 
 
 class RemoteTraceback(Exception):
-    """Stands as the cause of an `ActorError`, so that the actor's own traceback is printed with it."""
+    """The cause of an `ActorError`, so that the actor's own traceback is printed with it."""
 
     def __str__(self) -> str:
         return f'\n"""\n{self.args[0]}"""'
@@ -21,13 +21,13 @@ def make_error(
     """The error about one death.
 
     Args:
-        index: Which actor.
+        index: The actor's index.
         attempt: How often it had been started before.
-        pid: Of its process.
-        exitcode: As of `ActorError`.
-        report: What its process left.
-        what: What happened and what follows, as the sentence's end.
-        restarted: As of `ActorError`.
+        pid: Its process id.
+        exitcode: As in `ActorError`.
+        report: The report that its process wrote, or None.
+        what: The event and its consequence, as the end of a sentence.
+        restarted: As in `ActorError`.
     """
     error = ActorError(
         f"Actor {index} (pid {pid}) {what}",
@@ -44,7 +44,7 @@ def make_error(
 
 
 def again(error: ActorError) -> ActorError:
-    """The same error as another object: an exception gathers the frames it is raised through, and may be raised often."""
+    """A copy of an error, to raise it again: an exception object collects the frames of every raise."""
     copy = ActorError(*error.args)
     vars(copy).update(vars(error))
     copy.__cause__ = error.__cause__
@@ -52,7 +52,7 @@ def again(error: ActorError) -> ActorError:
 
 
 def describe(exitcode: int, report: Report | None, *, killed: bool) -> str:
-    """What happened to a process; `killed` where Conduit killed it."""
+    """How a process ended, as text; `killed` says whether Conduit killed it."""
     if report and report.stage == "main":
         return (
             f"could not import the program's main module, which raised {report.error}. Every actor imports it, so put the code that starts the "

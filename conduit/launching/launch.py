@@ -10,7 +10,7 @@ from conduit.launching.actors import Actors
 from conduit.numbers import at_least, whole, within
 
 _PATIENCE = 30.0
-"""Seconds for what was started to end; the thread has deadlines of its own below it."""
+"""Seconds to wait for the thread's end; the thread's own deadlines are shorter."""
 
 
 def launch(
@@ -27,7 +27,7 @@ def launch(
     stderr: Any = None,
     on_death: Callable[[ActorError], object] | None = None,
 ) -> Actors:
-    """Start `count` processes that each call `function(actor, *args, **kwargs)`, and look after them.
+    """Start `count` processes that each call `function(actor, *args, **kwargs)`, and start them again if they die.
 
     Each is a fresh interpreter, as with multiprocessing's spawn. It imports the program's main module under another name than
     `__main__`, so put the code that starts the job under `if __name__ == "__main__":`. An actor that dies, by an exception, a signal or an
@@ -59,7 +59,7 @@ def launch(
             this process is itself still importing its main module.
         OSError: A process cannot be started; none is left then.
     """
-    # a process that only writes does without them
+    # imported here: a process that only writes does not need them
     from multiprocessing import process
 
     from conduit.launching.crew import Crew, Options

@@ -1,7 +1,8 @@
-"""The function and its arguments as bytes, pickled once at the call: what cannot be pickled is refused there, and restarts need nothing.
+"""The function and its arguments as bytes. They are pickled once, at the call, which refuses values that cannot be pickled; every start
+reads the same bytes.
 
-As with multiprocessing's spawn, pipes, queues, locks and events of a spawn context may be among the arguments. Descriptors in
-them are duplicated, so that the caller may close its own ends.
+As with multiprocessing's spawn, the arguments may include pipes, queues, locks and events of a spawn context. Their descriptors are
+duplicated, so that the caller may close its own ends.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from conduit.errors import ConfigError
 
 
 class Descriptor:
-    """A descriptor that the processes inherit under its number."""
+    """A descriptor that the processes inherit with the same number."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -34,7 +35,7 @@ class Descriptor:
 
 
 class _Inheritance:
-    """What multiprocessing's objects look for while they are pickled for a process that is being started."""
+    """Stands for the process being spawned, which multiprocessing's objects ask for while they are pickled."""
 
     DupFd = Descriptor
 
@@ -47,7 +48,7 @@ class _Inheritance:
 
 
 class Payload:
-    """What every process of a launch reads; `close` frees it.
+    """The data that every process of a launch reads; `close` frees it.
 
     Args:
         function: The actor function.
@@ -55,16 +56,16 @@ class Payload:
         kwargs: Its keyword arguments.
 
     Attributes:
-        fd: A file in memory: the pickled module path, how to prepare a process, and (function, args, kwargs).
+        fd: A file in memory: the pickled module path, the preparation of a process, and (function, args, kwargs).
         inherited: Descriptors that a process must inherit.
 
     Raises:
-        ConfigError: Something cannot be pickled, or could not be found again by a new process; says what.
+        ConfigError: A part cannot be pickled, or a new process could not find it again; names the part.
     """
 
     def __init__(self, function: Callable[..., object], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         inheritance = _Inheritance()
-        # Locks and queues among the arguments are other names of these, which must not go before the last restart.
+        # Keeps locks and queues among the arguments alive, which the bytes only name, until after the last restart.
         self._kept = (args, kwargs)
         self.inherited = inheritance.fds
         self.fd = -1
@@ -115,7 +116,7 @@ def _dump(value: object, inheritance: _Inheritance, what: str) -> bytes:
 
 
 def _what(function: Callable[..., object], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """The first part that cannot be pickled by itself, in words."""
+    """The first part that cannot be pickled by itself, as text."""
     named = [(f"the function {_name(function)}", function)]
     named += [(f"args[{i}], a {type(value).__name__},", value) for i, value in enumerate(args)]
     named += [(f"kwargs[{key!r}], a {type(value).__name__},", value) for key, value in kwargs.items()]
@@ -145,7 +146,7 @@ def _check_importable(function: Callable[..., object], content: bytes) -> None:
 
 
 def _preparation() -> dict[str, Any]:
-    """How a new process becomes like this one: the words of `multiprocessing.spawn.prepare`."""
+    """The preparation that makes a new process like this one, for `multiprocessing.spawn.prepare`."""
     here = _origin()
     found: dict[str, Any] = {
         "sys_path": [here if entry == "" else entry for entry in sys.path],
@@ -161,7 +162,7 @@ def _preparation() -> dict[str, Any]:
 
 
 def _main() -> dict[str, str]:
-    """How a new process finds this one's main module; empty where that is no file."""
+    """How a new process finds this one's main module; empty if that is not a file."""
     main = sys.modules["__main__"]
     name, path = getattr(getattr(main, "__spec__", None), "name", None), getattr(main, "__file__", None)
     if name is not None:

@@ -1,8 +1,8 @@
-"""One process of an actor: a fresh interpreter in a process group of its own, from its start until nothing is left of it.
+"""One process of an actor: a new interpreter in a process group of its own, from its start to the end of the group.
 
-The group makes Ctrl-C, which a terminal sends to its foreground group, the owner's alone, and lets what the actor started itself
-end with it. The kernel kills the process when the thread that started it is gone (PR_SET_PDEATHSIG), so whatever becomes of the
-owner, it does not stay; it looks for its parent once, since that may have died before.
+A terminal sends Ctrl-C to its foreground group, so with a group of its own only the owner gets it. Processes that the actor started end
+with the group. The kernel kills the process when the thread that started it is gone (PR_SET_PDEATHSIG), so it never outlives its owner,
+however that ends. The process checks its parent once, since the parent may have died before the process asked for that signal.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ _BOOTSTRAP = (
     "from conduit.launching.child import main; "
     "main(plan, *rest)"
 )
-"""Nothing but the standard library is imported before the owner's module path is there."""
+"""Imports only the standard library until the owner's module path is set."""
 
 
 class Process:
-    """A process that plays an actor.
+    """The process of an actor.
 
     Args:
-        payload: What it reads.
-        stop: Descriptor by which it is told to stop.
-        index: Which actor.
-        count: Of how many.
-        attempt: How often it was started before.
+        payload: The function and arguments that it reads.
+        stop: Descriptor that tells it to stop.
+        index: The actor's index.
+        count: Number of actors.
+        attempt: How often the actor was started before.
         env: Environment variables beside this process's.
-        stdout, stderr: As of `subprocess.Popen`.
+        stdout, stderr: As in `subprocess.Popen`.
 
     Attributes:
         pid: Process id.
         killed: Whether `kill` was called.
-        fd: Becomes readable when it ends; None where the kernel has no such descriptor, and it must be asked.
+        fd: Becomes readable when the process ends; None if the kernel has no such descriptor, and must be polled.
 
     Raises:
-        OSError: It cannot be started.
+        OSError: The process cannot be started.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Process:
             self.fd = os.pidfd_open(self.pid)
 
     def ended(self) -> bool:
-        """Whether it is gone; whatever is left of its group is killed then, while its number is still its own."""
+        """Whether the process has ended. If so, the rest of its group is killed, while no other process can have its number."""
         with self._gone:
             if self._process.returncode is not None:
                 return True
@@ -105,15 +105,15 @@ class Process:
             return self._process.poll() is not None
 
     def terminate(self) -> None:
-        """Have it leave its blocks and end. What it started hears nothing: ending that is its own to do."""
+        """Send SIGTERM, which ends its `with` blocks. Only this process gets it; it has to end the processes that it started."""
         self._process.terminate()
 
     def resume(self) -> None:
-        """Let it go on, and what it started, if that was stopped (SIGSTOP)."""
+        """Continue its process group, if it was stopped (SIGSTOP)."""
         self._to_all(signal.SIGCONT)
 
     def kill(self) -> None:
-        """Kill it, and what it started."""
+        """Kill its process group."""
         self.killed = True
         self._to_all(signal.SIGKILL)
 
@@ -128,11 +128,11 @@ class Process:
 
     @property
     def exitcode(self) -> int:
-        """Its exit status, or minus the number of the signal that ended it. To be asked when it has ended."""
+        """Its exit status, or minus the number of the signal that ended it; call it only after the process has ended."""
         return int(self._process.returncode)
 
     def report(self) -> Report | None:
-        """What it left as the reason of its end."""
+        """The report that it wrote about its end, or None."""
         return Report.read(self._report)
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
-"""What a process that played an actor leaves as the reason of its end.
+"""The report that an actor's process writes about the reason for its end.
 
-It is a JSON document in a file in memory, which the owner reads when the process is gone, so nobody waits for the other.
+It is a JSON document in a file in memory, which the owner reads when the process is gone. So neither process waits for the other.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import signal
 from dataclasses import asdict, dataclass
 
 TERMINATED = 128 + signal.SIGTERM
-"""Exit status of an actor that SIGTERM ended; the function's `with` blocks were left."""
+"""Exit status of an actor that SIGTERM ended; the function's `with` blocks have ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What ended an actor function that did not return.
+    """The exception that ended an actor function.
 
     Attributes:
-        stage: "main" and "load" before the function was called, while the owner's main module was imported and while the
-            function was unpickled; "run" in it; "stop" where it gave up waiting after it had been told to stop.
-        error: The exception's type and message, as its traceback ends.
+        stage: "main" while the owner's main module was imported, "load" while the function was unpickled, "run" in the function,
+            "stop" if a wait gave up after the actor had been told to stop.
+        error: The exception's type and message, as in the last line of a traceback.
         traceback: The formatted traceback.
     """
 
@@ -32,13 +32,13 @@ class Report:
 
     @classmethod
     def read(cls, fd: int) -> Report | None:
-        """What stands in a report's file, or None where nothing does."""
-        with contextlib.suppress(ValueError):  # killed while it wrote
+        """The report in a file, or None if there is none."""
+        with contextlib.suppress(ValueError):  # the process was killed while it wrote
             return cls(**json.loads(os.pread(fd, os.fstat(fd).st_size, 0)))
         return None
 
     def write(self, fd: int) -> None:
-        """Leave it for the owner."""
+        """Write the report for the owner."""
         content = json.dumps(asdict(self)).encode()
         done = 0
         while done < len(content):

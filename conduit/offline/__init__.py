@@ -1,8 +1,8 @@
-"""Offline data: tables filled from files and datasets, and written out to them.
+"""Offline data: fills tables from files and datasets, and writes tables to them.
 
-    source    what can be read: steps with their schema, checked before any of them is read
-    columns   the columns that a file has, and what they mean
-    naming    which column has which field
+    source    the contract of a source: steps with their schema, checked before any step is read
+    columns   the columns of a file and their meaning; the contract of a file
+    naming    which column holds which field
     episodes  where episodes begin and end
     files     a set of files as one source
     npz       directories and files of numpy's archives
@@ -12,8 +12,8 @@
     loading   into a table: `describe`, `table_for`, `load`
     saving    out of a table: `save`, `save_minari`
 
-pyarrow, minari and h5py are imported when they are needed: pip install 'conduit-rl[offline]'. npz needs none of them.
-The conventions for columns are in docs/offline.md.
+pyarrow, minari and h5py are imported when needed (pip install 'conduit-rl[offline]'); npz needs none of them. docs/offline.md has the
+conventions for columns.
 """
 
 from conduit.offline.loading import Loaded as Loaded

@@ -1,14 +1,14 @@
-"""The columns that a set of files has: what each means, and the contract of a file that has them.
+"""The columns of a set of files: the meaning of each, and the contract `Part` of a file.
 
 A file is a `Part`: columns of equally many values, one per step. Names:
 
     <field>                    one column per field, by its dotted name
     terminated, truncated      bool
-    _episode, _step            int64: number of the episode, step in it (`episode`, `step` in files of other origin)
+    _episode, _step            int64: number of the episode, step in it (`episode`, `step` in files that Conduit did not write)
     final.<observation>        the observation after the last step of an episode, for the steps that have one
-    next_<observation>         the observation after each step, in files of other origin
+    next_<observation>         the observation after each step, in files that Conduit did not write
 
-What a file has besides, of whatever kind, is left alone: only what a schema names is looked at.
+Other columns, of any kind, are ignored: only columns that a schema names are read.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Kind:
     """Dtype and shape of a column's values; `ragged`: the first size is the largest one.
 
     Attributes:
-        loose: The file says no first size: values of another length may be in another file.
+        loose: Whether the file does not declare the first size, so that values in another file may have another length.
     """
 
     dtype: str
@@ -59,18 +59,18 @@ class Chunk:
 
 
 class Part(ABC):
-    """One file, opened: what its columns are is known, their values are not read yet.
+    """One open file: its columns are known, their values are not read yet.
 
     Attributes:
         path: The file.
         rows: Steps in it.
         names: Columns that a field can be read from.
         finals: Columns of final observations, `final.<observation>`.
-        skipped: {column that no field can be read from: what it is instead}.
-        uneven: {those of them that are readable, but have not one value per step: how many they have}.
+        skipped: {column that no field can be read from: description of its contents}.
+        uneven: {readable column that does not have one value per step: number of its values}; these are in `skipped` too.
         document: The schema in JSON, in a file that Conduit wrote.
-        begins: Bool [rows], where episodes begin, in a file that keeps each episode apart; otherwise None.
-        aliases: {field or flag: column that has it}, in a form of files whose names are known.
+        begins: Bool [rows], True where an episode begins, in a format that stores each episode apart; otherwise None.
+        aliases: {field or flag: its column}, in a format with fixed names.
     """
 
     path: Path
@@ -85,14 +85,14 @@ class Part(ABC):
 
     @abstractmethod
     def kind(self, name: str, field: Field | None) -> Kind:
-        """What a column holds; `name` is one of `names` or `finals`.
+        """Dtype and shape of a column's values; `name` is one of `names` or `finals`.
 
         Args:
             name: The column.
-            field: What it is to be read for; None to find out.
+            field: The field that it is read for; None if not known yet.
 
         Raises:
-            SourceError: Its values cannot be read as a field's, or not all of them; names the first row that differs.
+            SourceError: Not all of its values can be read as a field's; names the first row that differs.
         """
 
     @abstractmethod
@@ -105,10 +105,10 @@ class Part(ABC):
 
     @abstractmethod
     def read(self, columns: Mapping[str, Kind], finals: Mapping[str, Kind], rows: int) -> Iterator[Chunk]:
-        """The columns and those of final observations, read as `kind` said, at most `rows` rows at a time."""
+        """Read columns and columns of final observations, as the kinds from `kind`, at most `rows` rows at a time."""
 
     def refuse(self, column: str, expected: str, got: str) -> SourceError:
-        """The error for a column that is not as it must be."""
+        """The error for a column that does not fit."""
         return SourceError(f"Expected {expected}, got {got} - column {column!r} of {self.path}")
 
 
@@ -126,7 +126,7 @@ def fits(kind: Kind, field: Field) -> bool:
 
 
 def behind(first: Any, values: Array) -> Array:
-    """`values` moved on by one row, `first` in front."""
+    """`values` shifted by one row, with `first` in front."""
     moved: Array = np.empty_like(values)
     moved[0] = first
     moved[1:] = values[:-1]
@@ -134,7 +134,7 @@ def behind(first: Any, values: Array) -> Array:
 
 
 def joined(pieces: Sequence[Steps]) -> Steps:
-    """Steps one behind the other as one."""
+    """Concatenate steps."""
     if len(pieces) == 1:
         return pieces[0]
     offsets = np.cumsum([0, *(len(piece) for piece in pieces)])

@@ -1,4 +1,4 @@
-"""Where episodes begin and end in a set of files: by flags, by numbers, or as the files keep them apart."""
+"""Where episodes begin and end in a set of files: by flags, by episode numbers, or by a format that stores episodes apart."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from conduit.plane.deliver.steps import Array
 
 
 def as_flags(part: Part, column: str, values: Array, done: int = 0) -> Array:
-    """A flag's values as bool; whole numbers are taken where each is 0 or 1.
+    """A flag's values as bool; integers are accepted if each is 0 or 1.
 
     Args:
         part: The file.
         column: The flag's column.
         values: Some of its values.
-        done: The row that they begin at.
+        done: The row of the first of them.
 
     Raises:
-        SourceError: Another number; names the row.
+        SourceError: A value is another number; names the row.
     """
     if values.dtype == bool:
         return values
@@ -34,14 +34,14 @@ def as_flags(part: Part, column: str, values: Array, done: int = 0) -> Array:
 
 
 class Walk:
-    """Finds where episodes begin, file by file: behind a flag, where the number changes, without numbers at a file's begin.
+    """Finds where episodes begin, file by file: after a flag, where the episode number changes, or, without numbers, at a file's start.
 
     Args:
         system: {flag or number: its column}.
 
     Attributes:
         flagged: Rows so far that end an episode by a flag.
-        numbers: Episode numbers in the order of their begin, one array per file.
+        numbers: Episode numbers in the order of the episodes' starts, one array per file.
     """
 
     def __init__(self, system: Callable[[str], str]) -> None:
@@ -56,7 +56,7 @@ class Walk:
         """Bool [rows] of the next file: an episode begins here.
 
         Raises:
-            SourceError: An episode goes on behind its end, or its steps do not count up.
+            SourceError: An episode continues after its end, or its step numbers do not count up.
         """
         if part.rows == 0:
             return np.zeros(0, bool)
@@ -97,10 +97,10 @@ class Walk:
         return changed
 
     def check_numbers(self, where: Path) -> None:
-        """Refuse an episode whose rows lie in several places.
+        """Refuse an episode whose rows are not contiguous.
 
         Raises:
-            SourceError: There is one.
+            SourceError: There is such an episode.
         """
         seen, counts = np.unique(np.concatenate([np.zeros(0, np.int64), *self.numbers]), return_counts=True)
         if (counts > 1).any():
@@ -111,7 +111,7 @@ class Walk:
 
 
 def ends(starts: Sequence[Array]) -> list[Array]:
-    """Bool [rows] of each file: the row is the last one of its episode."""
+    """For each file bool [rows], True for the last row of an episode."""
     found = []
     following = True
     for begun in reversed(starts):
@@ -132,18 +132,18 @@ def check_next(
     over: Array,
     held: dict[str, Array],
 ) -> None:
-    """Hold next observations to the observations that follow.
+    """Check that each next observation equals the observation of the following row.
 
     Args:
         part: The file.
-        done: The row that the values begin at.
+        done: The row of the first value.
         columns: Observations.
         after: Next observations, by the observations' names.
-        over: Bool [rows], where an episode ends.
-        held: Carries the last ones over to the next values.
+        over: Bool [rows], True where an episode ends.
+        held: Keeps the last next observations for the call with the following values.
 
     Raises:
-        SourceError: One does not follow; names the row.
+        SourceError: A next observation differs; names the row.
     """
     for name, follow in after.items():
         seen = _bytes(columns[name])

@@ -1,4 +1,4 @@
-"""A set of files as one source: what a schema names is held to it before anything is read, and nothing else."""
+"""A set of files as one source. Columns that a schema names are checked against it before any value is read; others are ignored."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class Files(Source):
     """A set of files as one source.
 
     Args:
-        format: What the files are.
-        name: What the set is called.
+        format: Format of the files.
+        name: Name of the set.
         parts: The files, in order.
-        schema: What they must have; None takes what they have.
-        columns: {field or flag: column that holds it}, where the names differ.
+        schema: The schema that they must fit; None takes the schema of the files.
+        columns: {field or flag: column that holds it}, for names that differ.
 
     Raises:
-        ConfigError: `columns` has a name that is none of the schema's.
-        SourceError: A column is missing or is not as it must be, or episodes are not contiguous.
+        ConfigError: `columns` has a name that is not in the schema.
+        SourceError: A column is missing or does not fit, or episodes are not contiguous.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Files(Source):
         return total / rows if rows else 0.0
 
     def _inferred(self) -> Schema:
-        """The schema written in the files, or what their columns tell; what can be no field is left out."""
+        """The schema written in the files, or a schema of their columns; columns that cannot be a field are left out."""
         first = self._parts[0]
         if first.document is not None:
             try:
@@ -124,7 +124,7 @@ class Files(Source):
         return Schema(fields)
 
     def _inferred_kind(self, column: str) -> Kind | None:
-        """What a column holds in all files; None where no field can."""
+        """A column's kind in all files; None if it cannot be a field."""
         found = []
         for part in self._parts:
             if column in part.names:
@@ -139,7 +139,7 @@ class Files(Source):
         return replace(kind, ragged=True, shape=(max(other.shape[0] for other in found), *kind.shape[1:]))
 
     def _checked(self, part: Part) -> dict[str, Kind]:
-        """How each column that is needed is read."""
+        """The kind of each column that is needed."""
         if part.document != self._parts[0].document:
             raise SourceError(
                 f"Expected every file to have been written with the schema of {self._parts[0].path}, {part.path} was not"
@@ -157,7 +157,7 @@ class Files(Source):
         for name in (*FLAGS, *NUMBERS):
             column = naming.system(name)
             if column not in part.names:
-                # what keeps episodes apart may do without a flag
+                # a format that stores episodes apart does not need the flag
                 if column in part.skipped or (name == "terminated" and part.begins is None):
                     raise part.refuse(
                         column, f"{'bool' if name in FLAGS else 'int64'} ()", self._missing(part, name, column)
@@ -171,14 +171,14 @@ class Files(Source):
         return kinds
 
     def _missing(self, part: Part, wanted: str, column: str) -> str:
-        """What is there instead of a column."""
+        """The columns that exist instead of a missing one, as text."""
         remedy = f"name the column that has it by columns={{{wanted!r}: ...}}"
         if column in part.skipped:
             return f"{part.skipped[column]}; {remedy}"
         return f"no such column{hint(column, sorted(part.names))}; {remedy}"
 
     def _checked_finals(self, part: Part) -> dict[str, Kind]:
-        """How each column of final observations is read."""
+        """The kind of each column of final observations."""
         names = self._schema.observation_names
         there = [n for n in names if self._naming.final(n) in part.finals]
         if there and len(there) < len(names):
@@ -193,7 +193,7 @@ class Files(Source):
         return kinds
 
     def _check_uneven(self, episodes: int) -> None:
-        """Refuse to leave out a column that has neither a value per step nor one per episode: something of it is missing."""
+        """Refuse to ignore a column that has neither one value per step nor one per episode: some of its values are missing."""
         counts: dict[str, int] = {}
         for part in self._parts:
             for column, count in part.uneven.items():
@@ -234,7 +234,7 @@ class Files(Source):
                     check_next(part, done, columns, after, over[here], held)
                     places = np.flatnonzero(over[here])
                     finals = {name: array[places] for name, array in after.items()}
-                    # an end that no flag tells of, with an observation behind it: the data stop there, the task does not
+                    # the episode's rows end without a flag, and an observation follows: the data end here, the task does not
                     truncated = truncated | (over[here] & ~terminated)
                 yield Steps(columns, terminated, truncated, starts[here], places, finals)
                 done += count

@@ -1,10 +1,10 @@
 """HDF5: datasets as columns, named by their paths, in three forms.
 
-    flat        datasets of one value per step, by the names of Conduit's columns or by others that are mapped
+    flat        datasets of one value per step, with the names of Conduit's columns, or with names that `columns=` maps
     D4RL's      the same, named observations, actions, rewards, terminals, timeouts, next_observations
     robomimic's a group for each episode, data/demo_<k>, of actions, rewards, dones, states, obs/<key>, next_obs/<key>
 
-The names of the last two are known, so that nothing has to be mapped: `terminated` is D4RL's terminals and robomimic's dones.
+The names of the last two are built in, so that they need no mapping: `terminated` is D4RL's terminals and robomimic's dones.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Hdf5Part(Part):
 
     Args:
         path: The file.
-        key: The column of the flag "terminated": there are as many steps as it has values.
+        key: The column of the flag "terminated"; the file has as many steps as this column has values.
     """
 
     def __init__(self, path: Path, key: str) -> None:
@@ -90,7 +90,7 @@ class Hdf5Part(Part):
         return [found[number] for number in sorted(found)]
 
     def _datasets(self, h5py: ModuleType, group: Any, below: str = "") -> Iterator[tuple[str, Any]]:
-        """Every dataset below a group, by its path; links that lead nowhere are left out."""
+        """Every dataset below a group, with its path; broken links are left out."""
         for name in group:
             item = group.get(name)
             if isinstance(item, h5py.Group):
@@ -111,7 +111,7 @@ class Hdf5Part(Part):
         self._stops = [self.rows]
 
     def _read_groups(self, found: list[dict[str, Any]]) -> None:
-        # `obs/eef_pos` is the field obs.eef_pos; what follows it is called next_obs.eef_pos
+        # `obs/eef_pos` is the field obs.eef_pos; its next observation is called next_obs.eef_pos
         self.aliases = dict(_ROBOMIMIC)
         for name in found[0]:
             if name.startswith(("obs/", "next_obs/")):
@@ -143,12 +143,12 @@ class Hdf5Part(Part):
         self.begins[[0, *(stop for stop in self._stops[:-1] if stop < self.rows)]] = self.rows > 0
 
     def _readable(self, found: Mapping[str, Any]) -> dict[str, Any]:
-        """Datasets that a field can be read from; the others are noted."""
+        """Datasets that a field can be read from; the others go to `skipped`."""
         self.skipped |= {name: problem for name, item in found.items() if (problem := _problem(item))}
         return {name: item for name, item in found.items() if name not in self.skipped}
 
     def kind(self, name: str, field: Field | None) -> Kind:
-        """What a column holds; see `Part.kind`."""
+        """Dtype and shape of a column's values; see `Part.kind`."""
         return self._kinds[name]
 
     def whole(self, name: str) -> Array:
@@ -156,7 +156,7 @@ class Hdf5Part(Part):
         return self._take(name, 0, self.rows)
 
     def mean_length(self, name: str) -> float:
-        """There are no ragged columns."""
+        """Never called: HDF5 files have no ragged columns."""
         raise NotImplementedError
 
     def read(self, columns: Mapping[str, Kind], finals: Mapping[str, Kind], rows: int) -> Iterator[Chunk]:
@@ -166,7 +166,7 @@ class Hdf5Part(Part):
             yield Chunk({name: self._take(name, start, stop) for name in columns}, np.zeros(0, np.int64), {})
 
     def _take(self, name: str, start: int, stop: int) -> Array:
-        """Values of the rows from `start` to `stop`, over all groups that have some of them."""
+        """Values of the rows [start, stop), from all groups that have some of them."""
         pieces, begin = [], 0
         for group, end in zip(self._groups, self._stops, strict=True):
             low, high = max(start, begin), min(stop, end)

@@ -1,4 +1,4 @@
-"""From a source into a table: what is there, a table that is large enough, and the steps themselves."""
+"""Loading a source into a table: `describe` the source, make a table that holds it, and write its steps."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ Given: TypeAlias = str | os.PathLike[str] | Any
 """A path, the id of a local Minari dataset, or a minari.MinariDataset."""
 
 FORMATS: Mapping[str, Callable[[Path, str], Part]] = {"npz": NpzPart, "parquet": ParquetPart, "hdf5": Hdf5Part}
-"""What opens a file: its path, and the column of the flag "terminated"."""
+"""{format: function that opens a file}, called with its path and the column of the flag "terminated"."""
 _ENDINGS = {".npz": "npz", ".parquet": "parquet", ".hdf5": "hdf5", ".h5": "hdf5"}
 _KINDS = "numpy archives (*.npz), Parquet (*.parquet), HDF5 (*.hdf5, *.h5), or a folder of them, or a Minari dataset"
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What `load` has done.
+    """The result of `load`.
 
     Attributes:
-        rows, episodes: Written to the table.
+        rows, episodes: Rows and episodes written to the table.
         seconds: How long it took.
         ignored: Columns of the source that the table has no field for.
-        skipped: {those of them that no field can hold: what they are}.
+        skipped: {ignored column that no field can hold: description of its contents}.
     """
 
     rows: int
@@ -57,15 +57,15 @@ class Loaded:
 
 
 def open_source(source: Given, schema: Schema | None, columns: Mapping[str, str] | None) -> Source:
-    """Open a source and check all that can be known without reading its steps.
+    """Open a source and check all that can be checked without reading its steps.
 
     Args:
-        source: Where the steps are.
-        schema: What they must fit; None takes what is there.
-        columns: {field or flag: column that holds it}, for files whose names differ.
+        source: The source.
+        schema: The schema that it must fit; None takes the source's own.
+        columns: {field or flag: column that holds it}, for names that differ.
 
     Raises:
-        SourceError: There is nothing, or it is not as it must be.
+        SourceError: The source is empty, or does not fit.
         MissingExtra: The package that reads it is not installed.
     """
     if not isinstance(source, str | os.PathLike):
@@ -101,15 +101,15 @@ def _of_minari(source: Any, schema: Schema | None, columns: Mapping[str, str] | 
 
 
 def describe(source: Given, *, columns: Mapping[str, str] | None = None) -> Description:
-    """What a source holds: schema, rows, episodes; its steps are not read.
+    """The contents of a source: schema, rows, episodes. Its steps are not read.
 
     Args:
         source: Directory or file of npz, Parquet or HDF5, Minari dataset, or its id.
-        columns: {field, flag or number: column that holds it}, where the names differ.
+        columns: {field, flag or number: column that holds it}, for names that differ.
 
     Raises:
-        ConfigError: `columns` has a name that nobody looks at.
-        SourceError: It cannot be read; names file, column, what was expected and what is there.
+        ConfigError: `columns` has an unknown name.
+        SourceError: The source cannot be read; names file and column, and what was expected and found.
     """
     return open_source(source, None, columns).description
 
@@ -120,7 +120,7 @@ def table_for(source: Given, *, columns: Mapping[str, str] | None = None, **opti
     Args:
         source: As `describe`.
         columns: As `describe`.
-        **options: Of `conduit.Table`, but for the capacity: windows, priorities, statistics, a `schema` of one's own.
+        **options: As for `conduit.Table`, except the capacity: windows, priorities, statistics, or your own `schema`.
 
     Raises:
         SourceError: As `describe`.
@@ -131,7 +131,7 @@ def table_for(source: Given, *, columns: Mapping[str, str] | None = None, **opti
     schema = options.pop("schema", None)
     seen = open_source(source, schema, columns).description
     need = seen.rows + seen.ends
-    # arenas close a page early when values run long, so ragged fields get some room to spare
+    # long ragged values close pages early, so tables with ragged fields get some extra capacity
     lengths = {name: min(1.25 * mean + 1, seen.schema[name].max_length) for name, mean in seen.mean_lengths.items()}
     options.setdefault("mean_lengths", lengths or None)
     table = conduit.Table(seen.schema, max(need, 1), **options)
@@ -152,16 +152,16 @@ def load(
 
     Args:
         client: Attached to the engine.
-        table: Its name; its schema decides which columns are taken.
+        table: Table name; the table's schema decides which columns are read.
         source: As `describe`.
         columns: As `describe`.
-        progress: Called with rows written and rows in all.
+        progress: Called with the rows written and the total rows.
         timeout: Seconds that a write may wait for a page.
-        freeze: Make the table read-only once all is in it; `TableHandle.thaw` undoes it.
+        freeze: Make the table read-only once all steps are in it; `TableHandle.thaw` undoes it.
 
     Raises:
-        SourceError: The source does not fit the table: nothing is written. Or it turned out to be damaged on the way: the
-            message says how many steps had been written, which stay.
+        SourceError: The source does not fit the table, and nothing is written. Or a part of it is damaged: the message says how many
+            steps had been written before, which stay.
         CapacityError: The table is smaller than the source.
     """
     begun = time.perf_counter()
@@ -194,7 +194,7 @@ def load(
 
 
 def _write(writer: Writer, schema: Schema, steps: Steps, ended: bool) -> None:
-    """Write steps; `ended` tells whether the step before them ended its episode by a flag."""
+    """Write steps; `ended` says whether the previous step ended its episode by a flag."""
     over = behind(ended, steps.terminated | steps.truncated) if len(steps) else np.zeros(0, bool)
     cuts = set(np.flatnonzero(steps.starts & ~over).tolist())
     for start, stop in itertools.pairwise(sorted({0, *cuts, len(steps)})):
@@ -211,7 +211,7 @@ def _write_piece(writer: Writer, schema: Schema, steps: Steps) -> None:
             columns, terminated=steps.terminated, truncated=steps.truncated, places=steps.places, finals=finals
         )
         return
-    # ragged values have no place before their length is known: one step after the other
+    # `extend` takes no ragged values, so these steps are appended one by one
     kept = {int(place): i for i, place in enumerate(steps.places)}
     for row in range(len(steps)):
         final = {name: values[kept[row]] for name, values in finals.items()} if row in kept else None
@@ -224,7 +224,7 @@ def _write_piece(writer: Writer, schema: Schema, steps: Steps) -> None:
 
 
 def _given(dtype: str, values: Any) -> Any:
-    """Values as a writer takes them: bits of bfloat16, for which numpy has no dtype, as tensors."""
+    """Values for a writer: bfloat16 bits become tensors, since numpy has no such dtype."""
     if dtype != "bfloat16":
         return values
     torch = import_torch("loading fields of bfloat16")

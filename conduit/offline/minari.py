@@ -1,7 +1,7 @@
-"""Minari's datasets: an episode of T steps has T + 1 observations, so that the last step's next one is kept.
+"""Minari datasets. An episode of T steps has T + 1 observations there, so the last step's next observation is known.
 
-Observations and actions become `obs` and `action`, nested as their spaces are; rewards keep the dtype that they were stored
-in. Seeds, options and infos have no place in a table.
+Observations and actions become `obs` and `action`, nested like their spaces. Rewards keep their stored dtype. Seeds, options and infos
+are left out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ROWS = 1 << 13
 
 
 def package() -> ModuleType:
-    """Minari, with what it reads its files with.
+    """Minari, after a check for the package that it reads its files with.
 
     Raises:
         MissingExtra: It is not installed.
@@ -44,15 +44,15 @@ def package() -> ModuleType:
 
 
 class MinariSource(Source):
-    """A dataset as a source; the first episode is read to know what it holds.
+    """A dataset as a source; its first episode is read to find its columns.
 
     Args:
         source: minari.MinariDataset, the path of one, or the id of a local one. Nothing is downloaded.
-        schema: What it must fit, or None.
-        columns: {field: what the dataset calls it}, where the names differ.
+        schema: The schema that it must fit, or None.
+        columns: {field: its name in the dataset}, for names that differ.
 
     Raises:
-        ConfigError: `columns` has a name that is none of the schema's.
+        ConfigError: `columns` has a name that is not in the schema.
         SourceError: There is no such dataset, it is empty, or it does not fit.
     """
 
@@ -97,7 +97,7 @@ class MinariSource(Source):
             check_known(self._stored, schema.names, "fields of the schema", "columns")
 
     def _named(self, paths: Mapping[str, Array]) -> dict[str, Array]:
-        """Values by the names of the fields that they are wanted for, else by their own."""
+        """Values by the names of their fields, or by their own names if `columns` does not map them."""
         columns = {path: array for path, array in paths.items() if path not in self._stored.values()}
         return columns | {wanted: paths[path] for wanted, path in self._stored.items() if path in paths}
 
@@ -143,7 +143,7 @@ class MinariSource(Source):
         known = bool(seen) and all(len(values) == count + 1 for values in seen.values())
         ended = terminated | truncated
         if known and count and not ended[-1]:
-            # the data stop here, and the task does not
+            # the data end here, the task does not
             truncated = truncated.copy()
             truncated[-1] = ended[-1] = True
         places = np.flatnonzero(ended)
@@ -170,7 +170,7 @@ def _opened(source: Any) -> tuple[Any, str]:
             return minari.MinariDataset(path / "data" if (path / "data").is_dir() else path), name
         if isinstance(source, str):
             return minari.load_dataset(source), name
-    # whatever a damaged dataset makes Minari raise
+    # for a damaged dataset, Minari may raise any exception
     except Exception as error:
         raise SourceError(
             f"Expected a path, or the id of a local Minari dataset (`minari list local`), got {str(source)!r}: {error}"
@@ -179,7 +179,9 @@ def _opened(source: Any) -> tuple[Any, str]:
 
 
 def _columns(episode: Any) -> tuple[dict[str, Array], dict[str, str]]:
-    """An episode's values by dotted name, and what is no array of numbers; observations have one more than there are steps."""
+    """An episode's values by dotted name, and {name: description} of values that are not arrays of numbers. Observations have one row
+    more than there are steps.
+    """
     columns = {
         "reward": np.asarray(episode.rewards),
         "terminated": np.asarray(episode.terminations),
@@ -241,10 +243,10 @@ def _schema_of(
 
 
 def check_schema(schema: Schema) -> None:
-    """Refuse a table that Minari's episodes have no place for.
+    """Refuse a table that Minari's episodes cannot hold.
 
     Raises:
-        ConfigError: It has other fields than observations, actions and a reward, or ragged ones.
+        ConfigError: The table has fields other than observations, actions and a reward, or ragged fields.
     """
     roots = {name.partition(".")[0] for name in schema.names}
     fits_ = roots == {"obs", "action", "reward"} and schema["reward"].shape == () if "reward" in schema else False
@@ -256,7 +258,7 @@ def check_schema(schema: Schema) -> None:
 
 
 def spaces_of(schema: Schema, root: str) -> Any:
-    """The widest Gymnasium space of a field, or of all fields below a name."""
+    """The widest Gymnasium space of a field, or of all fields below a parent."""
     from gymnasium import spaces
 
     def box(field: Field) -> Any:
@@ -278,10 +280,10 @@ def spaces_of(schema: Schema, root: str) -> Any:
 
 
 def episodes_of(scan: Scan) -> Iterator[tuple[dict[str, Any], int]]:
-    """Whole episodes of a scan as Minari has them, and how many steps of each were left out.
+    """Whole episodes of a scan in Minari's form, and how many steps of each were left out.
 
-    A terminated step without a final observation gets its own, as batches have it. Another last step whose next observation
-    is not known is left out: its observation is the one after the step before.
+    A terminated step without a final observation gets its own observation as the next one, as in batches. Any other last step without a
+    known next observation is left out: its observation becomes the next observation of the step before.
     """
     waiting: list[Steps] = []
     for steps in scan:
@@ -314,15 +316,15 @@ def _episode(schema: Schema, steps: Steps) -> tuple[dict[str, Any], int]:
 
 
 def create(dataset_id: str, episodes: Iterator[Any], **options: Any) -> None:
-    """Make the dataset of episode buffers.
+    """Make a dataset from episode buffers.
 
     Raises:
-        SourceError: Minari refuses it, for instance since the id is taken.
+        SourceError: Minari refuses the dataset, for instance because the id is taken.
     """
     minari = package()
     try:
         with warnings.catch_warnings():
-            # what a dataset should say of itself is for the caller to decide
+            # the caller decides about the dataset's metadata
             warnings.filterwarnings("ignore", message=".*(is set to None|env_spec is None).*", category=UserWarning)
             minari.create_dataset_from_buffers(dataset_id, episodes, jpeg_encoding=False, **options)
     except ConduitError:

@@ -1,4 +1,4 @@
-"""Which column of a source has which field, flag or number: by its own name, by the caller's mapping, or by the source's form."""
+"""Which column of a source holds which field, flag or number: by its own name, by the caller's mapping, or by the source's format."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _MEANT = {
     ),
     **dict.fromkeys(("truncate", "truncation", "truncations", "timeout", "timeouts"), "truncated"),
 }
-"""What flags are called elsewhere: nobody maps such a name in order to get a field of it."""
+"""Other libraries' names of flags. A caller who maps such a name means the flag, not a field."""
 
 
 class Naming:
-    """The columns' names.
+    """The names of columns.
 
     Args:
-        first: The first file; all have the same names.
+        first: The first file; all files have the same names.
         given: The caller's {field, flag or number: column}.
-        schema: What is wanted, or None where the columns decide.
+        schema: The requested schema, or None to take the columns as they are.
 
     Raises:
-        ConfigError: A name that is neither a field nor a flag nor a number.
-        SourceError: A column that is not there.
+        ConfigError: A name is neither a field nor a flag nor a number.
+        SourceError: There is no such column.
     """
 
     def __init__(self, first: Part, given: Mapping[str, str], schema: Schema | None) -> None:
@@ -56,10 +56,10 @@ class Naming:
         return schema is not None and name in schema
 
     def check(self, schema: Schema) -> None:
-        """Refuse names of the caller's that nobody would look at.
+        """Refuse names in the caller's mapping that have no meaning.
 
         Raises:
-            ConfigError: There is one; with the nearest known one.
+            ConfigError: There is such a name; the message has the nearest known one.
         """
         observations = [prefix + name for name in schema.observation_names for prefix in (NEXT, FINAL)]
         known = (*schema.names, *FLAGS, *NUMBERS, *(n.removeprefix("_") for n in NUMBERS), *observations)
@@ -70,14 +70,14 @@ class Naming:
         return self.stored.get(wanted, wanted)
 
     def system(self, wanted: str) -> str:
-        """The same for a flag or number; those of other origin have no underscore."""
+        """The column that holds a flag or number. In files that Conduit did not write, names of numbers have no underscore."""
         return self.stored.get(wanted, wanted if self._own else wanted.removeprefix("_"))
 
     def final(self, observation: str) -> str:
-        """The same for the final values of an observation."""
+        """The column that holds the final values of an observation."""
         return self.stored.get(FINAL + observation, FINAL + observation)
 
     def fields(self) -> dict[str, str]:
-        """{column: field that it is wanted for}, of those that are mapped."""
+        """{column: its field} of the mapped columns."""
         system = {*FLAGS, *NUMBERS}
         return {c: w for w, c in self.stored.items() if w not in system and not w.startswith((NEXT, FINAL))}

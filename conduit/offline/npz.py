@@ -1,7 +1,7 @@
-"""numpy's archives: one array per column, read through without ever holding a whole file in memory.
+"""npz archives of numpy: one array per column, read in pieces, so that a file is never in memory as a whole.
 
-A ragged column is two arrays: its values one behind the other, and `<column>.offsets` int64 [rows + 1]. Final observations are
-`final.<observation>` [k, *shape], of the rows that `_final.rows` int64 [k] lists. `_schema` holds the schema's JSON as bytes.
+A ragged column is two arrays: its concatenated values, and `<column>.offsets` int64 [rows + 1]. Final observations are
+`final.<observation>` [k, *shape]; `_final.rows` int64 [k] lists their rows. `_schema` holds the schema's JSON as bytes.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _DAMAGED = (zipfile.BadZipFile, EOFError, OSError, ValueError, NotImplementedErr
 
 
 class _Member:
-    """One array of an archive, read from front to back: dtype, shape, and its rows when they are asked for.
+    """One array of an archive, read from front to back: its dtype and shape, and its rows by `read`.
 
     Attributes:
-        problem: Why no field can be read from it, or None.
+        problem: Why a field cannot be read from it, or None.
     """
 
     def __init__(self, archive: zipfile.ZipFile, path: Path, name: str) -> None:
@@ -59,7 +59,7 @@ class _Member:
                 self.problem = f"`{self.dtype}` ({error})"
 
     def close(self) -> None:
-        """Nothing is read from it any more."""
+        """Close the array's stream."""
         self._file.close()
 
     def read(self, count: int) -> Array:
@@ -84,7 +84,7 @@ class NpzPart(Part):
 
     Args:
         path: The file.
-        key: The column of the flag "terminated": there are as many steps as it has values.
+        key: The column of the flag "terminated"; the file has as many steps as this column has values.
     """
 
     def __init__(self, path: Path, key: str) -> None:
@@ -127,12 +127,12 @@ class NpzPart(Part):
             member.close()
 
     def _count(self, name: str) -> int:
-        """Values of a column; -1 for a single one."""
+        """Number of a column's values; -1 for a scalar."""
         shape = self._members[name].shape
         return len(self._offsets[name]) - 1 if name in self._offsets else shape[0] if shape else -1
 
     def _take_offsets(self, member: _Member) -> None:
-        """Take an array for the offsets of a ragged column, where there is one of its name."""
+        """Use an array as the offsets of a ragged column, if there is a column of that name."""
         name = member.name.removesuffix(OFFSETS)
         if name not in self._members:
             return
@@ -150,7 +150,7 @@ class NpzPart(Part):
         del self._members[name]
 
     def kind(self, name: str, field: Field | None) -> Kind:
-        """What a column holds; see `Part.kind`."""
+        """Dtype and shape of a column's values; see `Part.kind`."""
         member = self._members[name]
         if name in self.finals:
             self._check_final(name)
@@ -206,7 +206,7 @@ def write(path: Path, schema: Schema, steps: Steps, numbers: Mapping[str, Array]
         arrays[_ROWS] = steps.places
         for name in schema.observation_names:
             arrays |= _stored(schema, name, FINAL + name, steps.finals[name])
-    # numpy.savez takes columns as keyword arguments, and has a few names of its own
+    # numpy.savez takes columns as keyword arguments, which clash with its own argument names
     with zipfile.ZipFile(path, "w") as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:

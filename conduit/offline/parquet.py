@@ -1,10 +1,10 @@
-"""Parquet: a value of one number is a plain column, an array is nested fixed-size lists, a ragged one a list.
+"""Parquet files: a scalar field is a plain column, an array field is nested fixed-size lists, a ragged field is a list.
 
-In files of other origin lists of one length, nested or not, are arrays as well.
+In files that Conduit did not write, lists that all have the same length, nested or not, are arrays too.
 
 Arrays of 1 KiB or more are raw bytes (`fixed_size_binary`, C order, this machine's byte order), since Parquet would encode
-each of their numbers for itself. `final.<observation>` is null but where a final observation is kept. The schema's JSON
-is in the file's metadata as `conduit.schema`.
+each number separately. `final.<observation>` is null in rows without a final observation. The schema's JSON is in the file's metadata
+as `conduit.schema`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Lengths:
 
     Attributes:
         low, high, total: The smallest, the largest, and the sum.
-        row, length: The first list of another length than the wanted one, and that length; -1 where there is none.
+        row, length: Row and length of the first list that does not have the expected length; -1 if there is none.
     """
 
     low: int
@@ -68,7 +68,7 @@ class ParquetPart(Part):
 
     Args:
         path: The file.
-        key: Not needed: all columns of a file have a value per step.
+        key: Not used: all columns of a file have one value per step.
     """
 
     def __init__(self, path: Path, key: str) -> None:
@@ -95,17 +95,17 @@ class ParquetPart(Part):
         self.finals = tuple(name for name in readable if name.startswith(FINAL))
 
     def _field(self, name: str) -> Field | None:
-        """The field that a column of Conduit's own files holds."""
+        """The field of a column, in files that Conduit wrote; otherwise None."""
         return self._fields.get(name.removeprefix(FINAL))
 
     def _is_raw(self, name: str) -> bool:
-        """Whether a column is a field's bytes, which only Conduit's own files say the meaning of."""
+        """Whether a column holds a field's raw bytes; only files that Conduit wrote say which field."""
         type_, field = self._types[name], self._field(name)
         is_bytes: bool = self._arrow.types.is_fixed_size_binary(type_)
         return is_bytes and field is not None and type_.byte_width == field.row_bytes
 
     def _parsed(self, name: str) -> tuple[list[int | None], str]:
-        """Sizes of nested lists, None where the type says none, and the dtype inside."""
+        """Sizes of nested lists, None where the type has none, and the dtype of their elements."""
         types, inner, sizes = self._arrow.types, self._types[name], []
         while types.is_list(inner) or types.is_large_list(inner) or types.is_fixed_size_list(inner):
             sizes.append(inner.list_size if types.is_fixed_size_list(inner) else None)
@@ -114,7 +114,7 @@ class ParquetPart(Part):
         return sizes, dtypes.get(str(inner), str(inner))
 
     def kind(self, name: str, field: Field | None) -> Kind:
-        """What a column holds; see `Part.kind`. Lists of one length are arrays, and of any length where the field is ragged."""
+        """Dtype and shape of a column's values; see `Part.kind`. Lists must all have the same length, unless the field is ragged."""
         own = self._field(name)
         if self._is_raw(name) and own is not None:
             return Kind(own.dtype, own.shape)
@@ -145,7 +145,7 @@ class ParquetPart(Part):
         return Kind(dtype, (found[0].high, *inner), loose=sizes[0] is None)
 
     def _check_nulls(self, name: str) -> None:
-        """Refuse what the file's statistics know to be null; `read` looks at the values."""
+        """Refuse columns that have nulls according to the file's statistics; `read` checks the values."""
         if name.startswith(FINAL):
             return
         for group in range(self._file.metadata.num_row_groups):
@@ -156,7 +156,7 @@ class ParquetPart(Part):
                     raise self.refuse(name, "a value in every row", f"{known.null_count} nulls")
 
     def _measured(self, name: str, wanted: tuple[int, ...] | None) -> list[_Lengths]:
-        """Lengths of the lists of each level; `row` is where they first differ from `wanted`, or from the first one."""
+        """Lengths of the lists of each level; `row` is the first row that differs from `wanted`, or from the first list."""
         known = self._lengths.get(name)
         if known is not None and (wanted is None or [(k.low, k.high) for k in known] == [(w, w) for w in wanted]):
             return known
@@ -214,7 +214,7 @@ class ParquetPart(Part):
     def read(self, columns: Mapping[str, Kind], finals: Mapping[str, Kind], rows: int) -> Iterator[Chunk]:
         """The columns, at most `rows` rows at a time."""
         done = 0
-        # a dotted name means a part of a nested column to pyarrow, but where it is a whole column's name
+        # pyarrow takes a dotted name for a part of a nested column, unless it is a whole column's name
         for batch in self._batches([*columns, *finals], rows):
             values = {name: self._values(name, batch.column(name), kind, done) for name, kind in columns.items()}
             places = np.zeros(0, np.int64)

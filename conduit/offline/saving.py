@@ -1,4 +1,4 @@
-"""Out of a table: into a directory of files, which appears whole or not at all, or into a Minari dataset."""
+"""Saving a table: into a directory of files, which appears completely or not at all, or into a Minari dataset."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _WRITERS: Mapping[str, Callable[[Path, Schema, Steps, Mapping[str, Array]], None
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What was written.
+    """The result of a save.
 
     Attributes:
-        rows, episodes: Steps and episodes, unfinished ones included.
-        files: Files; 0 for a Minari dataset.
+        rows, episodes: Steps and episodes written, including unfinished episodes.
+        files: Number of files; 0 for a Minari dataset.
         missing: Rows that writers overwrote before they could be read.
-        left_out: Last steps of unfinished episodes, which a Minari dataset has no place for.
+        left_out: Last steps of unfinished episodes, which a Minari dataset cannot hold.
     """
 
     rows: int
@@ -62,14 +62,14 @@ def save(
 
     Args:
         client: Attached to the engine.
-        table: Its name.
-        path: The directory; it must not exist, or be empty.
+        table: Table name.
+        path: The directory; it must not exist, or must be empty.
         format: "npz" or "parquet".
-        progress: Called with rows written and rows in all.
+        progress: Called with the rows written and the total rows.
 
     Raises:
-        SourceError: `path` is there already, or cannot be written.
-        ConfigError: Another format.
+        SourceError: `path` exists already, or cannot be written.
+        ConfigError: The format is unknown.
         MissingExtra: pyarrow is not installed.
     """
     if format not in _WRITERS:
@@ -126,13 +126,13 @@ def save_minari(
 
     Args:
         client: Attached to the engine.
-        table: Its name; its fields must be `obs`, `action` (nested or not) and `reward`.
-        dataset_id: Such as "cartpole/mine-v0".
+        table: Table name; its fields must be `obs`, `action` (nested or not) and `reward`.
+        dataset_id: Id of the new dataset, such as "cartpole/mine-v0".
         env: The environment that the steps come from, as Minari takes it.
-        observation_space: Gymnasium space; without `env` and this, the widest that fits the schema.
+        observation_space: Gymnasium space of observations; without it and `env`, the widest space that fits the schema.
         action_space: The same for actions.
-        progress: Called with rows written and rows in all.
-        **metadata: For `minari.create_dataset_from_buffers`: author, description, ...
+        progress: Called with the rows written and the total rows.
+        **metadata: Passed to `minari.create_dataset_from_buffers`: author, description, ...
 
     Raises:
         ConfigError: The table has other fields.
@@ -165,7 +165,7 @@ def save_minari(
 
 
 def _parts(scan: Scan) -> Iterator[Steps]:
-    """A scan's steps in pieces of about a file's size."""
+    """A scan's steps in parts, each about the size of a file."""
     row_bytes = scan.schema.row_bytes
     waiting: list[Steps] = []
     for steps in scan:

@@ -1,4 +1,4 @@
-"""What can be read: steps, episode after episode, of a schema that is known before any of them is read."""
+"""The contract of a source: steps, episode after episode, with a schema that is known before any step is read."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from conduit.plane.deliver.steps import Steps
 from conduit.schema import Schema
 
 Progress: TypeAlias = Callable[[int, int], None]
-"""Called with rows done and rows in all, now and then."""
+"""Called now and then with the rows done and the total rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a source holds.
+    """The contents of a source.
 
     Attributes:
-        name: What it is called in errors.
+        name: Its name in errors.
         format: "npz", "parquet", "hdf5" or "minari".
         schema: Fields of its steps.
-        rows: Steps.
-        episodes: Episodes, the unfinished ones included.
-        ends: Episodes that end by a flag: at most so many final observations are kept.
+        rows: Number of steps.
+        episodes: Number of episodes, including unfinished ones.
+        ends: Number of episodes that end by a flag; there are at most this many final observations.
         mean_lengths: {ragged field: mean length of its values}.
-        ignored: Columns that are there and not taken.
-        skipped: {those of them that no field can hold: what they are}: text, objects, a value per episode, and so on.
+        ignored: Columns that are not read.
+        skipped: {ignored column that no field can hold: description of its contents}: text, objects, one value per episode, and so on.
     """
 
     name: str
@@ -42,10 +42,10 @@ class Description:
 
 
 class Source(ABC):
-    """Contract: everything that can be known without reading the steps has been checked when a source exists.
+    """Contract of a source: its constructor checks everything that can be checked without reading the steps.
 
     Attributes:
-        description: What it holds.
+        description: The contents of the source.
     """
 
     description: Description
@@ -55,5 +55,5 @@ class Source(ABC):
         """All steps in order, some thousand at a time.
 
         Raises:
-            SourceError: What was read is damaged, or does not fit what was read before.
+            SourceError: Values are damaged, or do not fit earlier values.
         """
