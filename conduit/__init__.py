@@ -3,10 +3,10 @@
 Actors write steps straight into shared memory, and learners pull batches that are ready to train on. The code is divided into
 rooms; each imports only rooms that stand above it:
 
-    errors  numbers  field  arrays  nesting  infer_fields  schema  clock  alarms  forking    what everything shares
-    contracts    what can be replaced: ingestion, placement, delivery, sampler, device
-    native       what kernels stand on; native.compile: how they are declared, built ahead of time, or compiled at first use
-    store        where rows are: format, pages, segment, tables, ingest, checkpoint
+    errors  numbers  field  arrays  nesting  infer_fields  schema  clock  alarms  forking    shared by all rooms
+    contracts    the contracts of the replaceable parts: ingestion, placement, delivery, sampler, device
+    native       the base of kernels; native.compile declares them, builds them ahead of time, or compiles them at first use
+    store        the storage of rows: format, pages, segment, tables, ingest, checkpoint
     kernels      how rows become batches: spec, reference, cpu, gpu, ops
     sampling     which windows a batch is made of
     plane        the engine and its control points: ingest (Writer), deliver (Loader, Consumer), device; observe

@@ -1,6 +1,6 @@
-"""Alarms: what ends a wait early, because what is waited for cannot come any more.
+"""Alarms: functions that end a wait early by an exception, because the wait cannot succeed any more.
 
-A wait that is about to sleep looks at them. A call that does not wait never does.
+A wait calls all alarms before it sleeps. A call that does not wait calls none.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ _alarms: list[Alarm] = []
 
 
 def add(alarm: Alarm) -> None:
-    """Have waits in this process look at an alarm."""
+    """Make waits in this process call an alarm."""
     _alarms.append(alarm)
 
 
 def remove(alarm: Alarm) -> None:
-    """Have them look at it no more; idempotent."""
+    """Make waits no longer call an alarm; idempotent."""
     if alarm in _alarms:
         _alarms.remove(alarm)
 
 
 def look() -> None:
-    """Let every alarm raise that has something to say."""
+    """Call every alarm."""
     for alarm in tuple(_alarms):
         alarm()

@@ -1,7 +1,7 @@
-"""Arrays and tensors as callers hand them over, as numpy has them; bfloat16, for which numpy has no dtype, as its bits in uint16.
+"""Conversion of callers' arrays and tensors to numpy arrays; bfloat16, for which numpy has no dtype, becomes its bits in uint16.
 
-ml_dtypes arrays and scalars, JAX arrays and torch tensors of bfloat16 are known by the name of their dtype alone, so that none of
-these libraries is imported for it.
+bfloat16 arrays and scalars of ml_dtypes, JAX and torch are recognized by the name of their dtype alone, so that none of these libraries
+is imported for it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def _is_bfloat16(value: Any) -> bool:
 
 
 def import_torch(what: str, instead: str = "", extra: str = "torch") -> Any:
-    """The package torch, for what cannot be done without it.
+    """Import torch, for a call that needs it.
 
     Args:
-        what: What needs it, as the caller wrote it.
-        instead: What would do without it, or "".
-        extra: The extra that brings all that is needed.
+        what: The option or call that needs torch, as the caller wrote it, for the error.
+        instead: An alternative without torch, for the error, or "".
+        extra: The extra that installs all that is needed.
 
     Raises:
         MissingExtra: torch is not installed.
@@ -45,7 +45,7 @@ def import_torch(what: str, instead: str = "", extra: str = "torch") -> Any:
 
 
 def as_array(value: Any) -> Array:
-    """A numpy view of a tensor, array or scalar (bfloat16 as its uint16 bits), copied to the host where it must be."""
+    """A numpy view of a tensor, array or scalar (bfloat16 as its uint16 bits); tensors on a device are copied to the host."""
     if hasattr(value, "detach"):
         tensor = value.detach().cpu()
         if _is_bfloat16(tensor):
@@ -59,10 +59,10 @@ def as_array(value: Any) -> Array:
 
 
 def as_numbers(value: Any) -> Array:
-    """What a caller hands over, as numbers that numpy has: bfloat16 as float32, which is exact; sequences, nested or not, as arrays.
+    """A caller's value as a numpy array of numbers: bfloat16 becomes float32, which is exact; sequences, nested or not, become arrays.
 
     Raises:
-        ValueError, TypeError: It cannot be an array.
+        ValueError, TypeError: The value cannot be an array.
     """
     if not isinstance(value, list | tuple):
         array = as_array(value)
@@ -70,7 +70,7 @@ def as_numbers(value: Any) -> Array:
     try:
         array = np.asarray(value)
     except (TypeError, ValueError):
-        # numpy asks tensors and JAX's scalars of bfloat16 for a number, and they have none for it
+        # numpy cannot convert bfloat16 tensors and JAX scalars in a list by itself
         return np.stack([as_numbers(one) for one in value])
     if array.dtype.kind == "O" and len(value):  # numbers beside scalars of bfloat16
         return np.stack([as_numbers(one) for one in value])

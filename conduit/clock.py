@@ -1,7 +1,7 @@
 """Deadlines: every wait in Conduit is bounded by one of these.
 
-A deadline is made once, at the call that may block, and handed down, so that nested waits share one budget instead of
-adding theirs up. The clock is the system's monotonic one; tests hand in their own.
+A deadline is made once, at the call that may block, and passed down, so that nested waits share one budget instead of adding up their
+timeouts. The clock is the system's monotonic clock; tests pass their own.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ class Deadline:
     """A point in monotonic time after which a wait gives up.
 
     Args:
-        timeout: Seconds from now; 0 means "try once"; None, and more than that, means a year, which is as good as for ever and still
-            bounded.
+        timeout: Seconds from now; 0 tries once. None means a year, the longest timeout, which is practically no limit.
         clock: Monotonic seconds; `time.monotonic` unless a test needs its own.
 
     Raises:
@@ -47,5 +46,5 @@ class Deadline:
         return max(0.0, self._end - self._clock())
 
     def passed(self) -> bool:
-        """True once the deadline lies behind."""
+        """True once the deadline has passed."""
         return self._clock() >= self._end

@@ -1,7 +1,7 @@
 """One field of a row: its name, dtype and shape, checked once when it is made.
 
-bfloat16 has no numpy dtype: its values are held as their bits in ``uint16``, and it is recognised by name, in torch
-tensors and in ml_dtypes arrays, without importing either.
+bfloat16 has no numpy dtype: its values are held as their bits in ``uint16``. Torch tensors and ml_dtypes arrays of bfloat16 are
+recognized by the name of their dtype, without importing either library.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RESERVED = (*SYSTEM_NAMES, "final")
 _POSITION = re.compile(r"0|[1-9][0-9]*")
 _LONGEST = 200
-"""Characters of a name: checkpoints and exports have files of the fields' names, and what is added to them."""
+"""Most characters of a name: checkpoints and exports have files with the fields' names and a suffix."""
 
 
 _NATIVE = {held: name for name, held in DTYPES.items() if held.name == name}
@@ -86,12 +86,12 @@ class Field:
         name: Dotted name, unique in its schema: ``reward``, ``obs.camera``, ``obs.0``.
         dtype: Canonical name of the dtype, a key of :data:`DTYPES`.
         shape: Shape of one row's value, without rows or environments; ``()`` is a scalar. Each size is at least 1.
-        observation: Whether loaders also deliver it as ``next_<name>``, read from the row that follows.
+        observation: Whether it is (part of) the observation; loaders also deliver it as ``next_<name>``.
         casting: What a writer accepts: ``"no"`` the exact dtype only, ``"same_kind"`` any array that numpy casts
             within its kind, such as float64 to float32.
         ragged: Whether the first axis varies from row to row, from 0 up to ``shape[0]``.
-        reward: Whether it is (a part of) the reward, of which windows of several steps make returns;
-            :attr:`conduit.Schema.reward_names` says what holds where no field says so.
+        reward: Whether it is (part of) the reward, which n-step windows sum up into returns. If no field of a schema is declared as
+            the reward, :attr:`conduit.Schema.reward_names` has the rule.
     """
 
     name: str
@@ -155,7 +155,7 @@ class Field:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row's value, without padding; of the longest one where the field is ragged."""
+        """Bytes of one row's value, without padding; for a ragged field, of the longest value."""
         return math.prod(self.shape) * self.itemsize
 
     @property

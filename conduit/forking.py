@@ -1,12 +1,12 @@
-"""What must stay in its process: mutexes that a thread of it holds, descriptors that kernel locks are taken on, open objects.
+"""Forks, and objects that must stay in their process: mutexes, descriptors with kernel locks, and handles of an engine.
 
-Only the thread that forks goes on in the child. A mutex that another one held would stay locked there for ever, so those that a
-fresh attach needs are made anew. A kernel lock belongs to an open file description, which the child shares: it would outlive its
-holder for as long as the child lives, so the child closes such descriptors before it does anything else.
+Only the forking thread goes on in the child. A mutex that another thread held would stay locked there for ever, so the child makes new
+ones of all mutexes that a new attach needs. A kernel lock belongs to an open file description, which the child shares: the lock would
+outlive its holder as long as the child lives. So the child closes such descriptors before it does anything else.
 
-What was opened of an engine consists of addresses and locks of its process, so it is neither copied nor pickled (`StaysHere`).
+Handles of an engine consist of addresses and locks of their process, so they can be neither copied nor pickled (`StaysHere`).
 
-Destructors take no mutex: a garbage collection may begin at any allocation, one of the thread that holds it included.
+Destructors take no mutex: garbage collection may run them at any allocation, also in the thread that holds the mutex.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, NoReturn, Protocol
 from conduit.errors import Unsendable
 
 _PATIENCE = 10.0
-"""Seconds that a fork waits for other threads to leave what it must not split; then it goes on all the same."""
+"""Seconds that a fork waits for other threads to finish guarded work; then it goes on all the same."""
 
 _UNLOCK_ALL = struct.pack("hhqqi4x", fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0)
 
@@ -35,24 +35,25 @@ _holders: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def renew_in_child(module: str, name: str, make: Callable[[], Any], *, whole: bool = False) -> None:
-    """Let a mutex be made anew in forked children, whoever held it.
+    """Replace a mutex by a new one in forked children, whether or not a thread held it.
 
     Args:
         module: Name of the module whose global it is.
         name: Its name there.
         make: threading.Lock, or threading.RLock.
-        whole: Let a fork wait until no other thread holds it (an RLock), since what it guards must not be half done in the child.
+        whole: Make a fork wait until no other thread holds it (an RLock), since the work that it guards must not be half done in the
+            child.
     """
     _mutexes.append((sys.modules[module], name, make, whole))
 
 
 def opening() -> Any:
-    """Held while a descriptor that locks are taken on is opened and named to `drop_in_child`: no fork comes in between."""
+    """A lock to hold while a descriptor for kernel locks is opened and passed to `drop_in_child`, so that no fork comes in between."""
     return _opening
 
 
 class StaysHere:
-    """Something that belongs to the process that opened it. What is to be done elsewhere instead is `_elsewhere`."""
+    """An object that belongs to the process that opened it. `_elsewhere` says what another process does instead, for the error."""
 
     __slots__ = ()
     _elsewhere = "open one there"
@@ -65,23 +66,23 @@ class StaysHere:
 
 
 class Droppable(Protocol):
-    """Something that has a descriptor which locks are taken on."""
+    """An object with a descriptor for kernel locks."""
 
     def drop(self) -> None:
-        """In a forked child: close it, and leave its locks to the parent."""
+        """In a forked child: close the descriptor, and leave its locks to the parent."""
 
 
 def drop_in_child(holder: Droppable) -> None:
-    """Let forked children drop a descriptor; the holder is not kept alive."""
+    """Make forked children drop a holder's descriptor; the holder is not kept alive."""
     _holders.add(holder)
 
 
 class LockFile:
-    """A descriptor that kernel locks are taken on; nobody maps it, and a forked child closes it at once.
+    """A descriptor for kernel locks. It is never mapped, and a forked child closes it at once.
 
     Args:
         path: A file, or a folder.
-        flags: As of `os.open`.
+        flags: As for `os.open`.
     """
 
     def __init__(self, path: str | os.PathLike[str], flags: int = os.O_RDWR) -> None:
@@ -96,7 +97,7 @@ class LockFile:
         return self._open[0] if self._open else -1
 
     def close(self) -> None:
-        """Give its locks back and close it; idempotent, and safe in a destructor."""
+        """Release its locks and close it; idempotent, and safe in a destructor."""
         fd = self.fd
         if fd < 0:
             return
@@ -109,11 +110,11 @@ class LockFile:
 
     def drop(self) -> None:
         """In a forked child: the locks are the parent's."""
-        with contextlib.suppress(IndexError):  # a destructor was first
+        with contextlib.suppress(IndexError):  # a destructor has closed it already
             os.close(self._open.pop())
 
     def __del__(self) -> None:
-        if not sys.is_finalizing():  # the kernel does it then
+        if not sys.is_finalizing():  # at exit the kernel closes it
             self.close()
 
 

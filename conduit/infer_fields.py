@@ -1,7 +1,7 @@
 """Fields that are inferred: from an example, one row's values, or from the spaces of a Gymnasium environment.
 
-Dicts and tuples are walked down to what has a dtype and a shape; a field's name is the way there, `obs.camera` or `obs.0`.
-Gymnasium is imported only when there are spaces to read.
+Dicts and tuples are walked down to values with a dtype and a shape; a field's name is the path, `obs.camera` or `obs.0`. Gymnasium is
+imported only to read spaces.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def fields_of_example(
         raise SchemaError(f"Expected a mapping of names to values, got `{type(example).__name__}`")
     fields = [item for key, value in example.items() for item in _fields_of_value(key, value)]
     observed = _below("obs" if observation is None else observation, fields, observation is not None, "observations")
-    # a reward that is called so needs no mark
+    # a field called `reward` is the reward without a declaration
     rewards = set() if reward is None else _below(reward, fields, True, "rewards")
     return [replace(f, observation=f.name in observed, reward=f.name in rewards) for f in fields]
 
@@ -44,7 +44,7 @@ def _below(roots: str | Iterable[str], fields: list[Field], must: bool, what: st
     """The names of the fields that are one of the roots, or below one.
 
     Raises:
-        SchemaError: A root is not there, and must be.
+        SchemaError: A root is required and missing.
     """
     found: set[str] = set()
     for root in (roots,) if isinstance(roots, str) else tuple(roots):
@@ -98,7 +98,7 @@ _REMEDIES = {
     "OneOf": "store which of its spaces it is and a value of each, `spaces.Tuple((spaces.Discrete(n), space_0, ...))`, by a "
     "wrapper of the environment, or as fields by `Schema([...])`",
 }
-"""What to do with spaces whose values have no fixed shape, by the name of the space."""
+"""Remedies for spaces whose values have no fixed shape, by the name of the space."""
 
 
 def _fields_of_space(path: str, space: object, observation: bool) -> list[Field]:

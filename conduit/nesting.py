@@ -60,7 +60,7 @@ class Nesting:
         self._roots: dict[str, _Node] = {key: _node(key, value) for key, value in raw.items()}
 
     def flatten(self, nested: object) -> Mapping[str, Any]:
-        """Give dotted names to values, for a mapping whose keys are nested, dotted, or both.
+        """Turn a mapping whose keys are nested, dotted, or both into {dotted name: value}.
 
         A dict that is already flat is returned itself.
 
@@ -80,7 +80,7 @@ class Nesting:
         return flat
 
     def flatten_inner(self, value: object) -> Mapping[str, Any]:
-        """Like :meth:`flatten`, but where there is one top-level name, ``value`` is what stands under it."""
+        """Like :meth:`flatten`, but if there is a single top-level name, ``value`` is the value of that name."""
         if len(self._roots) > 1 or (type(value) is dict and value.keys() == self._names.keys()):
             return self.flatten(value)
         flat: dict[str, Any] = {}
@@ -89,10 +89,10 @@ class Nesting:
         return flat
 
     def nest(self, flat: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-        """Give the nested form of those of the names that ``flat`` has, each looked up behind ``prefix``.
+        """The nested form of the names that ``flat`` has, each looked up with ``prefix`` in front.
 
         Raises:
-            FieldError: Only a part of a tuple is there.
+            FieldError: A tuple lacks a part.
         """
         parts = ((prefix + key, _gathered(node, flat, prefix)) for key, node in self._roots.items())
         return {key: part for key, part in parts if part is not _ABSENT}
@@ -109,12 +109,12 @@ class Nesting:
 
 
 def listed(names: Iterable[object]) -> str:
-    """Names as a message has them."""
+    """Names as text for a message."""
     return ", ".join(f"`{name}`" for name in names) or "nothing"
 
 
 def hint(name: object, names: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the nearest of the known ones, or all of them."""
+    """The end of a message about an unknown name: the nearest known name, or all of them."""
     known = tuple(names)
     lowered = {one.casefold(): one for one in reversed(known)}
     near = difflib.get_close_matches(str(name).casefold(), lowered, 1)
@@ -124,22 +124,22 @@ def hint(name: object, names: Iterable[str]) -> str:
 
 
 def with_parents(names: Iterable[str]) -> list[str]:
-    """Dotted names, each behind the parents that may stand for it: `obs`, `obs.camera`."""
+    """Dotted names, each after its parents, which may stand for it: `obs`, `obs.camera`."""
     parts = (name.split(".") for name in names)
     return list(dict.fromkeys(".".join(one[:depth]) for one in parts for depth in range(1, len(one) + 1)))
 
 
 def check_known(given: object, known: Iterable[str], what: str, at: str) -> None:
-    """Refuse names that are none of the known ones.
+    """Refuse unknown names.
 
     Args:
-        given: Names, or a mapping of them.
-        known: Those that are looked at.
-        what: What they are, in the plural.
-        at: The option that they came in.
+        given: Names, or a mapping from names.
+        known: The known names.
+        what: What the names belong to, in the plural, for the error.
+        at: The option that has them, for the error.
 
     Raises:
-        ConfigError: It is no collection of names, or one is unknown; with the nearest known one.
+        ConfigError: `given` is not a collection of names, or a name is unknown; the message has the nearest known one.
     """
     names = tuple(known)
     if isinstance(given, str) or not isinstance(given, Iterable):
@@ -164,7 +164,7 @@ def _node(path: str, raw: dict[str, Any] | str) -> _Node:
 
 
 def _spread(node: _Node, value: Any, flat: dict[str, Any]) -> None:
-    """Write the leaves of ``value`` into ``flat``. On the path of every nested row, so plain dicts are asked first."""
+    """Write the leaves of ``value`` into ``flat``. Every nested row goes through here, so plain dicts are tested first."""
     if isinstance(node, str):
         if node in flat:
             raise FieldError("Expected each field once, got it both nested and by its dotted name", at=node)
@@ -191,7 +191,7 @@ def _spread(node: _Node, value: Any, flat: dict[str, Any]) -> None:
 
 
 def _gathered(node: _Node, flat: Mapping[str, Any], prefix: str) -> Any:
-    """Read the nested value of a node from ``flat``; ``_ABSENT`` if none of its leaves is there."""
+    """Read the nested value of a node from ``flat``; ``_ABSENT`` if ``flat`` has none of its leaves."""
     if isinstance(node, str):
         return flat.get(prefix + node, _ABSENT)
     parts = {key: _gathered(child, flat, prefix) for key, child in node.children.items()}

@@ -1,7 +1,6 @@
-"""Numbers and flags as callers hand them over: Python's, numpy's, and 0-d arrays and tensors alike; a bool is no number.
+"""Checks of callers' numbers and flags: Python and numpy numbers, and 0-d arrays and tensors, are accepted; a bool is not a number.
 
-A batch size that came out of numpy, torch or JAX is as good as Python's own. What a caller hands over is turned into Python's int or
-float once, where it comes in, so that nothing behind that meets another type.
+A number is converted to Python's int or float once, where the caller passes it, so that later code meets no other type.
 """
 
 from __future__ import annotations
@@ -16,22 +15,22 @@ import numpy as np
 from conduit.errors import ConfigError
 
 MOST = 1 << 53
-"""The largest whole number that is taken for a size or a count: up to it, floats are exact, and sums and products of a few in 64 bits."""
+"""The largest integer that is accepted as a size or a count. Up to it, floats are exact, and sums of a few such numbers fit 64 bits."""
 
 
 def _is_number(value: object) -> bool:
-    """Whether it is one number, or a 0-d array or tensor of one; a bool is none."""
+    """Whether a value is a number, or a 0-d array or tensor of a number; a bool is not."""
     if isinstance(value, bool):
         return False
     if isinstance(value, numbers.Real) and not hasattr(value, "dtype"):
         return True
-    # arrays, tensors and scalars of numpy, ml_dtypes, torch and JAX name their dtypes alike
+    # arrays, tensors and scalars of numpy, ml_dtypes, torch and JAX use the same names for their dtypes
     dtype = str(getattr(value, "dtype", "")).removeprefix("torch.")
     return getattr(value, "shape", None) == () and dtype.startswith(("int", "uint", "float", "bfloat"))
 
 
 def whole(value: Any) -> int | None:
-    """`value` as an int if it is a whole number of an integer type, else None.
+    """`value` as an int if it has an integer type, else None.
 
     >>> import numpy as np
     >>> whole(np.int64(64)), whole(64.0), whole(True)
@@ -63,7 +62,7 @@ def at_least(name: str, value: object, least: int) -> int:
     """`value` as an int.
 
     Raises:
-        ConfigError: It is no whole number, below `least`, or above MOST; the message has `name`.
+        ConfigError: The value is not an integer, below `least`, or above MOST; the message has `name`.
     """
     number = whole(value)
     if number is None or number < least:
@@ -77,7 +76,7 @@ def within(name: str, value: object, low: float, high: float) -> float:
     """`value` as a float.
 
     Raises:
-        ConfigError: It is no number, or not from `low` to `high`, both inclusive; an infinite `high` stands for any finite
+        ConfigError: The value is not a number, or not from `low` to `high`, both inclusive; an infinite `high` allows every finite
             number. The message has `name`.
     """
     number = real(value)
@@ -91,7 +90,7 @@ def flag(name: str, value: object) -> bool:
     """`value` as a bool.
 
     Raises:
-        ConfigError: It is neither True nor False, Python's or numpy's; the message has `name`.
+        ConfigError: The value is not a bool of Python or numpy; the message has `name`.
     """
     if not isinstance(value, bool | np.bool_):
         raise ConfigError(f"Expected {name} True or False, got {value!r}")

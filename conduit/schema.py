@@ -1,18 +1,18 @@
-"""What a row holds: the fields of a table, their dtypes and shapes, and how nested values map to them.
+"""Schemas: the fields of a table's rows, their dtypes and shapes, and how nested values map to them.
 
 A :class:`Schema` is an ordered tuple of :class:`Field`. Nested values (dicts and tuples, as Gymnasium's spaces nest)
 are stored flat under dotted names, ``obs.camera`` or ``obs.0``, and are given back nested. The nesting follows from
-the names alone: a part made of digits is a position in a tuple, any other part is a key of a dict. So a schema by
-hand, from spaces and from JSON are the same thing, and two schemas are equal when their fields are.
+the names alone: a part made of digits is a position in a tuple, any other part is a key of a dict. So it does not matter whether a schema
+was made by hand, from spaces or from JSON: two schemas are equal if their fields are.
 
 Two roles decide how windows treat fields: observations have a next observation, rewards are summed up. ``Field(observation=True)`` and
 ``Field(reward=True)`` declare them. One role is assumed: if no field is declared to be a reward, a field called ``reward``, or the
 fields below a parent ``reward.``, are rewards. ``str(schema)`` and ``conduit status`` show the roles.
 
 Invariants: names are unique, no name is both a field and the parent of one, the positions of a tuple count 0, 1, 2
-without a gap, and every row has the same number of bytes (the values of ragged fields lie elsewhere; a row holds their
-place). The fingerprint covers the order of the fields too, since the memory's layout follows it. The price is that the same fields in
-another order are another schema.
+without a gap, and every row has the same number of bytes (a row holds the position of a ragged value, which lies elsewhere). The
+fingerprint covers the order of the fields too, since the memory layout follows it. The trade-off: the same fields in another order are
+another schema.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _KEYS: Mapping[str, type] = {
     "ragged": bool,
     "reward": bool,
 }
-"""Keys of a field in a document and the types of their values; the first three are always there."""
+"""Keys of a field in a document and the types of their values; the first three are required."""
 
 
 def _refuse_unless(fits: bool, expected: str, found: object, at: str) -> None:
@@ -47,7 +47,7 @@ def _refuse_unless(fits: bool, expected: str, found: object, at: str) -> None:
 
 
 def _read_field(entry: Any, at: str) -> Field:
-    """A field out of a document."""
+    """Read a field from a document."""
     _refuse_unless(isinstance(entry, dict), "an object for each field", entry, at)
     for key in entry:
         _refuse_unless(key in _KEYS, f"only the keys {', '.join(_KEYS)}{hint(key, _KEYS)}", key, at)
@@ -93,7 +93,7 @@ class Schema:
             fields: At least one field.
 
         Raises:
-            SchemaError: No fields, a name twice, a name that is also the parent of another, or a tuple with a gap.
+            SchemaError: There is no field, a name occurs twice, a name is also the parent of another, or a tuple has a gap.
         """
         if isinstance(fields, Mapping):
             raise SchemaError("Expected fields, got a mapping: use `Schema.from_example` for a row of values")
@@ -164,7 +164,7 @@ class Schema:
             reward: Names, of fields or of their parents, that are rewards; by default ``reward`` if present.
 
         Raises:
-            SchemaError: A value, key, dtype or shape cannot be stored, or a name in ``observation`` or ``reward`` is not there.
+            SchemaError: A value, key, dtype or shape cannot be stored, or a name in ``observation`` or ``reward`` is unknown.
         """
         return cls(fields_of_example(example, observation, reward))
 
@@ -173,7 +173,7 @@ class Schema:
         """Read what :meth:`to_json` wrote.
 
         Raises:
-            SchemaError: Not such a document, a format this version does not know, or fields that are not valid.
+            SchemaError: It is not such a document, this version does not know its format, or a field is not valid.
         """
         try:
             read = json.loads(bytes(document) if isinstance(document, memoryview) else document)
@@ -183,7 +183,7 @@ class Schema:
 
     @classmethod
     def from_document(cls, document: Any) -> Schema:
-        """Make a schema of what :meth:`to_document` made.
+        """Make a schema from a document of :meth:`to_document`.
 
         Raises:
             SchemaError: As :meth:`from_json`.
@@ -206,9 +206,9 @@ class Schema:
         return json.dumps(self.to_document(), separators=(",", ":"), ensure_ascii=False).encode()
 
     def to_document(self) -> dict[str, Any]:
-        """The schema as what JSON can hold.
+        """The schema as a document that JSON can represent.
 
-        Keys with their default value are left out, so that a later key changes no fingerprint of today's schemas.
+        Keys with their default value are left out, so that a key of a later version does not change the fingerprints of existing schemas.
         """
         fields: list[dict[str, object]] = []
         for item in self.fields:
@@ -225,7 +225,7 @@ class Schema:
         return {"format": _FORMAT, "fields": fields}
 
     def difference(self, other: Schema) -> str | None:
-        """Name the first difference to another schema, with both sides; None when they are equal."""
+        """The first difference from another schema, with both sides, as text; None if the schemas are equal."""
         for mine in self.fields:
             theirs = other._by_name.get(mine.name)
             if theirs is None:
@@ -249,7 +249,7 @@ class Schema:
             nested: All fields and nothing else. A dict that is already flat is returned itself, at once.
 
         Returns:
-            Dotted names to values, all fields, in no certain order.
+            {dotted name: value} of all fields, in no particular order.
 
         Raises:
             FieldError: A key is missing, unknown or given twice, or a dict or tuple was expected; names the path.
@@ -262,12 +262,11 @@ class Schema:
         """Turn a nested observation alone, as a writer's ``final`` has it, into dotted names to values.
 
         Args:
-            value: What the observation's name stands for: an array for ``obs``, ``{"camera": ...}`` for
-                ``obs.camera``. With observations under several names, a mapping of those names. The dotted names are
-                accepted too.
+            value: The value of the observation's name: an array for ``obs``, ``{"camera": ...}`` for ``obs.camera``. If observations
+                have several top-level names, a mapping of those names. Dotted names are accepted too.
 
         Returns:
-            Dotted names to values, all observation fields, in no certain order.
+            {dotted name: value} of all observation fields, in no particular order.
 
         Raises:
             FieldError: As :meth:`flatten`, or the schema has no observations.
@@ -300,15 +299,15 @@ class Schema:
         """This schema with other names for some fields, in the same order and with the same roles.
 
         Args:
-            rename: {a field's name, or that of a parent for all below it: the name in its place}.
+            rename: {name of a field, or of a parent for all fields below it: the new name}.
 
         Raises:
-            SchemaError: A name that is not there, or names that do not make a schema.
+            SchemaError: A name is unknown, or the new names do not make a schema.
         """
         if not isinstance(rename, Mapping) or not all(isinstance(new, str) for new in rename.values()):
             raise SchemaError(f"Expected {{name of a field: name in its place}}, got {rename!r}")
         names = {name: name for name in self.names}
-        # what is named more exactly comes later and wins
+        # longer, more specific names come later and replace their parents' renaming
         for old, new in sorted(rename.items(), key=lambda pair: str(pair[0]).count(".")):
             found = [name for name in self.names if name == old or name.startswith(f"{old}.")]
             if not found:

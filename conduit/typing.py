@@ -4,8 +4,8 @@
 
     what                                          returns
     --------------------------------------------  -------------------------------------------------------------
-    `Client.table(name)`                          `TableHandle`; of it `counts` is `Counts`, `limiter` a `RateLimiter`,
-                                                  `statistics` is `Statistics` (`read` gives `Moments`),
+    `Client.table(name)`                          `TableHandle`: its `counts` are `Counts`, its `limiter` is a `RateLimiter`,
+                                                  its `statistics` are `Statistics` (`read` returns `Moments`),
                                                   `episodes()` `Episodes`, `scan()` a `Scan` of `Steps`
     `Client.loader(sampling=Shuffled())`          `EpochLoader`
     `Client.mixed_loader`, `Client.dataset`       `MixedLoader`, `Dataset`
@@ -75,7 +75,7 @@ __all__ = [
     "Weights",
 ]
 
-# most processes read no checkpoint, and torch is imported by those that use it
+# imported when first used: most processes read no checkpoint, and not all of them use torch
 _LATE = {"Dataset": "conduit.plane.deliver.dataset", "Restored": "conduit.plane.checkpoints"}
 
 

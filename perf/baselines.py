@@ -1,4 +1,4 @@
-"""The plain alternatives that Conduit is held against, each in the best form that a careful user would write.
+"""The plain alternatives that Conduit is compared with, each as a careful user would write it.
 
 They own private memory of the same capacity as Conduit's table, see the same data, draw their own random rows, and write
 into reused output buffers where their library offers it.

@@ -1,4 +1,4 @@
-"""What the bars of checkpoints are measured against: plain writes and reads of the same disk, and a writer that counts its pauses.
+"""References for the goals of checkpoints: plain writes and reads of the same disk, and a writer that measures its pauses.
 
 `python -m perf.checkpoints ENGINE ENVS` is that writer: it appends flat out, and for each line on stdin says, as JSON, the longest
 time between two commits since the line before, and the longest one less the time in it that the writer waited for a core.

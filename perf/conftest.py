@@ -1,4 +1,4 @@
-"""What the benchmark files share: workloads at full size when measured, small when run once as tests."""
+"""Fixtures of the benchmark files: workloads at full size when measured, small when run once as tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the machine can do at best, measured in the same run as what is held against it."""
+"""The machine's best speed (a memcpy), measured in the same run as the figures that are compared with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conduit doing the work of each workload, and the check that what it delivers is what was written."""
+"""Conduit doing the work of each workload, and the check that it delivers the rows that were written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the figures of a run say: Conduit against the best peer of each row, and the bar of the row."""
+"""The verdict on a run's figures: Conduit against the best peer of each row, and the row's goal (its bar)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is measured: workloads with names, and fresh random data for them.
+"""The measured workloads, with names, and new random data for them.
 
 Every tick's `action` is unique within a run (tick * lanes + lane), so that a delivered row names the row that was written
 and a `Log` can hold the loader to it.

@@ -1,4 +1,4 @@
-"""What every test of Conduit shares: names for engines, the check that nothing is left in /dev/shm, Hypothesis profiles."""
+"""Fixtures of all tests: names for engines, the check that nothing is left in /dev/shm, Hypothesis profiles."""
 
 import contextlib
 import itertools
@@ -13,12 +13,12 @@ from conduit.native.compile.library import PATH_VARIABLE, VARIABLE
 from conduit.store.format.layout import HEADER_PID
 from tests import library
 
-# perf/gpu_check.py runs tests that do without it on machines that do not have it
+# perf/gpu_check.py runs tests that do not need it, on machines without it
 with contextlib.suppress(ImportError):
     from hypothesis import settings
 
     settings.register_profile("local", deadline=None)
-    # The same examples in every run of CI, so that a red run is the change's doing and can be run again elsewhere.
+    # The same examples in every run of CI, so that a change caused a red run, and the run can be repeated elsewhere.
     settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
     settings.load_profile("ci" if os.environ.get("CI") else "local")
 
@@ -33,16 +33,16 @@ _BEFORE = pytest.StashKey[set[str]]()
 if not {VARIABLE, PATH_VARIABLE} & os.environ.keys() and (built := library.found()) is not None:
     os.environ[PATH_VARIABLE] = str(built)
 
-# What processes say of kernels that they compile is none of what a test expects of their stderr.
+# Tests that read a process's stderr do not expect its lines about kernels that it compiles.
 os.environ.setdefault("CONDUIT_KERNELS_QUIET", "1")
 
-# A shell that starts this in the background has it ignore Ctrl-C, and so would every process that a test starts.
+# A shell makes a background run ignore Ctrl-C, and every process that a test starts would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _segments() -> set[str]:
-    """This user's segments, less those of another test run that is alive."""
+    """This user's segments, without those of other test runs that are alive."""
     names = {entry.name for entry in SHM.glob(f"{PREFIX}*")} if SHM.is_dir() else set()
     return {name for name in names if not _of_another_run(name)}
 
@@ -53,7 +53,7 @@ def _creator(name: str) -> int:
 
 
 def _of_another_run(name: str) -> bool:
-    """True for a segment of a living process that is none of this run's."""
+    """True for a segment of a living process that does not belong to this run."""
     made_by = re.match(re.escape(PREFIX) + r"t(\d+)-", name)
     with contextlib.suppress(OSError, ValueError):
         pid = int(made_by[1]) if made_by else _creator(name)
@@ -66,17 +66,17 @@ def _of_another_run(name: str) -> bool:
 
 
 def _left(before: set[str]) -> str:
-    """Which segments were not there before, one a line."""
+    """The segments that did not exist before, one per line."""
     left = sorted(_segments() - before)
     return "\n".join(f"{SHM / name}, first seen after {_left_by.get(name, 'the last test')}" for name in left)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_left_in_shared_memory(request):
-    """Fail the run when it leaves a segment behind that was not there before it."""
+    """Fail the run if it leaves a segment behind."""
     before = _segments()
     yield
-    # of several processes none can tell what it left from what the others are using: who started them looks when all are through
+    # one of several processes cannot tell its leftovers from segments that the others use: the process that started them checks at the end
     if not hasattr(request.config, "workerinput") and (left := _left(before)):
         pytest.fail(f"segments left behind:\n{left}", pytrace=False)
 
@@ -86,7 +86,7 @@ def pytest_sessionstart(session):
 
 
 def pytest_sessionfinish(session):
-    """Fail a run of several processes when one of them left a segment behind."""
+    """Fail a run of several processes if one of them left a segment behind."""
     if session.config.getoption("dist", "no") == "no" or hasattr(session.config, "workerinput"):
         return
     if left := _left(session.config.stash[_BEFORE]):

@@ -52,13 +52,13 @@ class Check:
     """The outcome of one check.
 
     Attributes:
-        group: What it belongs to: machine, shared memory, kernel, compiler, engine, packages.
-        name: Of the check; unique.
-        status: "ok"; "warning": works, with a limit that will be felt; "missing": not there; "broken": does not work.
-        required: Whether Conduit cannot do its work without it.
-        found: What was seen.
-        remedy: How to put it right, or None.
-        details: The same as numbers, for machines.
+        group: machine, shared memory, kernel, compiler, engine or packages.
+        name: Name of the check; unique.
+        status: "ok"; "warning": it works, with a limit that users will notice; "missing"; "broken": it does not work.
+        required: Whether Conduit needs it.
+        found: The finding, as text.
+        remedy: How to fix it, or None.
+        details: The finding as numbers, for JSON.
     """
 
     group: str
@@ -76,7 +76,7 @@ class Check:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of Conduit, Python and the packages it works with; None for what is not installed."""
+    """Versions of Conduit, Python and the packages it works with; None for packages that are not installed."""
     found: dict[str, str | None] = {"conduit": conduit.__version__, "python": platform.python_version()}
     for name in _CORE:
         try:
@@ -162,7 +162,7 @@ def of_shared_memory() -> Iterator[Check]:
 
 
 def _room() -> Check:
-    """How large an engine can be now, and what bounds it: what `Engine.create` compares a new one with."""
+    """How large an engine can be now, and what limits it; `Engine.create` refuses a larger one."""
     least, other = machine.room_for("shm"), machine.room_for("memfd")
     bounds = (("shm", least), ("memfd", other))
     details = {name: {"bytes": one.free, "bound": one.name} for name, one in bounds if one is not None}
@@ -193,13 +193,13 @@ def _leftovers() -> Check:
 
 
 def of_kernel() -> Iterator[Check]:
-    """What the operating system does for an engine."""
+    """The features of the operating system that an engine needs."""
     yield _tried("kernel", "locks", True, machine.liveness_locks, "a kernel of 3.15 or newer, and no filter on fcntl")
     yield _tried("kernel", "memfd", False, machine.memfd, 'without it only backing="shm" can be used')
 
 
 def of_compiler() -> Iterator[Check]:
-    """Where kernels come from; numba, its cache and the atomic instructions where it compiles them; the futex call."""
+    """Where kernels come from; if numba compiles them, also numba, its cache and the atomic instructions; the futex call."""
     yield _tried("compiler", "kernels", True, machine.kernels, "unset CONDUIT_KERNELS and CONDUIT_KERNELS_LIBRARY")
     if machine.has_library():
         yield _tried("compiler", "futex", True, machine.futex, "allow the futex system call in the container's filter")

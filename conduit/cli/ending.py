@@ -1,12 +1,12 @@
-"""How a command ends: whatever happens is an exit code and at most one line on standard error, never a traceback.
+"""How commands end: every outcome is an exit code and at most one line on standard error, never a traceback.
 
     0    done
     1    the answer is no
     2    an error, or arguments that make no sense
     130  interrupted
-    141  whoever read the output went away, as a shell has it of a process that SIGPIPE ended
+    141  the reader of the output has gone; shells show this code for a process that SIGPIPE ended
 
-An error that is none of ours, and no complaint of the operating system, is a defect; CONDUIT_TRACEBACK=1 shows where it is.
+An error that is neither Conduit's nor the operating system's is a defect; CONDUIT_TRACEBACK=1 shows its traceback.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from conduit.errors import ConduitError
 
 
 def ended(work: Callable[[], int]) -> int:
-    """Do the work of a command and see its output out; returns the exit code."""
+    """Do the work of a command and flush its output; returns the exit code."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # the descriptor was closed by whoever started us
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123 - as long as the process
@@ -81,7 +81,7 @@ def _warned(
 
 
 _told: set[str] = set()
-"""Warnings are said once, wherever they come from."""
+"""Warnings that were shown; each is shown once, wherever it comes from."""
 
 
 def _complain(text: str) -> None:
@@ -91,7 +91,7 @@ def _complain(text: str) -> None:
 
 
 def _see_out() -> None:
-    """What could not be written is let go of, so that the interpreter does not try again at its end and say so."""
+    """Flush the output; drop output that cannot be written, so that the interpreter does not try again at exit and print an error."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

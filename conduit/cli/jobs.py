@@ -1,4 +1,4 @@
-"""What `conduit bench` runs: the same work done by Conduit and by a plain numpy ring, compared before it is timed."""
+"""The jobs of `conduit bench`: the same work done by Conduit and by a plain numpy ring; results are compared before timing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looks at engines for `conduit status`: one, two with a time between them, or one after the other; and as JSON."""
+"""Looks at engines for `conduit status`: one look, two looks with rates between them, or repeated looks; and their JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from conduit.plane.observe.inspect import EngineStatus, ParticipantStatus
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """An engine and what moved in it.
+    """An engine and its rates.
 
     Attributes:
         engine: The later look.

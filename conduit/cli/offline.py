@@ -1,4 +1,4 @@
-"""`conduit import` and `conduit export`: a table of a running engine from and to files and datasets."""
+"""`conduit import` and `conduit export`: load files and datasets into a table of a running engine, and save a table to them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ FORMATS = ("npz", "parquet", "minari")
 
 
 def bring(name: str, table: str, source: str, columns: Sequence[str], *, freeze: bool = False, quiet: bool) -> Loaded:
-    """Load a source into a table, with a bar.
+    """Load a source into a table, with a progress bar.
 
     Args:
         name: The engine.
         table: Its table.
         source: A path, or the id of a local Minari dataset.
-        columns: "field=column" for each that has another name.
+        columns: "field=column" for each column with another name.
         freeze: Make the table read-only afterwards.
         quiet: Show no bar.
 
     Raises:
-        ConfigError: A pair is none.
+        ConfigError: An entry of `columns` is not such a pair.
     """
     pairs: dict[str, str] = {}
     for text in columns:
@@ -41,7 +41,7 @@ def bring(name: str, table: str, source: str, columns: Sequence[str], *, freeze:
 
 
 def take(name: str, table: str, path: str, format_: str, *, quiet: bool) -> Saved:
-    """Save a table, with a bar.
+    """Save a table, with a progress bar.
 
     Args:
         name: The engine.
@@ -51,7 +51,7 @@ def take(name: str, table: str, path: str, format_: str, *, quiet: bool) -> Save
         quiet: Show no bar.
 
     Raises:
-        ConfigError: Another format.
+        ConfigError: The format is unknown.
     """
     if format_ not in FORMATS:
         raise ConfigError(f"Expected --format {', '.join(FORMATS)}, got {format_!r}")
@@ -62,7 +62,7 @@ def take(name: str, table: str, path: str, format_: str, *, quiet: bool) -> Save
 
 
 def told_of_loaded(table: str, loaded: Loaded) -> str:
-    """One line, and one more for columns that were not taken, with what those are that no field can hold."""
+    """The report of an import: one line, and one more for ignored columns, with a description of those that no field can hold."""
     speed = rate(loaded.rows / loaded.seconds if loaded.seconds else None)
     text = f"{counted(loaded.rows, 'step')} of {counted(loaded.episodes, 'episode')} now in {table} ({speed})\n"
     if loaded.ignored:
@@ -72,7 +72,7 @@ def told_of_loaded(table: str, loaded: Loaded) -> str:
 
 
 def told_of_saved(path: str, saved: Saved) -> str:
-    """One line, and one more for what is not in it."""
+    """The report of an export: one line, and one more for rows that were left out."""
     files = f" in {counted(saved.files, 'file')}" if saved.files else ""
     text = f"{counted(saved.rows, 'step')} of {counted(saved.episodes, 'episode')} now at {path}{files}\n"
     if saved.missing:

@@ -1,7 +1,7 @@
-"""The packages that `conduit doctor` looks at.
+"""The packages that `conduit doctor` checks.
 
-Each is imported in a process of its own, since a broken one may crash or hang whoever imports it, and all at the same
-time, since each takes a second or more.
+Each is imported in a process of its own, since a broken package may crash or hang the importing process. All run at the same time, since
+each import takes a second or more.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ _PURPOSES = {
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What became of importing a package.
+    """The outcome of importing a package.
 
     Attributes:
         status: "ok", "missing" or "broken".
-        found: What was seen, when it is not "ok".
-        facts: What the package said of itself, when it is.
+        found: The finding, if the status is not "ok".
+        facts: Facts that the package reports, if the status is "ok".
     """
 
     status: str
@@ -90,7 +90,7 @@ class Imported:
 
 
 class Imports:
-    """Imports of packages that run meanwhile; a context manager that leaves no process behind."""
+    """Imports of packages in background processes; a context manager that leaves no process behind."""
 
     def __init__(self) -> None:
         self._running = {

@@ -1,4 +1,4 @@
-"""A bar on standard error while something long runs; nothing where that is no terminal."""
+"""A progress bar on standard error during long work; nothing if standard error is not a terminal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 
 @contextlib.contextmanager
 def bar(what: str, *, shown: bool = True) -> Generator[Callable[[int, int], None]]:
-    """Show how far something is: call what it yields with what is done and what there is in all.
+    """A progress bar during the block; call the yielded function with the amount done and the total.
 
     Args:
         what: What is being done, in a few words.

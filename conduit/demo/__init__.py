@@ -1,14 +1,14 @@
-"""`conduit demo`: DQN on CartPole-v1, with actors in their own processes, a learner, and the weights' way back.
+"""`conduit demo`: DQN on CartPole-v1, with actors in their own processes, and a learner that publishes weights to them.
 
-The job is split by process and purpose:
+The modules, by process and purpose:
 
-    settings   hyperparameters; the report that comes from an actor
+    settings   hyperparameters; the report of an actor
     network    the Q network in numpy, environments, greedy evaluation; no torch
     actor      the process of one actor
-    crew       launches actors, hears them, kills those that hang
+    crew       launches actors, reads their reports, kills actors that hang
     agent      the Q network in torch, and its update
-    learner    the main loop, and when it ends
-    record     what happened, and the result
+    learner    the main loop
+    record     the history of a run, and its result
     display    a live table, lines, or nothing
     plot       the picture
 

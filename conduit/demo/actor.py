@@ -1,8 +1,8 @@
-"""An actor's process: what `conduit.demo.crew` launches.
+"""The actor function that `conduit.demo.crew` launches.
 
-It takes a fixed number of steps with each version of the weights and then waits for the next one, so the learner's updates
-per row stay where they were tuned however the machine shares its time. It never imports torch. It returns when it is told to, and
-fails when no new version comes within its patience.
+An actor takes a fixed number of steps with each version of the weights and then waits for the next version. So the number of updates per
+row is the tuned one, however fast each process runs. It never imports torch. It returns when it is told to stop, and fails if no new
+version comes within its patience.
 """
 
 from __future__ import annotations

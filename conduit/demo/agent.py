@@ -1,7 +1,7 @@
-"""The learner's half of the network: a double DQN with a Huber loss, in torch.
+"""The learner's network: a double DQN with a Huber loss, in torch.
 
-An episode that was cut by the time limit goes on as far as values are concerned: only a terminated row has no future. Its
-next observation is the true final one, which the loader delivers.
+Targets bootstrap after every row that is not terminated, also after a truncation by the time limit: the loader delivers the true final
+observation as the next one.
 """
 
 from __future__ import annotations

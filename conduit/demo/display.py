@@ -1,4 +1,4 @@
-"""What a person sees while the demo runs: a live table on a terminal, plain lines elsewhere, or nothing."""
+"""The display of a running demo: a live table on a terminal, plain lines elsewhere, or nothing."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class View:
 
 
 class Display(ABC):
-    """Contract of a display: calls return soon and do not raise; `show` may be called often and skips what is too often.
+    """Contract of a display: calls return soon and do not raise; `show` may be called often, and skips calls that come too soon.
 
     A context manager, active while the run is.
     """

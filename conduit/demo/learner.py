@@ -1,8 +1,8 @@
 """The learner: the demo's main process. It owns the engine, trains on what the loader delivers and publishes weights.
 
-The pace is two-sided. Actors take a fixed number of steps with each version (`conduit.demo.actor`), and the learner
-publishes the next version after a fixed number of updates, but not before every live actor has acted with the last one. So
-updates per row hold on any machine; both sides run at the same time, and what the learner loses by it is measured.
+Both sides pace each other. Actors take a fixed number of steps with each version (`conduit.demo.actor`). The learner publishes the next
+version after a fixed number of updates, but not before every live actor has acted with the last version. So the number of updates per row
+is the same on any machine. Both sides run at the same time, and the time that the learner waits is measured.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The picture of a run: returns over environment steps and over time, and what the time went into."""
+"""The picture of a run: returns over environment steps and over time, and how the time was spent."""
 
 from __future__ import annotations
 

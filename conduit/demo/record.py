@@ -1,4 +1,4 @@
-"""What a run was like: samples over time for the display and the plot, and the result."""
+"""The record of a run: samples over time for the display and the plot, and the result."""
 
 from __future__ import annotations
 

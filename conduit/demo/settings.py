@@ -1,7 +1,7 @@
-"""What the demo is made of: its hyperparameters, and the report that comes from an actor's process.
+"""The demo's hyperparameters, and the report of an actor's process.
 
-The settings were tuned together. What holds them together is the number of rows per update, so the counts per policy
-version are derived: other numbers of actors and environments keep the ratio.
+The settings were tuned together for a fixed number of rows per update. The counts per policy version are derived from it, so other numbers
+of actors and environments keep that ratio.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pieces for testing Conduit, and what is built on it: rows that prove themselves, kills at random and at each instruction.
+"""Tools for testing Conduit and code built on it: rows whose values can be checked, kills at random moments and at each instruction.
 
 Nothing in `conduit` imports this package.
 """

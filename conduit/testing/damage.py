@@ -2,9 +2,9 @@
 
     python -m conduit.testing.damage --copies 10000 --seed 1
 
-Whatever the words of a segment say, a process that works in it neither crashes nor hangs, and raises Conduit's own errors only.
-Segments are made once, by a process that is killed in the middle of its work. A worker then goes through the copies; it is
-forked when everything is compiled, and forked again behind a copy that it did not survive.
+Whatever values the words of a segment have, a process that works in it must neither crash nor hang, and must raise only Conduit's errors.
+A process that is killed in the middle of its work makes each segment once. Then a worker goes through the copies. It is forked when
+everything is compiled, and forked again after a copy that it did not survive.
 """
 
 from __future__ import annotations

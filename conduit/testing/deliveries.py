@@ -1,11 +1,11 @@
-"""Writers that overwrite and loaders that count: how often was each row delivered, whoever is killed or stopped meanwhile?
+"""Checks max_times_sampled: how often each row is delivered while writers overwrite rows and processes are killed or stopped.
 
     python -m conduit.testing.deliveries --seconds 60 --kills --sampling prioritized
 
-Every row carries a number that no other row has. A loader writes down the numbers of a batch once it has it, in memory that
-outlives it; so a delivery that nobody wrote down was the last act of a process that was killed. No number may be written down more often
-than its table allows. In the end each page's count of the rows that have gone must be that of a recount, row by row; and without
-kills, what was written down of each row that is left must be what its own word says.
+Every row has a unique number. A loader records the numbers of each batch in memory that outlives it, so only the last delivery of a killed
+process can be missing from the record. No number may be recorded more often than its table allows. In the end, each page's count of
+rows that are gone must equal a recount, row by row. Without kills, the recorded deliveries of each remaining row must equal the count in
+the row's own word.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Interrupt an operation at every point at which CPython looks for signals, one after the other.
+"""Interrupts an operation at every point at which CPython checks for signals, one point after the other.
 
-CPython runs a signal's handler between bytecodes: at the beginning of a Python function, behind a call of compiled code, at a jump
-backwards. A first run of the operation records where it comes through; then it is run once for each of these points, and there a
-SIGINT becomes pending by a compiled call, as if the kernel had just delivered it. So what is raised, and where, is what a user's
-Ctrl-C raises there; nothing is patched.
+CPython runs signal handlers between bytecodes: at the start of a Python function, after a call of compiled code, at a jump backwards. A
+first run of the operation records its points. Then the operation runs once for each point; there, a compiled call makes a SIGINT pending,
+as if the kernel had just delivered it. So the exception, and its place, are the same as for a user's Ctrl-C; nothing is patched.
 """
 
 from __future__ import annotations

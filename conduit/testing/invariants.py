@@ -1,6 +1,6 @@
-"""What must hold for a table at rest, whoever was killed: checks that raise AssertionError and name the page.
+"""Invariants of a table at rest, also after processes were killed: checks that raise AssertionError and name the page.
 
-At rest means that nobody writes and that dead participants have been recovered.
+At rest means that no process writes, and that dead participants have been recovered.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Whether a field may have any name: rows are written under it and read back through every kind of delivery.
+"""Tests that a field may have any name: rows are written with such a field, and read back through every kind of delivery.
 
-A name is harvested from the words of the code itself, since those are what could be taken for something else. It must come back
-bit by bit, or be refused with an error of Conduit's that says so; where a loader refuses it, `rename` must help.
+The names are taken from the words of the code itself, since these could clash. A field's values must come back bit by bit, or Conduit must
+refuse the name with an error that says so; if a loader refuses it, `rename` must help.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""An optimistic read taken apart: draw, then gather and validate, with a look at the rows before the validation.
+"""An optimistic read in separate steps: draw, gather, check the rows, validate.
 
-It runs the product's own draw, gather and validation (conduit.plane.deliver.fill), so what it finds holds for loaders. The look
-before the validation is the control: if it never saw a torn row, nothing was ever raced.
+It runs the product's own draw, gather and validation (conduit.plane.deliver.fill), so the result holds for loaders. The check before the
+validation is the control: if it never finds a torn row, the test never produced a race.
 """
 
 from __future__ import annotations

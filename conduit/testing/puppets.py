@@ -1,11 +1,11 @@
-"""Processes that do what they are told, one call at a time, and can be stopped and killed in between.
+"""Processes that execute calls from a test, one at a time, and can be stopped and killed in between.
 
     with Puppet("spawn") as puppet:
         puppet.do(attach, "cartpole")
         assert puppet.do(write_rows, 100) == 100
 
-A call names a function that can be imported; it gets the puppet's own namespace, then the arguments. What it raises is
-raised here. The functions below are what many tests need.
+A call names a function that can be imported, which gets the puppet's own namespace, then the arguments. Its exceptions are raised in the
+test. The functions below are used by many tests.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Exactly once under random SIGKILL: producers and consumers of queues are killed and replaced, and every row is accounted for.
+"""Exactly-once delivery under random SIGKILL: producers and consumers of queues are killed and replaced, and every row is accounted for.
 
-`python -m conduit.testing.queueing --seconds 60 --seed 1` prints a report as JSON; the exit status tells whether all held.
+`python -m conduit.testing.queueing --seconds 60 --seed 1` prints a report as JSON; the exit status says whether all checks held.
 
-Rows prove themselves (conduit.testing.rows) and are numbered by tick, so a claim says which ticks of which stream it brought.
-A consumer writes down what it got before it acknowledges, and that it has acknowledged after it, in memory that outlives it.
-One that is killed in between leaves the question open; the rows of such a claim must come again or be done, never both before
-and after. Producers write down how many ticks they have committed. In the end each of these was acknowledged once.
+Rows can be checked (conduit.testing.rows) and are numbered by tick, so a claim shows which ticks of which stream it has. A consumer records
+a claim before it acknowledges it, and records the acknowledgement afterwards, in memory that outlives the consumer. If the consumer is
+killed in between, it is unknown whether the claim was acknowledged: its rows must either come again or be done, never both. Producers
+record how many ticks they have committed. In the end, each of these ticks was acknowledged exactly once.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python -m conduit.testing.torture --seconds 60 --seed 7
 
-Every role (conduit.testing.torture_roles) attaches afresh, works until it dies, and is replaced. The driver also stops processes for a
-while: a stopped one must be neither robbed nor waited for. Since everybody recovers what dead ones left, recoverers die in the middle
-of it as well. In the end the table must be whole.
+The process of each role (conduit.testing.torture_roles) attaches, works until it is killed, and is replaced. The driver also stops
+processes for a while: others must neither take a stopped process's pages nor wait for it. Every process recovers the pages of dead ones, so
+processes also die in the middle of a recovery. In the end the table must satisfy all invariants.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the processes of conduit.testing.torture do with one small table, each until it dies.
+"""The roles of processes in conduit.testing.torture: each works with one small table until it is killed.
 
 Writers use each form of writing; readers check every value of every row that validation let pass; lease holders look three times at
 pages that must not change.

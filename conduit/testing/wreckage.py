@@ -1,7 +1,7 @@
-"""Small segments with as many parts of the protocol as they can have, and everything that a process may do in one.
+"""Small segments that use as many parts of the protocol as possible, and every operation that a process may do in one.
 
-`be_killed_in` makes a segment and dies in the middle of its work; `work_in` does everything that there is to do in what it left.
-conduit.testing.damage damages the words of such segments in between.
+`be_killed_in` makes a segment and dies in the middle of its work. `work_in` does every operation in such a segment. In between,
+conduit.testing.damage damages the segment's words.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The bars of each issue: what must be reached, measured.
+"""The goals of each issue (its bars), measured.
 
-A module in this package is one issue's table, named as it is asked for: `python -m perf.bars engine`, with a hyphen for each underscore
+A module in this package is the table of one issue: `python -m perf.bars engine` runs it, with a hyphen for each underscore
 (`first-hour`). It has
 
     TITLE: str                                   one line

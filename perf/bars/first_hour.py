@@ -1,6 +1,6 @@
 """First hour: how soon a program works after its installation, and what becomes of its processes.
 
-The rows stand in `perf/first_hour`, one module for each kind.
+The rows are in `perf/first_hour`, one module for each kind.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Right: each value that once came out wrong, or crashed, or hung, with the value that is right; and what being right costs.
+"""Right: cases that once gave a wrong value, a crash or a hang, with the right value; and the cost of the fixes.
 
-The cases stand in `perf/right`, one module for each part of the code.
+The cases are in `perf/right`, one module for each part of the code.
 """
 
 from __future__ import annotations

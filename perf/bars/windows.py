@@ -1,4 +1,4 @@
-"""Windows: what a batch's samples are made of, and by which priority they are drawn.
+"""Windows: the samples of batches, and prioritized draws.
 
 Every ratio is of two costs of the same run, methods interleaved round-robin, in CPU time of this process (all its threads).
 What Conduit delivers is compared with what was written before a group is timed.

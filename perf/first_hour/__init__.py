@@ -1,1 +1,1 @@
-"""First hour: what a new user meets, from the wheel to a job that is killed. A module holds some rows, in `GROUPS`."""
+"""First hour: the first experiences of a new user, from the wheel to a job that is killed. Each module has some rows, in `GROUPS`."""

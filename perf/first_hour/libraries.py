@@ -1,4 +1,4 @@
-"""What libraries of kernels are worth: the gate's hot paths beside numba's own code, and x86-64-v3 beside x86-64-v4."""
+"""The speed of compiled libraries of kernels: the gate's hot paths beside numba's own code, and x86-64-v3 beside x86-64-v4."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a measurement found; standard library only, so that the parent process of perf/gpu_check.py can read it."""
+"""The result of a measurement; standard library only, so that the parent process of perf/gpu_check.py can read it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels, one by one, each beside what torch does for the same."""
+"""The kernels, one by one, each beside torch's way of doing the same."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The cases of `python -m perf.bars right`, one module for each part of the code: what went wrong once, and the right value."""
+"""The cases of `python -m perf.bars right`, one module for each part of the code: what once went wrong, and the right value."""

@@ -1,4 +1,4 @@
-"""Counted deliveries, priorities of any size, and row ids: what is counted, drawn and refused is what was meant."""
+"""Counted deliveries, priorities of any size, and row ids: counts, draws and refusals are right."""
 
 from __future__ import annotations
 

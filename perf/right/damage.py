@@ -1,4 +1,4 @@
-"""Restores, forks, other users' files, destructors, publishers and damaged segments: what came out wrong, and is right now."""
+"""Restores, forks, other users' files, destructors, publishers and damaged segments: cases that once failed."""
 
 from __future__ import annotations
 

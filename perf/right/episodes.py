@@ -1,4 +1,4 @@
-"""Where episodes begin and end: what a writer has to say of it, what is complete, what follows the last step."""
+"""Where episodes begin and end: the writer's flags, complete windows, and the observation after the last step."""
 
 from __future__ import annotations
 

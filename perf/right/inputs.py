@@ -1,4 +1,4 @@
-"""What people hand over: numbers and arrays of other libraries, names that are misspelt, sources of other origin."""
+"""Callers' inputs: numbers and arrays of other libraries, misspelt names, files that Conduit did not write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names and roles of fields: what was overwritten, replaced, or not summed up, and is right, or refused, now."""
+"""Names and roles of fields: fields that were once overwritten, replaced or not summed up, and now are right or refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Room: what a capacity promises, pages for many writers and for those that come and go, memory that is there, numbers that fit."""
+"""Room: the promise of a capacity, pages for many writers and for short-lived ones, free memory, and numbers that fit their bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines with one table `replay`, and what of a table must stay as it is when a call is refused."""
+"""Engines with one table `replay`, and a check that a refused call leaves a table unchanged."""
 
 from contextlib import ExitStack
 
@@ -33,7 +33,7 @@ def make(engine_name):
 
 
 class Snapshot:
-    """Everything of a table that a reader could notice, and the flags that the next row would start from."""
+    """The state of a table that readers can see, and the flags with which the next row starts."""
 
     def __init__(self, engine, table="replay"):
         self.view = engine._views[table]

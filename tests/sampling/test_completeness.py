@@ -334,7 +334,7 @@ def test_a_wait_in_vain_says_how_many_rows_there_are_how_many_are_complete_and_w
     write(writer, range(1000))
     loader = engine.loader("t", batch_size=1000, window=conduit.Transition(n_step=3), format="numpy", timeout=0.0)
     expected = (
-        r"at least 1000 sampleable rows in table 't', got 997 .*1,000 rows are there, 997 of them with all behind them"
+        r"at least 1000 sampleable rows in table 't', got 997 .*1,000 rows are there, 997 of them begin a complete"
     )
     with pytest.raises(DataTimeout, match=rf"{expected}.*others wait for.*1 of 1 writer alive, in process \d+: raise"):
         loader.next()

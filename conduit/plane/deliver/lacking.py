@@ -41,9 +41,9 @@ def what_is_there(table: TableView, window: Window) -> str:
     """
     there, complete = table.counts().size, anchors(table, window)
     kind = type(window).__name__
-    rows = f"{there:,} rows are there, {complete:,} of them with all behind them that a {kind} needs"
+    rows = f"{there:,} rows are there, {complete:,} of them begin a complete {kind}"
     if there > complete:
-        rows += "; the others wait for the steps behind them"
+        rows += "; the others wait for later steps"
     alive, _ = _writers(table)
     if not alive:
         return f"{rows}; {who_writes(table)} (`conduit status`): start writers, or lower min_rows{_compiling()}"

@@ -1,6 +1,6 @@
-"""Operations that are interrupted at each of their points, and what must hold afterwards, while the process lives on.
+"""Scenarios for interrupts: operations that conduit.testing.interrupting interrupts at each point, and checks afterwards in the same process.
 
-Each scenario has an engine of its own. `operate` is what is interrupted; `check` does what a program does that caught the
-exception: it goes on with the same objects. Rows prove themselves: every value of row n follows from n, and so does whether it
-ends its episode, with which final observation. conduit.testing.interrupting interrupts.
+Each scenario has an engine of its own. `operate` is the interrupted operation. `check` does what a program does after it caught the
+exception: it goes on with the same objects. Rows can be checked, since all values of row n follow from n, and so do the ends of episodes
+and the final observations.
 """

@@ -6,6 +6,6 @@ An implementation passes a suite by one subclass in a test module, which says ho
         def make(self) -> Ingestion:
             return CommitEvery(8)
 
-A suite's methods assert, and need nothing of a test runner but that it calls `setup_method`, a test and `teardown_method`, each test on
-an object of its own. `failures` is such a runner: it shows that a suite catches a broken implementation.
+A suite's methods assert. A test runner only has to call `setup_method`, a test and `teardown_method`, each test on a new object. `failures`
+is such a runner; it shows that a suite catches a broken implementation.
 """

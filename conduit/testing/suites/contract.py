@@ -1,4 +1,4 @@
-"""What the suites have in common: engines whose rows prove themselves, and a runner."""
+"""The base of the suites: engines with rows whose values can be checked, and a runner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conformance suite of the contract *sampler*: its function is called as a compiled batch calls it, and what it chose is looked at."""
+"""Conformance suite of the contract *sampler*: calls the sampler's function as the compiled call does, and checks the rows that it chose."""
 
 from __future__ import annotations
 
