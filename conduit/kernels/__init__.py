@@ -1,3 +1,1 @@
-"""How rows become batches: plans, kernels for the CPU and the GPU, and the slow reference that specifies them. It works on arrays and
-knows no store.
-"""
+"""How rows become batches: plans, kernels for the CPU and the GPU, and the slow reference that specifies them; knows no store."""

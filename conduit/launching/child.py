@@ -1,5 +1,4 @@
-"""The code of an actor's process: it prepares the process like its owner's, runs the actor function, and reports the error that ended it.
-"""
+"""The code of an actor's process: it prepares the process like its owner's, runs the actor function, and reports its error."""
 
 from __future__ import annotations
 

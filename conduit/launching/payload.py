@@ -1,8 +1,7 @@
-"""The function and its arguments as bytes. They are pickled once, at the call, which refuses values that cannot be pickled; every start
-reads the same bytes.
+"""The function and its arguments as bytes, pickled once for all starts.
 
-As with multiprocessing's spawn, the arguments may include pipes, queues, locks and events of a spawn context. Their descriptors are
-duplicated, so that the caller may close its own ends.
+The call of `launch` pickles them, and refuses values that cannot be pickled. As with multiprocessing's spawn, the arguments may include
+pipes, queues, locks and events of a spawn context. Their descriptors are duplicated, so that the caller may close its own ends.
 """
 
 from __future__ import annotations

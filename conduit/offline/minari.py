@@ -179,8 +179,9 @@ def _opened(source: Any) -> tuple[Any, str]:
 
 
 def _columns(episode: Any) -> tuple[dict[str, Array], dict[str, str]]:
-    """An episode's values by dotted name, and {name: description} of values that are not arrays of numbers. Observations have one row
-    more than there are steps.
+    """An episode's values by dotted name, and {name: description} of values that are not arrays of numbers.
+
+    Observations have one row more than there are steps.
     """
     columns = {
         "reward": np.asarray(episode.rewards),

@@ -281,8 +281,9 @@ def episode(steps: Steps, at: int, max_length: int) -> list[int] | None:
 
 
 def rollout(envs: list[Steps], tick: int, ticks: int, stride: int) -> list[list[int]] | None:
-    """Rows [ticks][environment] of a rollout from a tick of its stream; None if the tick is not a multiple of the stride, or the rollout
-    is not complete yet.
+    """Rows [ticks][environment] of a rollout from a tick of its stream.
+
+    None if the tick is not a multiple of the stride, or the rollout is not complete yet.
     """
     if tick % stride or any(tick + ticks > len(steps) for steps in envs):
         return None

@@ -1,5 +1,6 @@
-"""The parts of a loader's transforms outside the compiled call: it reads statistics before the call, checks the values after it, runs
-the steps on the whole batch, and updates the statistics last.
+"""The parts of a loader's transforms outside the compiled call.
+
+Statistics are read before the call. After it, values are checked, the steps on the whole batch run, and statistics are updated last.
 """
 
 from __future__ import annotations

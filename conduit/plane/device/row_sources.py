@@ -48,7 +48,8 @@ class Residence(ABC):
         """Update `places` for the pages of a draw.
 
         Args:
-            pages, generations: int64 [n], page and generation of each sample.
+            pages: int64 [n], the page of each sample.
+            generations: int64 [n], the page's generation at the draw.
         """
 
     @abstractmethod

@@ -292,8 +292,12 @@ class Writer(StaysHere):
 
 @functools.cache
 def writer_type(schema: Schema, *, rollouts: bool, vector: bool) -> type[Writer]:
-    """The subclass of Writer whose `append` fits a schema, for a queue of rollouts or another table, with or without an axis of
-    environments.
+    """The subclass of Writer whose `append` fits a schema.
+
+    Args:
+        schema: The table's schema.
+        rollouts: Whether the table is a queue of rollouts.
+        vector: Whether values have a leading axis of environments.
     """
     append = generate_append(schema, rollouts=rollouts, vector=vector)
     return type("Writer", (Writer,), {"append": append, "__doc__": Writer.__doc__})

@@ -111,8 +111,9 @@ class Demand:
         return self.rows + int(self.rows * self.usual_finals)
 
     def pages_for_any_episodes(self, page_rows: int) -> int:
-        """Pages that hold the rows even if every step ends an episode. 0 if these are too many, for a queue, or if `page_rows` or the
-        mean episode is given.
+        """Pages that hold the rows even if every step ends an episode.
+
+        0 if these are too many, for a queue, or if `page_rows` or the mean episode is given.
         """
         if self.finals is not None or self.page_rows is not None or self.is_queue:
             return 0
