@@ -235,6 +235,7 @@ def bad(tmp_path, monkeypatch, *names):
     return ["--interpret", "--no-tests", *(f"--part=bad:{name}" for name in names)]
 
 
+@pytest.mark.long
 def test_a_part_that_fails_crashes_or_hangs_takes_nothing_else_with_it_and_the_deadline_holds(tmp_path, monkeypatch):
     options = bad(tmp_path, monkeypatch, "fail", "crash", "fine", "hang", "late")
     begun = time.monotonic()

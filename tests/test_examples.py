@@ -20,6 +20,7 @@ pytest.importorskip("gymnasium")
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
 TRAINED = ["dqn_per_nstep", "r2d2_cartpole", "ppo_cartpole", "sac_pendulum"]
+QUICK = ["dqn_per_nstep", "ppo_cartpole"]
 SHORT = ["atari_stacks", "hindsight", "dict_observations", "several_agents", "offline_bc", "token_rows"]
 EVERY = {"ppo_cartpole": 2048, "sac_pendulum": 250}
 """Steps between evaluations where they are not 1,000."""
@@ -57,7 +58,9 @@ def steps_for(name, count):
     return WARMUP.get(name, 0) + count * EVERY.get(name, 1000)
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in TRAINED]
+)
 def test_an_example_trains_prints_its_result_and_leaves_nothing(name):
     before = segments()
     printed = run(EXAMPLES / f"{name}.py", "--steps", str(steps_for(name, 3)), "--seed", "1")
@@ -70,6 +73,7 @@ def test_an_example_trains_prints_its_result_and_leaves_nothing(name):
     assert segments() <= before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_reference_runs_the_same_way(name):
     printed = run("-m", f"reference.{name}_numpy", "--steps", str(steps_for(name, 2)), cwd=EXAMPLES)
@@ -77,6 +81,7 @@ def test_a_reference_runs_the_same_way(name):
     assert "best mean return" in printed
 
 
+@pytest.mark.long
 def test_two_processes_with_a_queue_between_them_learn_digit_by_digit_as_one_with_arrays():
     own = run(EXAMPLES / "ppo_cartpole.py", "--steps", "6144", "--seed", "3")
     plain = run("-m", "reference.ppo_cartpole_numpy", "--steps", "6144", "--seed", "3", cwd=EXAMPLES)
@@ -84,6 +89,7 @@ def test_two_processes_with_a_queue_between_them_learn_digit_by_digit_as_one_wit
     assert evaluations(own) == evaluations(plain)
 
 
+@pytest.mark.long
 def test_a_killed_run_goes_on_from_its_checkpoint(tmp_path):
     command = [sys.executable, EXAMPLES / "sac_pendulum.py", "--checkpoints", tmp_path, "--steps", "1250"]
     with subprocess.Popen(

@@ -72,6 +72,8 @@ def _give_up_waiting(actor: Actor) -> None:
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> None:
+    # the owner sends it again, which must not cut short what is being left
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise SystemExit(TERMINATED)
 
 

@@ -253,9 +253,11 @@ class Crew:
             process.resume()
         if not self._aborted:
             self._wait(self._options.grace, unless_aborted=True)
-            for process in self._processes:
-                process.terminate()
-            self._wait(_TERM_GRACE, unless_aborted=True)
+            # twice: Python hears a signal that comes just before a blocking call only after that call
+            for _ in range(2):
+                for process in self._processes:
+                    process.terminate()
+                self._wait(_TERM_GRACE / 2, unless_aborted=True)
         for process in self._processes:
             process.kill()
         self._wait(_KILL_PATIENCE)

@@ -42,16 +42,22 @@ def run(folder, tmp_path, *options, **environment):
     print(text)
 
 
-def test_every_kernel_equals_its_reference_in_the_interpreter(tmp_path):
-    run("interpret", tmp_path, TRITON_INTERPRET="1")
+def test_kernels_equal_their_references_in_the_interpreter(tmp_path):
+    run("interpret", tmp_path, "-k", "not priority", TRITON_INTERPRET="1")
 
 
 def test_batches_on_a_device_are_those_of_the_cpu_in_the_interpreter(tmp_path):
-    run("device", tmp_path, TRITON_INTERPRET="1")
+    run("device", tmp_path, "-k", "batches or options or contract", TRITON_INTERPRET="1")
 
 
-def test_every_kernel_compiles_within_its_budget_for_one_gpu(tmp_path):
-    run("aot", tmp_path, "-k", "sm_90 or catalogue", TRITON_INTERPRET="0")
+@pytest.mark.long
+def test_draws_by_priority_equal_their_references_in_the_interpreter(tmp_path):
+    run("interpret", tmp_path, "-k", "priority", TRITON_INTERPRET="1")
+
+
+@pytest.mark.long
+def test_draws_mirrors_and_makers_on_a_device_are_those_of_the_cpu_in_the_interpreter(tmp_path):
+    run("device", tmp_path, "-k", "not (batches or options or contract)", TRITON_INTERPRET="1")
 
 
 @pytest.mark.long

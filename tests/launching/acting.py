@@ -55,6 +55,9 @@ def linger(actor, folder, ways):
     way = ways[actor.index]
     if way == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if way == "once deaf":
+        straight = signal.getsignal(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, straight))
     helper = subprocess.Popen(["sleep", "100"]) if way == "helped" else None
     say(folder, actor, helper=helper.pid if helper else None)
     if way == "polite":

@@ -207,6 +207,14 @@ def test_actors_that_do_not_return_leave_their_blocks_and_stopped_ones_too(tmp_p
     assert all(one["left"] for one in said(tmp_path, "0-100", "1-100"))
 
 
+def test_an_actor_that_misses_the_first_signal_hears_the_second(tmp_path):
+    with conduit.launch(acting.linger, 1, args=(tmp_path, ["once deaf"]), grace=0.0) as actors:
+        pid = said(tmp_path, "0-0")["pid"]
+    assert is_gone(pid)
+    assert actors.status()[0].state == "stopped"
+    assert said(tmp_path, "0-100")["left"]
+
+
 def test_an_actor_that_does_not_hear_is_killed(tmp_path):
     with conduit.launch(acting.linger, 1, args=(tmp_path, ["deaf"]), grace=0.0) as actors:
         pid = said(tmp_path, "0-0")["pid"]

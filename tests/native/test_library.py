@@ -81,6 +81,7 @@ def run(program, *arguments, path="", kernels="", cwd=ROOT, code=0):
     return done
 
 
+@pytest.mark.long
 def test_what_is_written_and_drawn_is_the_same_as_with_kernels_that_numba_compiled_here(made, engine_name):
     ahead = run(PROGRAM, engine_name, path=made).stdout
     assert ahead == run(PROGRAM, engine_name, kernels="compile").stdout

@@ -308,7 +308,7 @@ def test_priorities_that_add_up_to_more_than_a_sum_can_hold_draw_nothing(engine)
             except DataTimeout:
                 continue
             assert (drawn < count).all()
-            assert count < 33 or count > 63  # each of them is 2^58
+            assert not 45 <= count <= 60  # some are no anchors; 33 to 63 of almost 2^58 each pass 2^63
 
 
 @pytest.mark.parametrize("owner", [-1, 1 << 10, 1 << 62, (1 << 63) - 1])

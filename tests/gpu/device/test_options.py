@@ -166,7 +166,10 @@ def test_what_torch_reports_of_a_cuda_device_is_said_in_the_products_words():
 def test_a_device_that_is_only_full_is_not_lost():
     from conduit.plane.device.cuda import _guarded
 
-    with pytest.raises(DeviceError, match=r"cuda:0 to have memory.*goes on working") as raised, _guarded("cuda:0"):
+    with (
+        pytest.raises(DeviceError, match=r"cuda:0 to have enough free memory.*goes on working") as raised,
+        _guarded("cuda:0"),
+    ):
         raise RuntimeError("CUDA error: out of memory")
     assert not isinstance(raised.value, LostDevice)
 
