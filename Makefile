@@ -72,7 +72,7 @@ test-quick: kernels
 	$(BIN)/python -m pytest -n $(TESTERS) --dist worksteal $(QUICK) $(ARGS)
 
 test-long: kernels
-	$(BIN)/python -m pytest -m long -n $(TESTERS) --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -m long -o faulthandler_timeout=0 -n $(TESTERS) --dist worksteal $(ARGS)
 
 perf: $(VENV)/installed-peers
 	$(BIN)/python -m perf.bars engine $(ARGS)
