@@ -31,7 +31,7 @@ help:
 	@echo "make demo      train DQN on CartPole with actors in their own processes"
 	@echo "make test      run the tests"
 	@echo "make test-quick  some of every room's, under two minutes once the kernels are built"
-	@echo "make test-long  the tests of minutes each, which \`make test\` leaves out and CI runs"
+	@echo "make test-long  the tests of minutes each, which \`make test\` leaves out"
 	@echo "make check     lint, formatting, types"
 	@echo "make perf      measure against the bars, then the benchmarks (perf-results.json)"
 	@echo "make benchmarks  all libraries by turns, to docs/benchmarks.md (half an hour, 14 GB of environments)"
